@@ -32,6 +32,8 @@ def make_report(results: Sequence[Result], stand_ins: Sequence[str]) -> str:
 
 
 def _describe_machine() -> list[list[str]]:
+    from hstu.modules.triton_compiler import ptxas_version  # its package needs TorchRec, or the stand-ins
+
     described = machine()
     installed = {each.name: each.version for each in importlib.metadata.distributions()}
     cpu = f"{described['cpu']}, {described['cores']} cores, {platform.system()} {platform.release()}"
@@ -40,6 +42,7 @@ def _describe_machine() -> list[list[str]]:
         ["CPU", cpu],
         ["Python, torch", f"{described['python']}, {described['torch']}"],
         ["CUDA, NCCL", f"{torch.version.cuda or 'none'}, {_find_nccl()}"],
+        ["Triton's ptxas", ptxas_version() or "none"],
         ["packages", ", ".join(f"{name} {installed.get(name, '–')}" for name in _PACKAGES)],
         ["commit", _find_commit()],
     ]

@@ -14,6 +14,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from hstu.modules.attention_inputs import check_fetched, check_inputs
+from hstu.modules.triton_compiler import warn_of_wrong_code
 from hstu.modules.triton_tiles import (
     INTERPRETER,
     MAX_HEAD_DIM,
@@ -152,7 +153,10 @@ def _kernels() -> ModuleType:
 
 
 def _tiles(q: torch.Tensor) -> KernelTiles:
-    chip = torch.cuda.get_device_capability(q.device) if q.is_cuda else INTERPRETER
+    chip = INTERPRETER
+    if q.is_cuda:
+        chip = torch.cuda.get_device_capability(q.device)
+        warn_of_wrong_code(chip)
     return tiles_of(q.shape[2], q.dtype, chip)
 
 
