@@ -335,9 +335,9 @@ def _check_tensor(tensor: torch.Tensor) -> None:
 
 @functools.cache
 def _is_copied(dtype: torch.dtype) -> bool:
-    """Returns whether torch copies tensors of a dtype, which it lists nowhere, and versions differ in.
+    """Returns whether torch copies tensors of a dtype. Versions differ, and none of them has a list.
 
-    Selecting rows of other dtypes, pickling them or copying them to a device would fail later, on one rank.
+    Selecting rows of other dtypes, or copying them to a device, would fail later, maybe on one rank alone.
     """
     try:
         torch.empty(1, dtype=dtype, device="cpu").clone()
