@@ -73,8 +73,10 @@ class RandomDistribution:
         if self.dist_type == "uniform":
             assert self.low is not None and self.high is not None
             return rng.integers(self.low, self.high, size)
-        draws = np.clip(self._draw(rng, size), self.low, self.high)
-        return np.rint(np.clip(draws, -_LARGEST, _LARGEST)).astype(np.int64)
+        # Never None on both sides, which numpy takes only from 2.1 on.
+        low = -_LARGEST if self.low is None else max(self.low, -_LARGEST)
+        high = _LARGEST if self.high is None else min(self.high, _LARGEST)
+        return np.rint(np.clip(self._draw(rng, size), low, high)).astype(np.int64)
 
     def _draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
         if self.dist_type == "zipf":

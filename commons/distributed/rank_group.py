@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ..tried_versions import warn_of_untried
-from .failures import show_first_cause_only
+from .failures import portable, raise_first, show_first_cause_only
 from .slow_start import show_if_slow
 
 logger = logging.getLogger(__name__)
@@ -81,15 +81,28 @@ class Channel:
         return np.roll(table, self.rank, axis=0)
 
     def all_gather_objects(self, value: Any) -> list[Any]:
-        """Gathers anything that pickles, in two gathers: of sizes, and of bytes up to the largest."""
+        """Gathers anything that pickles, in two gathers: of sizes, and of bytes up to the largest.
+
+        Raises:
+            Exception: the value of a rank does not pickle; on every rank, none of which waits for it.
+        """
         if self.num_ranks == 1:
             return [value]
-        pickled = np.frombuffer(to_bytes(value), dtype=np.uint8)
-        sizes = self.all_gather(np.array([len(pickled)]))[:, 0]
-        padded = np.zeros(sizes.max(), dtype=np.uint8)
+        failure = None
+        try:
+            pickled = np.frombuffer(to_bytes(value), dtype=np.uint8)
+        except Exception as error:
+            failure, pickled = error, np.frombuffer(to_bytes(portable(error)), dtype=np.uint8)
+        header = self.all_gather(np.array([len(pickled), failure is not None]))
+        padded = np.zeros(header[:, 0].max(), dtype=np.uint8)
         padded[: len(pickled)] = pickled
         table = self.all_gather(padded)
-        return [pickle.loads(row[:size].tobytes()) for row, size in zip(table, sizes, strict=True)]
+        objects = [pickle.loads(row[:size].tobytes()) for row, size in zip(table, header[:, 0], strict=True)]
+        failures = [
+            found if failed else (None, False) for found, failed in zip(objects, header[:, 1], strict=True)
+        ]
+        raise_first(failures, failure, self.rank)
+        return objects
 
 
 class RankGroup:

@@ -7,6 +7,7 @@ added by `register_batch_type`. A leaf is named by its path, as in `sparse.ids`,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -36,10 +37,6 @@ Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor
 
 # Leaves that hold nothing but what travels: subclasses may. A memory-mapped tensor arrives in memory.
 _EXACT_TYPES = (torch.Tensor, MemoryMappedTensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor)
-# torch has no copies of these, or copies that also need what is not in the bytes.
-_REFUSED_DTYPES = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4} | {
-    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in range(1, 8)
-}
 _NOTHING: Mapping[str, Any] = {}
 DECLARE_SHARED = (
     'field(metadata={"per_sample": False}) marks a field of a dataclass; of any other batch, name it in the '
@@ -328,8 +325,22 @@ def _check_tensor(tensor: torch.Tensor) -> None:
     _check_type(tensor)
     if tensor.layout != torch.strided:
         raise TypeError(f"a tensor has layout {tensor.layout}, of which rows cannot be sent; make it dense")
-    if tensor.dtype in _REFUSED_DTYPES:
+    if tensor.is_quantized or not _is_copied(tensor.dtype):
         raise TypeError(
-            f"a tensor has dtype {tensor.dtype}, of which rows cannot be sent; send quantized values as "
-            "integers of at least 8 bits (int_repr), next to their scale"
+            f"a tensor has dtype {tensor.dtype}, of which rows cannot be sent, because torch "
+            f"{torch.__version__} does not copy them by their bytes alone; send quantized values as integers "
+            "of at least 8 bits (int_repr), next to their scale, and others as bytes, view(torch.uint8)"
         )
+
+
+@functools.cache
+def _is_copied(dtype: torch.dtype) -> bool:
+    """Returns whether torch copies tensors of a dtype. Versions differ, and none of them has a list.
+
+    Selecting rows of other dtypes, or copying them to a device, would fail later, maybe on one rank alone.
+    """
+    try:
+        torch.empty(1, dtype=dtype, device="cpu").clone()
+    except RuntimeError:
+        return False
+    return True

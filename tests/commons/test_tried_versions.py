@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from benchmarks.harness import read_result
 from ci.versions import Outcome, table
@@ -47,6 +48,21 @@ def test_the_extras_allow_no_untried_neighbor():
 def test_the_package_requires_only_numba_and_numpy():
     asked = {Requirement(requirement).name for requirement in PROJECT["dependencies"]}
     assert asked == {"numba", "numpy"}
+
+
+def test_a_job_keeps_its_numpy_from_1_26_on():
+    requirements = map(Requirement, PROJECT["dependencies"])
+    allowed = next(requirement.specifier for requirement in requirements if requirement.name == "numpy")
+    assert all(version in allowed for version in ("1.26.0", "1.26.4", "2.0.2", "2.4.6"))
+    assert "1.25.2" not in allowed and "3.0.0" not in allowed
+
+
+def test_the_first_set_has_the_oldest_numpy_and_numba_allowed():
+    others = read_result("versions")["sets"][0]["others"]
+    for line in PROJECT["dependencies"]:
+        requirement = Requirement(line)
+        oldest = next(bound.version for bound in requirement.specifier if bound.operator == ">=")
+        assert Version(others[requirement.name]).release[:2] == Version(oldest).release[:2]
 
 
 def test_the_tests_are_pinned_to_a_tried_set():

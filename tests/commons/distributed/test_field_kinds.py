@@ -26,6 +26,10 @@ DTYPES = sorted(
 REFUSED = {"quint8", "qint8", "qint32", "quint4x2", "quint2x4"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)
 }
+try:
+    torch.empty(1, dtype=torch.float4_e2m1fn_x2).to("cpu", copy=True)
+except NotImplementedError:  # as in torch 2.9
+    REFUSED.add("float4_e2m1fn_x2")
 
 
 @dataclass

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from commons.distributed import BatchShuffler
 from commons.distributed.rank_group import RankGroup
+from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.on_ranks import on_ranks
@@ -104,6 +105,14 @@ def test_every_rank_gets_what_each_gave(pools, num_ranks):
     rows = [[[n + 100 * rank for n in range(size)] for rank in range(num_ranks)] for size in sizes]
     values = [["x" * (rank * size) for rank in range(num_ranks)] for size in sizes]
     assert pools(num_ranks).run(_rows_and_objects, sizes) == [[rows, values]] * num_ranks
+
+
+@on_ranks(3)
+def test_an_object_that_does_not_pickle_fails_on_every_rank_and_leaves_the_channel_usable():
+    channel, rank = RankGroup.of().channel(), dist.get_rank()
+    error = error_of(channel.all_gather_objects, threading.Lock() if rank == 1 else rank)
+    assert error.startswith("TypeError: cannot pickle '_thread.lock' object")
+    assert channel.all_gather_objects(rank) == [0, 1, 2]
 
 
 @on_ranks(3)
