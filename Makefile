@@ -10,8 +10,8 @@
 # DATA             for bench: a folder with data. loading, partition and public-data take MovieLens 100K's u.data, and
 #                  only print without; movielens and retrieval need u.data and u.user; controllers takes checkouts of
 #                  verl, slime and AReaL.
-# GPU_PYTHON       for gpu-check: the Python of an environment with torch for CUDA, into which nothing is installed;
-#                  unset: .venv, whose fbgemm is for CPUs.
+# GPU_PYTHON       for gpu-check and gpu-report: the Python of an environment with torch for CUDA, into which nothing is
+#                  installed. Unset, gpu-check runs in .venv, whose fbgemm is for CPUs, and gpu-report installs its own.
 
 PYTHON ?= python3.11
 TORCH_INDEX_URL ?=
@@ -25,7 +25,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test core-alone lint format tables bench check-kernels cluster-check gpu-check soak versions clean
+.PHONY: help demo test core-alone lint format tables bench check-kernels cluster-check gpu-check gpu-report soak versions clean
 
 help:  ## print this list
 	@echo "make TARGET first installs into $(VENV) what the target needs:"
@@ -96,6 +96,14 @@ gpu-check: $(INSTALLED)  ## run on GPUs what the tests run on CPUs
 else
 gpu-check:
 	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m benchmarks.gpu_check
+endif
+
+ifeq ($(GPU_PYTHON),)
+gpu-report:  ## on two GPUs: install torch for CUDA, check, train off, on and off again, write one file; 15 minutes
+	ci/gpu_report
+else
+gpu-report:
+	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m benchmarks.gpu_report
 endif
 
 soak: $(INSTALLED)  ## kill ranks at random; losses must not change

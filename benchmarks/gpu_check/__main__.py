@@ -10,23 +10,23 @@ from __future__ import annotations
 import commons.quiet_logs  # noqa: F401  isort: skip
 import argparse
 import sys
+from collections.abc import Sequence
 
 import torch
 
-from benchmarks.gpu_check.parts import PARTS, Result, is_broken, run
+from benchmarks.gpu_check.parts import PARTS, Part, Result, is_broken, run
 from benchmarks.gpu_check.report import make_report
 from benchmarks.gpu_check.stand_in import install_where_missing
 
 
-def main() -> int:
-    """Prints the report on stdout, and the progress on stderr; returns the exit code."""
-    argparse.ArgumentParser("python -m benchmarks.gpu_check", description=__doc__).parse_args()
+def run_parts(parts: Sequence[Part] = PARTS) -> tuple[list[Result], list[str]]:
+    """Runs parts on this machine's GPUs; returns their results, and the stand-ins. Progress is on stderr."""
     stand_ins = install_where_missing()
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda", 0)
     results: list[Result] = []
     broken_by = ""
-    for part in PARTS:
+    for part in parts:
         if broken_by and part.num_gpus == 1:
             results.append(Result(part.name, "not run", f"{broken_by!r} left the GPU unusable"))
             continue
@@ -35,6 +35,13 @@ def main() -> int:
         results.append(run(part, device, num_gpus))
         if results[-1].outcome == "failed" and is_broken(device):
             broken_by = part.name
+    return results, stand_ins
+
+
+def main() -> int:
+    """Prints the report on stdout; returns the exit code."""
+    argparse.ArgumentParser("python -m benchmarks.gpu_check", description=__doc__).parse_args()
+    results, stand_ins = run_parts()
     print(make_report(results, stand_ins))
     return int(any(result.outcome == "failed" for result in results))
 

@@ -19,7 +19,7 @@ _PACKAGES = ("triton", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "tensordict",
 
 def make_report(results: Sequence[Result], stand_ins: Sequence[str]) -> str:
     """Returns the machine, a line per part, and the traceback of each failure."""
-    described = _describe_machine()
+    described = describe_machine()
     if stand_ins:
         described.append(["stand-ins", "; ".join(stand_ins)])
     rows = [[result.part, result.outcome, result.detail.replace("|", "\\|")] for result in results]
@@ -31,7 +31,8 @@ def make_report(results: Sequence[Result], stand_ins: Sequence[str]) -> str:
     return "\n\n".join(["# gpu-check", *tables, f"{counts}.", *traces])
 
 
-def _describe_machine() -> list[list[str]]:
+def describe_machine() -> list[list[str]]:
+    """Returns names and values: GPUs, CPU, versions and the commit."""
     from hstu.modules.triton_compiler import ptxas_version  # its package needs TorchRec, or the stand-ins
 
     described = machine()

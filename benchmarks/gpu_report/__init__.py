@@ -1,0 +1,1 @@
+"""One command for a stranger with two GPUs: check, train, report."""

@@ -1,0 +1,60 @@
+"""Trains with the stage off, on and off again, in turns."""
+
+from __future__ import annotations
+
+import gin
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from benchmarks.demo.training import ARMS, AS_LOADED, DEFAULT, Arm, compare_times, parse_config, train_in_turn
+from benchmarks.harness import Record, summarize
+from commons.gin_values import from_gin
+from commons.training import TrainerArgs
+
+WARM_UP_STEPS = 3
+OFF, ON, OFF_AGAIN = "off", "on", "off again"
+BLOCKS, STEPS_PER_BLOCK = 20, 5
+BLOCKS_OF_A_REHEARSAL, STEPS_OF_A_REHEARSAL = 4, 2
+# A step of tens of milliseconds on a GPU; the demo's model is for CPUs.
+LARGER_MODEL = {
+    "NetworkArgs.num_layers": 8,
+    "NetworkArgs.hidden_size": 512,
+    "NetworkArgs.num_attention_heads": 8,
+    "RankingArgs.prediction_head_arch": [512, 5],
+    "TrainerArgs.train_batch_size": 32,
+}
+
+
+def train(device: torch.device) -> Record:
+    """Trains on a rank; returns throughput, losses and imbalance of each way."""
+    make_task = parse_config("hstu")
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        with gin.unlock_config():
+            for name, value in LARGER_MODEL.items():
+                gin.bind_parameter(name, value)
+    settings = {OFF: ARMS[AS_LOADED], ON: ARMS[DEFAULT], OFF_AGAIN: ARMS[AS_LOADED]}
+    arms = {name: Arm(make_task, of, device) for name, of in settings.items()}
+    blocks, steps = (BLOCKS, STEPS_PER_BLOCK) if on_gpu else (BLOCKS_OF_A_REHEARSAL, STEPS_OF_A_REHEARSAL)
+    train_in_turn(arms.values(), blocks, "train off, on, off again", steps, WARM_UP_STEPS)
+    samples = from_gin(TrainerArgs).train_batch_size * dist.get_world_size()
+    losses = {name: np.array(arm.losses) for name, arm in arms.items()}
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "backend": dist.get_backend_config(),
+        "steps": blocks * steps,
+        "samples_per_second": {
+            name: summarize([samples / seconds for seconds in arm.block_seconds])
+            for name, arm in arms.items()
+        },
+        "imbalance": {
+            name: summarize([report.imbalance_after for report in arm.reports]) for name, arm in arms.items()
+        },
+        "on_against_off": compare_times(arms[OFF], arms[ON]),
+        "off_again_against_off": compare_times(arms[OFF], arms[OFF_AGAIN]),
+        "losses": {name: of.tolist() for name, of in losses.items()},
+        "max_relative_loss_difference": {
+            name: float((np.abs(losses[name] - losses[OFF]) / losses[OFF]).max()) for name in (ON, OFF_AGAIN)
+        },
+    }
