@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.harness import Record, gather_from_ranks, machine, run_on_ranks, summarize
+from benchmarks.harness import Record, machine, run_on_ranks, summarize
 from benchmarks.markdown import make_table
 from commons.distributed import BatchShuffler
 from commons.sequence_batch import BaseBatch, move_to
@@ -40,31 +41,26 @@ def measure() -> Record:
 
 def count_and_time(device: torch.device) -> list[Record]:
     """Counts kernels and waits of a rank, and times its exchanges."""
-    os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
     figures = []
     for name, make in BATCHES.items():
         shuffler, batch = AllMove(), make()
         plan = shuffler.plan(batch)
-        milliseconds = _time(lambda: shuffler.exchange(batch, plan))  # noqa: B023
-        with modes.recorded_cuda() as gpu:
-            recorded = AllMove()
-            plan = recorded.plan(batch)
-            on_gpu = move_to(pin(batch), modes.CUDA, non_blocking=True)
-            gpu.clear()
-            with torch.no_grad():
-                recorded.exchange(on_gpu, plan)
-            kernels = sum(count for (_, kind), count in gpu.kernels.items() if kind != "all_to_all_single")
-            collectives, waits = len(gpu.launches), sum(gpu.waits.values())
-        figures.append(
-            {
-                "batch": name,
-                "kernels": max(gather_from_ranks(kernels)),
-                "collectives": collectives,
-                "waits": waits,
-                "cpu_ms": summarize(milliseconds),
-            }
-        )
+        cpu_ms = _time(partial(shuffler.exchange, batch, plan))
+        figures.append({"batch": name, **count(name), "cpu_ms": summarize(cpu_ms)})
     return figures
+
+
+def count(name: str) -> Record:
+    """Returns the kernels, collectives and host waits of a rank in an exchange on a recorded GPU."""
+    os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
+    with modes.recorded_cuda() as gpu, torch.no_grad():
+        shuffler, batch = AllMove(), BATCHES[name]()
+        plan = shuffler.plan(batch)
+        loaded = move_to(pin(batch), modes.CUDA, non_blocking=True)
+        gpu.clear()
+        shuffler.exchange(loaded, plan)
+        kernels = sum(number for (_, kind), number in gpu.kernels.items() if kind != "all_to_all_single")
+        return {"kernels": kernels, "collectives": len(gpu.launches), "waits": sum(gpu.waits.values())}
 
 
 def _time(call: Callable[[], Any]) -> list[float]:

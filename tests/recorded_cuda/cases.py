@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -163,6 +164,34 @@ class _WeightedSquares(torch.nn.Module):
     def forward(self, found: Any, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         squares = torch.cat([(each.values() * self.scale).square().sum().view(1) for each in found.values()])
         return squares.sum() * weight.sum(), weight
+
+
+class OfTorchRecBatches(OfDicts):
+    """Takes TorchRec's own batches."""
+
+    def forward(self, batch: TorchRecBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.dense(self.tables(batch.sparse_features), batch.labels)
+
+
+class TorchRecShuffler(BatchShuffler):
+    """The workload is the square of the ids."""
+
+    def get_workloads(self, batch: TorchRecBatch) -> torch.Tensor:
+        return batch.sparse_features.lengths().view(3, -1).sum(0) ** 2
+
+
+def of_torchrec_batches(place: Place) -> Results:
+    """Batches are TorchRec's, which records its tensors itself."""
+    model, optimizer = sharded(OfTorchRecBatches())
+    place.adopt(model)
+    pipeline = place.pipeline(model, optimizer, TorchRecShuffler())
+    batches = [
+        TorchRecBatch(
+            torch.ones(batch.batch_size, 1), batch.features, torch.arange(1.0, 1 + batch.batch_size)
+        )
+        for batch in histories(4)
+    ]
+    return [steps(pipeline, place.load(batches)), parameters(model)]
 
 
 class DictShuffler(BatchShuffler):
@@ -329,6 +358,7 @@ CASES: dict[str, Callable[[Place], Results]] = {
     "evaluation": evaluated,
     "reset": reset,
     "dicts": of_dicts,
+    "TorchRec's batches": of_torchrec_batches,
     "unbounded ids": unbounded,
     "own loop": own_loop,
     "own loop among some": partial(own_loop, among_all=False),

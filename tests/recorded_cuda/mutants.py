@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torchrec.distributed.train_pipeline.train_pipelines as torchrec_pipelines
+from torchrec.datasets.utils import Batch as TorchRecBatch
 
 from commons.distributed import exchange, plan_ahead
 from commons.features.learned_costs import learning
@@ -236,6 +237,11 @@ MUTANTS: dict[str, Mutant] = {
     "a batch is not recorded": _instead(InFlightBatch, "record_stream", lambda _: lambda self, stream: None),
     "labels are not recorded": _instead(containers, "record_stream", _without_labels),
     "a tensor is not recorded": _instead(containers, "record_stream", _without_last),
+    "a tensor of TorchRec's batch is not recorded": _instead(
+        TorchRecBatch,
+        "record_stream",
+        lambda _: lambda self, stream: self.sparse_features.record_stream(stream),
+    ),
     "the exchange on the default stream": _instead(
         train_pipelines.ShuffleStageMixin, "copy_batch_to_gpu", _exchange_on_default(waits=False)
     ),

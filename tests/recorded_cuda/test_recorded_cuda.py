@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from benchmarks.exchange_kernels import BATCHES, count
 from tests.process_pool import DEVICE_TYPE, ProcessPool
 from tests.recorded_cuda.cases import CASES
 from tests.recorded_cuda.mutants import MUTANTS
@@ -56,6 +57,7 @@ WITHOUT_A_PLAN = ("torchrec alone", "forward of a batch as loaded")
 FOUND_BY = {
     "default does not wait at the step": "native, labels first",
     "a tensor is not recorded": "dicts",
+    "a tensor of TorchRec's batch is not recorded": "TorchRec's batches",
     "streams of its own for evaluation": "evaluation",
     "a fetch of pieces is not waited for": "pieces",
     "a vote is read early": "votes",
@@ -93,6 +95,12 @@ def test_a_case_is_equal_to_the_cpu_and_clean(pool, case):
         assert waits_of_library(of_ranks[0])
     else:
         assert waits_of_library(of_ranks[0]) == Counter(WAITS.get(case, {}))
+
+
+@pytest.mark.parametrize(("batch", "kernels"), zip(BATCHES, (43, 47, 59), strict=True))
+def test_an_exchange_launches_so_many_kernels_and_waits_for_nothing(pool, batch, kernels):
+    expected = {"kernels": kernels, "collectives": 1, "waits": 0}
+    assert pool.run(count, batch) == [expected] * 2
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
