@@ -39,6 +39,10 @@ def _collision_module(table: Table) -> MCHManagedCollisionModule:
     return MCHManagedCollisionModule(8, torch.device("cpu"), LRU_EvictionPolicy(), 1)
 
 
+def _static_graph(table: Table) -> Any:
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1), static_graph=True)
+
+
 def _lookup(table: Table) -> Any:
     return table.collection._embedding_module._lookups[0]
 
@@ -52,7 +56,11 @@ READ: dict[str, tuple[Callable[[Table], Any], str]] = {
     "torch": (lambda t: torch, "_C"),
     "torch._C": (lambda t: torch._C, "_autograd"),
     "torch._C._autograd": (lambda t: torch._C._autograd, "_top_saved_tensors_default_hooks"),
-    "Parameter": (lambda t: torch.nn.Parameter(torch.ones(1)), "_post_accumulate_grad_hooks"),
+    "Parameter": (lambda t: torch.nn.Parameter(torch.ones(1)), "_backward_hooks"),
+    "DistributedDataParallel": (
+        _static_graph,
+        "_pre_forward _post_forward _static_graph_delay_allreduce_enqueued",
+    ),
     "data loaders": (lambda t: torch.utils.data.dataloader, "_BaseDataLoaderIter"),
     "torch.autograd": (lambda t: torch.autograd, "_profiler_enabled"),
     "torch.autograd.Variable": (lambda t: torch.autograd.Variable, "_execution_engine"),

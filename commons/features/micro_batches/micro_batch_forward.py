@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.types import ShardedModule
@@ -34,12 +35,12 @@ def run_micro_batches(
     loss_scale: float | torch.Tensor | None = None,
     failures: list[Exception] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, list[Any]]:
-    """Runs a model on a batch in micro-batches; in training also the backward of all but the tables.
+    """Runs a model on a batch in micro-batches, in training forward and backward.
 
     Sharded tables are looked up once, for the whole batch, and each micro-batch gets its part of the result,
     detached. The dense part then runs forward and backward for one micro-batch after another. So the
     activations of one at a time are in memory, along with the embeddings of the whole batch and their
-    gradients. Data-parallel gradients are reduced in the last backward.
+    gradients. Data-parallel gradients are reduced in the backward of the loss that this returns.
 
     Host-device synchronizations: one per sharded module, for the lengths of its parts, and those of the
     model, which runs once per micro-batch.
@@ -55,11 +56,10 @@ def run_micro_batches(
         failures: as `loss_sum` takes it.
 
     Returns:
-        A loss whose backward is that of the tables: in training call it, once. If it is multiplied by a
-        factor before, so are all gradients of this call; as their backward has run, this keeps no float16
-        gradient from vanishing. Where gradients accumulate over batches, give each the same factor. The sum
-        of the losses, detached. The output of each micro-batch; without samples, what has one row in it has
-        none.
+        A loss; in training call its backward, once, which hands out all gradients. It may be multiplied by a
+        factor or added to other losses before; as the micro-batches' backward has run, a factor keeps no
+        float16 gradient from vanishing. The sum of the losses, detached. The output of each micro-batch;
+        without samples, what has one row in it has none.
 
     Raises:
         ValueError: "global_mean", or an unknown reduction.
@@ -82,45 +82,70 @@ def run_micro_batches(
     loss_tokens = [sum_loss_tokens(own[part_rows]) for part_rows in samples]
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []
-    dense = _DenseGradients(model if trains else None)
     lookups = _Lookups(model, batch, parts, rows, shuffler.view)
+    dense = _DenseGradients(model if trains else None)
     total = torch.zeros((), device=device)
     outputs = []
-    with lookups.in_place():
+    with lookups.in_place(), _no_reduction(replicated):
         for number, micro_batch in enumerate(parts):
             lookups.turn_to(number)
-            is_last = number == len(parts) - 1
-            with contextlib.ExitStack() as stack:
-                for module in [] if is_last else replicated:
-                    if not module.static_graph or module in _has_learnt_graph:
-                        stack.enter_context(module.no_sync())
-                losses, output = losses_and_output(model(micro_batch))
-                loss = loss_sum(losses, loss_reduction, loss_tokens[number], 0.0, failures)
-                if trains:
-                    with named_range("## backward ##"):
-                        (loss * loss_scale).backward()
-                        lookups.collect_gradients()
-                    _has_learnt_graph.update(replicated)
+            losses, output = losses_and_output(model(micro_batch))
+            loss = loss_sum(losses, loss_reduction, loss_tokens[number], 0.0, failures)
+            if trains:
+                with named_range("## backward ##"):
+                    leaves, parameters = lookups.leaves(), dense.parameters
+                    found = torch.autograd.grad(loss * loss_scale, [*leaves, *parameters], allow_unused=True)
+                    lookups.collect_gradients(found[: len(leaves)])
+                    dense.collect(found[len(leaves) :])
             total = total + loss.detach()
             is_copy = not (len(samples[number]) or shuffler.view(micro_batch).pads)
             outputs.append(without_copied_row(output) if is_copy and not model.training else output)
     scaled = total * loss_scale
-    return (lookups.backward_from(scaled, dense) if trains else scaled), total, outputs
+    if trains:
+        scaled = _HandOut.apply(scaled.requires_grad_(), *_pairs(lookups, dense))
+        for module in replicated:  # to them, all micro-batches are one forward, and their backward is to come
+            module._pre_forward(scaled)
+            scaled = module._post_forward(scaled)
+    return scaled, total, outputs
 
 
 def check_one_backward(model: torch.nn.Module) -> None:
-    """Raises a ValueError if something would happen in each backward that has to happen once per step."""
+    """Checks that nothing acts on the gradients of each micro-batch in place of their sum.
+
+    Raises:
+        ValueError: a gradient has a hook, or a module shards parameters, and reduces gradients, by itself.
+    """
     for name, parameter in model.named_parameters():
-        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if parameter._backward_hooks:
             raise ValueError(
-                f"micro-batches run several backwards per step, and {name} has a hook after each, as of an "
-                "optimizer that steps in backward: step after the last backward, or leave MicroBatches out"
+                f"micro-batches run several backwards per step, and {name} has a hook on its gradient, as "
+                "for clipping: clip after the backward, or use register_post_accumulate_grad_hook, which "
+                "runs once"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel | FSDPModule):
+            raise ValueError(
+                f"{name or 'the model'} reduces gradients in each backward, of which micro-batches run "
+                "several per step: wrap it in DistributedDataParallel in place of FSDP, or leave "
+                "MicroBatches out"
             )
 
 
-# With a static graph, DistributedDataParallel learns it in a first backward, which has to reduce gradients.
-# Averaging them once more in the last one changes nothing.
-_has_learnt_graph: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+@contextlib.contextmanager
+def _no_reduction(replicated: Sequence[DistributedDataParallel]) -> Iterator[None]:
+    """While active, these modules reduce nothing, and learn no static graph."""
+    static = [module for module in replicated if module.static_graph]
+    learnt = [module._static_graph_delay_allreduce_enqueued for module in static]
+    with contextlib.ExitStack() as stack:
+        for module in replicated:
+            stack.enter_context(module.no_sync())
+        for module in static:
+            module._static_graph_delay_allreduce_enqueued = True
+        try:
+            yield
+        finally:
+            for module, before in zip(static, learnt, strict=True):
+                module._static_graph_delay_allreduce_enqueued = before
 
 
 def _check_no_checkpoint() -> None:
@@ -192,20 +217,22 @@ class _Lookups:
         self._number = number
         self._calls = [0] * len(self._modules)
 
-    def collect_gradients(self) -> None:
-        """Copies the gradients of the micro-batch's parts to their places."""
-        for found in self._found.values():
-            found.collect_gradients()
+    def leaves(self) -> list[torch.Tensor]:
+        """Returns the looked-up parts of the micro-batch that need gradients."""
+        return [leaf for found in self._found.values() for leaf in found.leaves()]
 
-    def backward_from(self, loss: torch.Tensor, dense: _DenseGradients) -> torch.Tensor:
-        """Returns `loss` with the backward of the lookups, which scales the dense gradients."""
-        tensors, gradients = [], []
+    def collect_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Copies the gradients of `leaves` to their places."""
+        remaining = iter(gradients)
+        for found in self._found.values():
+            found.collect_gradients(remaining)
+
+    def gradients(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yields what was looked up for the whole batch, and its gradient."""
         for found in self._found.values():
             for tensor in found.tensors:
                 if tensor.gradient is not None:
-                    tensors.append(tensor.values)
-                    gradients.append(tensor.gradient)
-        return _BackwardOfTables.apply(loss.requires_grad_(), dense, gradients, *tensors)
+                    yield tensor.values, tensor.gradient
 
     def _forward_of(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def part(*args: Any, **kwargs: Any) -> Any:
@@ -242,59 +269,62 @@ class _Lookups:
 
 
 class _DenseGradients:
-    """Gradients that the micro-batches' backwards leave in a model's parameters.
-
-    What was accumulated before counts, and is reduced with them. In the meantime it is divided by the factor
-    that is to come, which is most likely the last one: a gradient scaler's, of 65,536 say, under which new
-    gradients would lose their last bits.
+    """Sums of a model's gradients over micro-batches, but for those of sharded modules.
 
     Args:
-        model: before the first micro-batch; None for no gradients.
+        model: None for no gradients.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
-        self._model = model
-        parameters = [] if model is None else list(model.parameters())
-        self._before = [(each, None if each.grad is None else each.grad.clone()) for each in parameters]
-        self._expected = 1.0 if model is None else _last_factor.get(model, 1.0)
-        for parameter, before in self._before:
-            if parameter.grad is not None and before is not None:
-                parameter.grad.div_(self._expected)
+        sharded = [] if model is None else outermost_sharded(model)
+        tables = {id(parameter) for module in sharded for parameter in module.parameters()}
+        dense = [] if model is None else model.parameters()
+        self.parameters = [each for each in dense if each.requires_grad and id(each) not in tables]
+        self._sums: list[torch.Tensor | None] = [None] * len(self.parameters)
 
-    def multiply(self, factor: torch.Tensor) -> None:
-        """Multiplies in place what the micro-batches have added; `factor` is 0-d."""
-        if self._model is not None:
-            divides = factor.isfinite() & (factor != 0)
-            _last_factor[self._model] = torch.where(divides, factor, 1.0).detach()
-        unexpected = 1 - factor / self._expected
-        for parameter, before in self._before:
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
-                if before is not None:
-                    parameter.grad.add_(before * unexpected)
+    def collect(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Adds the gradients of a micro-batch."""
+        for number, gradient in enumerate(gradients):
+            so_far = self._sums[number]
+            if so_far is None:
+                self._sums[number] = gradient
+            elif gradient is not None:
+                self._sums[number] = so_far.add_(gradient)
 
-
-_last_factor: weakref.WeakKeyDictionary[torch.nn.Module, torch.Tensor | float] = weakref.WeakKeyDictionary()
+    def gradients(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yields each parameter that was used, and its gradient."""
+        for parameter, gradient in zip(self.parameters, self._sums, strict=True):
+            if gradient is not None:
+                yield parameter, gradient
 
 
-class _BackwardOfTables(torch.autograd.Function):
-    """Passes a loss through; its backward gives the tables' outputs the gradients from the micro-batches.
+def _pairs(lookups: _Lookups, dense: _DenseGradients) -> tuple[Any, ...]:
+    """Returns a list of gradients, then the tensors that they are of."""
+    pairs = [*lookups.gradients(), *dense.gradients()]
+    return [gradient for _, gradient in pairs], *(tensor for tensor, _ in pairs)
 
-    These and the dense ones are those of the loss itself. They are multiplied by the gradient that comes in.
+
+class _HandOut(torch.autograd.Function):
+    """Passes a loss through; its backward hands out the gradients that the micro-batches had.
+
+    So they reach tables and parameters as those of a whole batch do: times the gradient that comes in, added
+    to what other losses and batches give, once, and reduced where DistributedDataParallel would.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        loss: torch.Tensor,
-        dense: _DenseGradients,
-        gradients: list[torch.Tensor],
-        *values: torch.Tensor,
+        ctx: Any, loss: torch.Tensor, gradients: list[torch.Tensor], *tensors: torch.Tensor
     ) -> torch.Tensor:
-        ctx.dense, ctx.gradients = dense, gradients
+        ctx.gradients = gradients
         return loss.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, loss_gradient: torch.Tensor) -> tuple[Any, ...]:
-        ctx.dense.multiply(loss_gradient)
-        return None, None, None, *(gradient.mul_(loss_gradient) for gradient in ctx.gradients)
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError(
+                "the loss of micro-batches was backpropagated twice: their graphs are gone after the first "
+                "time, as without retain_graph; add up losses before one backward"
+            )
+        return None, None, *(gradient.mul_(loss_gradient) for gradient in gradients)
