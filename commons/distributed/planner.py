@@ -172,6 +172,8 @@ class Planner:
         if self._batch_type is None:
             batch.check()
             self._batch_type = type(batch.batch)
+        else:
+            containers.check_attributes(batch.batch)
         if type(batch.batch) is not self._batch_type:
             raise TypeError(
                 f"a batch is a {containers.type_name(batch.batch)}, and the first was a "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -47,6 +47,9 @@ class BaseBatch(Pipelineable):
         TypeError: a field holds an array, or something else that would not travel with its samples.
     """
 
+    # Attributes of an exchanged batch, which are no fields: other rows have others.
+    set_by_exchange: ClassVar[tuple[str, ...]] = ("_counts_on_host", "pieces")
+
     features: KeyedJaggedTensor
     batch_size: int
     feature_to_max_seqlen: dict[str, int] = field(metadata={"per_sample": False})
@@ -55,7 +58,6 @@ class BaseBatch(Pipelineable):
     actual_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        # No fields: other rows have others.
         self._counts_on_host: Mapping[str, np.ndarray] | None = None
         self.pieces: Any = None
         if self.batch_size < 1:

@@ -13,7 +13,7 @@ from .. import NAME
 from . import containers
 from .base_batch import BaseBatch, num_rows
 from .packed_rows import PackedRows, gather_rows, select_from
-from .row_lists import check_no_samples, hash_lists, hash_shared, lists_of, lists_of_one
+from .row_lists import check_no_samples, hash_lists, hash_shared, lists_in_attributes, lists_of, lists_of_one
 from .row_remedies import remedy_for_rows
 from .row_schema import FieldValue, RowSchema, lengths_of, with_parts
 
@@ -178,7 +178,7 @@ class BatchView:
 
     def list_hashes(self) -> dict[str, int]:
         """Returns a hash of each list of plain values that is not declared as shared, by path."""
-        return hash_lists(lists_of(self.batch, self._shared))
+        return hash_lists(lists_of(self.batch, self._shared) | lists_in_attributes(self.batch))
 
     def shared_hashes(self) -> dict[str, int]:
         """Returns a hash of each tensor that is declared as shared, by path; the batch is on the host."""

@@ -7,6 +7,7 @@ added by `register_batch_type`. A leaf is named by its path, as in `sparse.ids`,
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias, TypeVar, cast
@@ -108,28 +109,48 @@ def check_replaceable(value: Any, path: str = "") -> None:
     """Checks that rebuilding the containers in a batch, as every move does, changes and leaves out nothing.
 
     Raises:
-        TypeError: an `__init__` or `__post_init__` would change something, or a tensor is an attribute that
-            is no part of its container.
+        TypeError: an `__init__` or `__post_init__` would change something, or something is only an attribute:
+            see `check_attributes`.
     """
     container = None if isinstance(value, Leaf) else container_type(value)
     if container is None:
         return
-    parts, again = container.parts(value), None
+    parts = container.parts(value)
     if container.replaced is replace_dataclass:
         again = replace_dataclass(value, {})
         parts_again = container.parts(again)
         for key, part in parts.items():
             if not _is_same(parts_again[key], part):
-                raise TypeError(
-                    f"{join_path(path, key)} changes when dataclasses.replace makes a {type_name(value)} "
-                    "again, as moving its samples does; change it before the batch is made, not in "
-                    f"__init__ or __post_init__, or {TAKE_APART}"
-                )
-    if again is not None or isinstance(value, MutableMapping | list | tuple):
-        inside = {id(leaf) for _, leaf in leaves_and_arrays(value)}
-        for name, attribute in _attributes(value):
-            if again is not None and hasattr(again, name):
-                continue
+                _refuse_changed(value, join_path(path, key))
+        for name, attribute in attributes(value):
+            if is_plain(attribute) and getattr(again, name, attribute) != attribute:
+                _refuse_changed(value, join_path(path, name))
+        made = {name for name, attribute in attributes(again) if leaves_and_arrays(attribute)}
+        _MADE_AGAIN[type(value)] = frozenset(made)
+    for key, part in parts.items():
+        check_replaceable(part, join_path(path, key))
+    if not path:
+        check_attributes(value)
+
+
+def check_attributes(value: Any, path: str = "") -> None:
+    """Checks that containers hold no tensor or array in an attribute alone, which no move would take along.
+
+    A later batch may have what the first had not. Attributes that `__post_init__` makes of fields are made
+    again, as `check_replaceable` has found.
+
+    Raises:
+        TypeError: one does.
+    """
+    container = None if isinstance(value, Leaf) else container_type(value)
+    if container is None:
+        return
+    parts = container.parts(value)
+    if container.replaced is replace_dataclass or isinstance(value, MutableMapping | list | tuple):
+        made_again = _MADE_AGAIN.get(type(value), frozenset())
+        alone = [each for each in attributes(value) if each[0] not in made_again]
+        inside = {id(leaf) for _, leaf in leaves_and_arrays(value)} if alone else set()
+        for name, attribute in alone:
             for held, leaf in leaves_and_arrays(attribute, join_path(path, name)):
                 if id(leaf) in inside:
                     continue
@@ -139,16 +160,32 @@ def check_replaceable(value: Any, path: str = "") -> None:
                     f"element, or {TAKE_APART}"
                 )
     for key, part in parts.items():
-        check_replaceable(part, join_path(path, key))
+        if type(part) not in PLAINEST:
+            check_attributes(part, join_path(path, key))
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what an object's `__dict__` and slots hold, but what it has worked out and cached."""
+# Attributes with tensors that `__post_init__` makes, by dataclass.
+_MADE_AGAIN: dict[type, frozenset[str]] = {}
+
+
+def _refuse_changed(value: Any, path: str) -> None:
+    raise TypeError(
+        f"{path} changes when dataclasses.replace makes a {type_name(value)} again, as moving its samples "
+        "does; change it before the batch is made, not in __init__ or __post_init__, or make it a field, or "
+        f"{TAKE_APART}"
+    )
+
+
+def attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what an object's `__dict__` and slots hold beside its fields, but what it has worked out and
+    cached, and what the exchange sets (`set_by_exchange` of its type)."""
+    known = {spec.name for spec in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+    known.update(getattr(type(value), "set_by_exchange", ()))
     slots = [getattr(of, "__slots__", ()) for of in type(value).__mro__]
     names = [name for of in slots for name in ((of,) if isinstance(of, str) else of)]
     held = {name: getattr(value, name) for name in names if hasattr(value, name)}
     for name, attribute in (held | getattr(value, "__dict__", {})).items():
-        if not is_cached_property(type(value), name):
+        if name not in known and not is_cached_property(type(value), name):
             yield name, attribute
 
 

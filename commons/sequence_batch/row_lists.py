@@ -8,7 +8,7 @@ that are equal on all ranks for shared, as names of features are, and refuses ot
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,6 +52,23 @@ def lists_of_one(value: Any, path: str = "") -> list[str]:
         return [path]
     parts = container.parts(value) if container else {}
     return [found for key, part in parts.items() for found in lists_of_one(part, join_path(path, key))]
+
+
+def lists_in_attributes(value: Any, path: str = "") -> dict[str, PlainList]:
+    """Returns the lists and tuples of plain values that only attributes of containers hold, by path."""
+    container = None if isinstance(value, containers.Leaf) else container_type(value)
+    if container is None:
+        return {}
+    found: dict[str, PlainList] = {}
+    if isinstance(value, MutableMapping | list | tuple):
+        held = {id(part) for part in container.parts(value).values()} | {id(value)}
+        for name, attribute in containers.attributes(value):
+            if isinstance(attribute, list | tuple) and attribute and id(attribute) not in held:
+                found |= lists_of(attribute, (), join_path(path, name))
+    for key, part in container.parts(value).items():
+        if type(part) not in containers.PLAINEST:
+            found |= lists_in_attributes(part, join_path(path, key))
+    return found
 
 
 def row_lists(batch: Any, counts: Collection[int], shared: Collection[str] = ()) -> dict[str, PlainList]:
@@ -99,8 +116,12 @@ def hash_shared(value: Any, shared: Collection[str] = (), path: str = "") -> dic
     return hashes
 
 
-def check_no_samples(value: Any, num_rows: int, shared: Collection[str] = (), path: str = "") -> None:
+def check_no_samples(
+    value: Any, num_rows: int | None = None, shared: Collection[str] = (), path: str = ""
+) -> None:
     """Checks that tensors in a list, or under numbers, are fields, not samples of a batch of so many rows.
+
+    Without a number of rows, which a rank alone may have, any that are alike may be samples.
 
     Raises:
         TypeError: both are possible. Tuples, and dicts with names, are fields.
@@ -109,13 +130,15 @@ def check_no_samples(value: Any, num_rows: int, shared: Collection[str] = (), pa
     if container is None:
         return
     parts = container.parts(value)
-    if _may_be_list(value) and not isinstance(value, tuple) and len(parts) == num_rows > 1:
+    fits = num_rows is None or len(parts) == num_rows
+    if _may_be_list(value) and not isinstance(value, tuple) and fits and len(parts) > 1:
         kinds = {_kind_of(part) for part in parts.values()}
         if len(kinds) == 1 and any(map(containers.leaves_and_arrays, parts.values())):
+            of = f", in a batch of {num_rows} rows" if num_rows else ""
             raise TypeError(
-                f"{path or 'the batch'} is a {type_name(value)} of {num_rows} alike entries, in a batch of "
-                f"{num_rows} rows: they may be fields or samples. Make it a tuple, or a dict with names, if "
-                f"they are fields. Collate samples to tensors with a row each, or divide them by {RECIPE}"
+                f"{path or 'the batch'} is a {type_name(value)} of {len(parts)} alike entries{of}: they may "
+                "be fields or samples. Make it a tuple, or a dict with names, if they are fields. Collate "
+                f"samples to tensors with a row each, or divide them by {RECIPE}"
             )
     for key, part in parts.items():
         if key not in container.shared:

@@ -13,6 +13,7 @@ from . import containers
 from .base_batch import BaseBatch
 from .base_batch import num_rows as count_rows
 from .batch_view import BatchView, _PaddedView
+from .container_types import container_type, is_plain, join_path
 from .row_lists import PlainList, lists_of, with_entries
 from .row_schema import FieldValue
 
@@ -36,9 +37,10 @@ def join_objects(views: Sequence[_ViewWithObjects]) -> None:
     """Gives the first view the rows of all views' arrays and lists.
 
     Raises:
-        ValueError: a list that has not an entry per row is not the same in all of them.
+        ValueError: a list that has not an entry per row, or a number or text, is not the same in all of them.
     """
     first = views[0]
+    _check_plain_values(views)
     for number, view in enumerate(views):
         for path in first.shared_lists.keys() | view.shared_lists.keys():
             here, there = first.shared_lists.get(path), view.shared_lists.get(path)
@@ -50,7 +52,7 @@ def join_objects(views: Sequence[_ViewWithObjects]) -> None:
     for path in first.arrays:
         arrays = [view.arrays[path] for view in views]
         filled = [array for array in arrays if len(array)] or arrays[:1]  # empty ones may have any dtype
-        if len(dtypes := {array.dtype for array in filled if array.dtype.kind in "biufc"}) > 1:
+        if len(dtypes := {_kind_of(array.dtype) for array in filled}) > 1:
             raise ValueError(
                 f"batches have other dtypes in {path!r}: {sorted(map(str, dtypes))}; expected one"
             )
@@ -129,6 +131,39 @@ class _PaddedWithObjects(_ViewWithObjects, _PaddedView):
     @cached_property
     def num_rows(self) -> int:
         return self.batch.batch_size
+
+
+def _kind_of(dtype: np.dtype) -> Any:
+    """Returns what arrays that are joined must agree on: texts may have other widths."""
+    return dtype.kind if dtype.kind in "USO" else dtype
+
+
+def _check_plain_values(views: Sequence[_ViewWithObjects]) -> None:
+    """Raises a ValueError if a number or text that no row has, such as a loss, differs between parts."""
+    first = _plain_values(views[0].batch, views[0]._given)
+    for number, view in enumerate(views):
+        for path, value in _plain_values(view.batch, view._given).items():
+            if path in first and repr(value) != repr(first[path]):
+                raise ValueError(
+                    f"batches 0 and {number} differ in {path!r}, which belongs to no row: "
+                    f"{first[path]!r:.60} and {value!r:.60}; leave it out, or give it a row per sample"
+                )
+
+
+def _plain_values(value: Any, shared: Collection[str], path: str = "") -> dict[str, Any]:
+    if path in shared or isinstance(value, list | tuple):
+        return {}
+    if is_plain(value):
+        return {path: value}
+    container = None if isinstance(value, containers.Leaf) else container_type(value)
+    parts = dict(container.parts(value)) if container else {}
+    if isinstance(value, BaseBatch):  # of its rows
+        parts = {key: part for key, part in parts.items() if key not in ("batch_size", "actual_batch_size")}
+    found: dict[str, Any] = {}
+    for key, part in parts.items():
+        if container is not None and key not in container.shared:
+            found |= _plain_values(part, shared, join_path(path, key))
+    return found
 
 
 def _name(path: str) -> str:

@@ -29,7 +29,7 @@ from ...sequence_batch.packed_rows import (
     row_elements,
     select_from,
 )
-from ...sequence_batch.row_lists import check_no_samples
+from ...sequence_batch.row_lists import check_no_samples, lists_in_attributes
 from ...sequence_batch.row_objects import join_objects, view_with_objects
 from ...sequence_batch.row_results import check_results, shared_in_results
 
@@ -102,6 +102,12 @@ def split_balanced(
     check_jagged_fields(view.fields)
     containers.check_replaceable(batch)
     check_no_samples(batch, view.num_rows, shared)
+    for path, entries in lists_in_attributes(batch).items():
+        if len(entries) in (view.num_rows, view.num_samples):
+            raise TypeError(
+                f"{path} has an entry for each row, and is only an attribute of its container, which chunks "
+                "would share: make it an element or a field"
+            )
     batch_size, num_real, given = view.num_rows, view.num_samples, groups is not None
     if isinstance(workloads, BatchShuffler):
         shown = view.view(view.to_host()).to_count()
@@ -159,6 +165,7 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
         views.append(view_with_objects(batch, shared, first_rows[chunk], num_rows))
         packed = _pack_chunk(views[chunk], chunk, num_rows)
         check_no_samples(batch, num_rows, shared)
+        containers.check_replaceable(batch)
         if sources and (difference := sources[0].schema.difference(packed.schema)):
             raise ValueError(
                 f"batches 0 and {chunk} differ: {difference}; give merge the same fields of all chunks"

@@ -20,6 +20,7 @@ from ...distributed.slow_start import show_if_slow
 from ...partition import divide_into_micro_batches
 from ...partition.micro_batches import time_relative_to_mean
 from ...partition.problem import number_of_part
+from ...sequence_batch import containers
 from ...sequence_batch.packed_rows import check_jagged_fields, select_from
 from ...sequence_batch.row_lists import check_no_samples
 from ...sequence_batch.row_objects import join_objects, view_with_objects
@@ -149,6 +150,7 @@ class MicroBatches(Feature):
             jagged |= {f"{name} of micro-batch {number}": field for name, field in view.fields.items()}
             found = view.num_rows
             check_no_samples(part_values, found, shared)
+            containers.check_replaceable(part_values)
             first_row += found
             views.append(view)
             if found not in (len(rows), max(len(rows), 1)):

@@ -99,7 +99,8 @@ class Unshuffle(Feature):
         held, at_home = plan.computed_by(rank), plan.rows.loaded_by(rank)
         fields = dict(sorted(values.fields.items()))  # the same order on every rank
         packed = _pack(fields, int(plan.num_placed[rank]), int(plan.num_rows[rank]))
-        check_no_samples(values.batch, packed.num_rows)
+        check_no_samples(values.batch)
+        containers.check_replaceable(values.batch)
         counts = row_elements(packed.lengths[:, : len(held)], packed.schema)  # on the device
         if group.num_ranks == 1:
             check_jagged_fields(fields)
