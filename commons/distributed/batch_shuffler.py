@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..checks import require_type
 from ..perf_model.cost import Cost
@@ -18,6 +17,7 @@ from ..sequence_batch.packed_rows import PackedRows, gather_rows
 from .balance_report import WORKLOAD_UNITS
 from .exchange import EXCHANGES, Traffic
 from .feature import Feature, chain, order_features
+from .left_loaders import leave, was_left
 from .loss_reduction import LossScale, check_global_mean
 from .placement import Partitioning, warm_up
 from .plan_ahead import PlanAhead
@@ -101,7 +101,6 @@ class BatchShuffler(ABC):
         self._move = chain(self.features, "around_exchange", self._move_rows)
         self._loss_scale = LossScale(self.group)
         self.expects_scale = True
-        self._left: Iterator[Any] | None = None  # of a loop that was left with a batch of it
         if self.group.num_ranks > 1:
             self.group.group_for("exchange", job_device())  # connected here, so that no step waits for it
             warm_up(self.settings, self.features)
@@ -268,7 +267,7 @@ class BatchShuffler(ABC):
         """
         self.planner.check_free()
         ahead, loader = PlanAhead(self), iter(batches)
-        if loader is self._left:
+        if was_left(loader):
             ahead.fail(
                 ValueError(
                     "this iterator gave a batch to an earlier loop over plan_ahead, which was left before "
@@ -280,9 +279,8 @@ class BatchShuffler(ABC):
             while (step := ahead.next_step(loader)) is not None:
                 yield step.batch, step.plan
         finally:
-            # A DataLoader with persistent workers gives the same iterator again, for another epoch.
-            is_cut = ahead.has_batches and not isinstance(loader, _BaseDataLoaderIter)
-            self._left = loader if is_cut else None
+            if ahead.has_batches:
+                leave(loader)
             ahead.drop()
 
     def prepare(self, batch: Any, plan: ShufflePlan) -> Any:

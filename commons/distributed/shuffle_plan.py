@@ -117,10 +117,22 @@ class ShufflePlan:
 
 
 def sum_loss_tokens(loss_tokens: np.ndarray) -> int | float:
-    """Returns the sum of int64 or float64 `[rows]`, which does not depend on their order."""
+    """Returns the sum of int64 or float64 `[rows]`, which does not depend on their order.
+
+    Raises:
+        OverflowError: integers add up to 2**63 or more.
+    """
     if loss_tokens.dtype.kind == "f":
         return math.fsum(loss_tokens)
+    if loss_tokens.sum(dtype=np.float64) >= _MOST_TOKENS:
+        raise OverflowError(
+            f"loss tokens add up to {sum(loss_tokens.tolist())}, more than int64 holds; get_loss_tokens "
+            "counts the labels of each row"
+        )
     return int(loss_tokens.sum())
+
+
+_MOST_TOKENS = 2.0**63
 
 
 def join_plans(plans: Sequence[tuple[np.ndarray, ShufflePlan]]) -> ShufflePlan:

@@ -61,7 +61,7 @@ READ: dict[str, tuple[Callable[[Table], Any], str]] = {
         _static_graph,
         "_pre_forward _post_forward _static_graph_delay_allreduce_enqueued",
     ),
-    "data loaders": (lambda t: torch.utils.data.dataloader, "_BaseDataLoaderIter"),
+    "iterators of data loaders": (lambda t: iter(torch.utils.data.DataLoader([0])), "_num_yielded"),
     "torch.autograd": (lambda t: torch.autograd, "_profiler_enabled"),
     "torch.autograd.Variable": (lambda t: torch.autograd.Variable, "_execution_engine"),
     "torch.distributed": (lambda t: dist, "_shard"),

@@ -342,3 +342,96 @@ def _tensorclass_in_a_tensordict() -> None:
 @on_ranks(2)
 def test_the_remedy_that_an_error_names_works(follow: Callable[[], None]):
     follow()
+
+
+@dataclass
+class WithDefault:
+    id: torch.Tensor
+    mask = None  # no field
+    scale = 1.0
+
+
+@on_ranks(2)
+def test_an_attribute_over_a_default_of_its_class_is_refused():
+    for name, value in (("mask", own_ids()), ("scale", 2.0)):
+        batch = WithDefault(own_ids())
+        setattr(batch, name, value)
+        assert error_of(HeavyOnRank1().shuffle, batch).startswith(f"TypeError: {name} ")
+
+
+@on_ranks(2)
+def test_what_a_later_batch_has_in_an_attribute_is_refused():
+    shuffler = HeavyOnRank1()
+    shuffler.shuffle(SubclassedDict(id=own_ids()))
+    batch = SubclassedDict(id=own_ids())
+    batch.mask = own_ids()
+    assert "only an attribute" in error_of(shuffler.shuffle, batch)
+
+
+@on_ranks(2)
+def test_texts_in_an_attribute_that_differ_are_refused_and_equal_ones_shared():
+    batch = SubclassedDict(id=own_ids())
+    batch.names = ["a", "b"]
+    assert HeavyOnRank1().shuffle(batch).names == ["a", "b"]
+    batch.texts = [f"text {number}" for number in own_ids().tolist()]
+    assert "texts" in error_of(HeavyOnRank1().shuffle, batch)
+    with pytest.raises(TypeError, match="texts has an entry for each row"):
+        split_balanced(batch, 2, [1] * ROWS)
+
+
+@dataclass
+class Doubled:
+    id: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.id = self.id * 2
+
+
+def _with_logits(ids: torch.Tensor) -> SubclassedDict:
+    result = SubclassedDict(id=ids)
+    result.logits = ids.clone()
+    return result
+
+
+@pytest.mark.parametrize("put_together", [unshuffled, joined, merged])
+@pytest.mark.parametrize("compute", [_with_logits, Doubled])
+@on_ranks(2)
+def test_results_that_would_change_or_leave_something_behind_are_refused(
+    put_together: Callable[..., Any], compute: Callable[..., Any]
+):
+    results, _ = put_together(compute, ["scale"])
+    assert results is None
+
+
+@pytest.mark.parametrize("put_together", [joined, merged])
+@pytest.mark.parametrize("kind", [float, str, np.float64])
+@on_ranks(2)
+def test_numbers_and_texts_that_parts_differ_in_are_refused(put_together: Callable[..., Any], kind: type):
+    parts = iter(range(99))
+    assert put_together(lambda ids: {"id": ids, "loss": kind(next(parts))}, ["scale"])[0] is None
+    results, ids = put_together(lambda ids: {"id": ids, "loss": kind(3)}, ["scale"])
+    assert results["id"].tolist() == ids.tolist() and results["loss"] == kind(3)
+
+
+@on_ranks(2)
+def test_a_list_of_tasks_is_refused_by_all_ranks_whatever_their_rows():
+    class Ones(HeavyOnRank1):
+        def get_tokens(self, batch):
+            return torch.ones(len(batch["id"]), dtype=torch.int64)
+
+    unshuffle = Unshuffle()
+    shuffler = Ones(features=[unshuffle])
+    batch = {"id": torch.arange(2 + dist.get_rank())}
+    plan = shuffler.plan(batch)
+    moved = shuffler.exchange(batch, plan)
+    assert right_or_refused(unshuffle.unshuffle, [moved["id"], moved["id"]], plan) is None
+    first, second = unshuffle.unshuffle((moved["id"], moved["id"]), plan)
+    assert first.tolist() == second.tolist() == batch["id"].tolist()
+
+
+def test_arrays_of_numbers_and_of_texts_are_not_joined():
+    _, order = split_balanced({"id": torch.arange(4)}, 2, [1] * 4)
+    with pytest.raises(ValueError, match="other dtypes in 'a'"):
+        merge([{"a": np.arange(2)}, {"a": np.array(["x", "y"])}], order)
+    texts = merge([{"a": np.array(["x", "y"])}, {"a": np.array(["long", "z"])}], order)["a"]
+    assert sorted(texts.tolist()) == ["long", "x", "y", "z"]

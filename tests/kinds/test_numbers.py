@@ -256,3 +256,14 @@ def test_labels_in_a_list_follow_their_samples_or_are_refused(nested):
     batch = shuffler.exchange(batch, plan)
     got = batch["target"]["label"] if nested else batch["target"]
     assert list(got) == (batch["id"] * 0.5).tolist()
+
+
+@on_ranks(2)
+def test_loss_tokens_that_overflow_are_an_error_on_all_ranks():
+    class Huge(CostShuffler):
+        def get_loss_tokens(self, batch):
+            return torch.full((6,), 2**62)
+
+    plan = Huge().plan(_rows(dist.get_rank(), 0))
+    with pytest.raises(OverflowError, match="more than int64 holds"):
+        _ = plan.num_loss_tokens

@@ -329,3 +329,57 @@ def test_each_loaded_sample_gets_one_result_however_late():
     returned = [unshuffle.unshuffle(doubled, plan).tolist() for doubled, plan in reversed(steps)]
     results = [result for of_step in reversed(returned) for result in of_step]
     assert results == [2 * int(sample) for batch in batches for sample in batch["sample"]]
+
+
+class Costly(BatchShuffler):
+    """The workload is an entry of the batch."""
+
+    def get_workloads(self, batch):
+        return batch["cost"]
+
+
+def numbered(first: int, count: int) -> list[dict[str, torch.Tensor]]:
+    cost = torch.tensor([[5, 4, 1, 2], [1, 2, 3, 4]][dist.get_rank()])
+    return [{"id": torch.arange(4) + 10 * (first + step), "cost": cost} for step in range(count)]
+
+
+def ids_of(shuffler: BatchShuffler, batches: Any, steps: int = 99) -> list[list[int]]:
+    ids = []
+    for batch, plan in shuffler.plan_ahead(batches):
+        with torch.no_grad():
+            ids.append(shuffler.exchange(batch, plan)["id"].tolist())
+        if len(ids) == steps:
+            break
+    return ids
+
+
+def _collated(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return rows[0]
+
+
+@pytest.mark.parametrize("between", ["nothing", "an evaluation", "another shuffler"])
+@pytest.mark.parametrize("loader", ["list", "generator", "data loader"])
+@on_ranks(2)
+def test_going_on_with_an_iterator_of_a_loop_that_was_left_is_refused(between, loader):
+    shuffler, batches = Costly(), numbered(0, 5)
+    if loader == "data loader":
+        batches = torch.utils.data.DataLoader(batches, batch_size=1, collate_fn=_collated)
+    iterator = (batch for batch in batches) if loader == "generator" else iter(batches)
+    assert len(ids_of(shuffler, iterator, 2)) == 2
+    if between == "an evaluation":
+        ids_of(shuffler, numbered(50, 1))
+    elif between == "another shuffler":
+        shuffler = Costly()
+    with pytest.raises(ValueError, match="gave a batch to an earlier loop"):
+        ids_of(shuffler, iterator)
+
+
+@on_ranks(2)
+def test_persistent_workers_start_anew_after_a_loop_that_was_left():
+    batches = numbered(0, 4)
+    loader = torch.utils.data.DataLoader(
+        batches, batch_size=1, collate_fn=_collated, num_workers=1, persistent_workers=True
+    )
+    shuffler = Costly()
+    assert len(ids_of(shuffler, loader, 2)) == 2
+    assert len(ids_of(shuffler, loader)) == 4
