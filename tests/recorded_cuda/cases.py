@@ -163,7 +163,7 @@ class _WeightedSquares(torch.nn.Module):
 
     def forward(self, found: Any, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         squares = torch.cat([(each.values() * self.scale).square().sum().view(1) for each in found.values()])
-        return squares.sum() * weight.sum(), weight
+        return squares.sum() * weight.sum(), weight.clone()  # not the batch's, which would live on
 
 
 class OfTorchRecBatches(OfDicts):

@@ -97,7 +97,7 @@ def test_a_case_is_equal_to_the_cpu_and_clean(pool, case):
         assert waits_of_library(of_ranks[0]) == Counter(WAITS.get(case, {}))
 
 
-@pytest.mark.parametrize(("batch", "kernels"), zip(BATCHES, (43, 47, 59), strict=True))
+@pytest.mark.parametrize(("batch", "kernels"), [*zip(BATCHES, (43, 47, 59), strict=True)])
 def test_an_exchange_launches_so_many_kernels_and_waits_for_nothing(pool, batch, kernels):
     expected = {"kernels": kernels, "collectives": 1, "waits": 0}
     assert pool.run(count, batch) == [expected] * 2
