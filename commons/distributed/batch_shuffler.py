@@ -25,7 +25,7 @@ from .plan_gather import BatchFormat
 from .planner import Planner
 from .rank_group import RankGroup, job_device
 from .shuffle_plan import ShufflePlan
-from .shuffler_settings import LEARNED, make_settings, warn_of_unread_method
+from .shuffler_settings import LEARNED, ShufflerSettings, make_settings, warn_of_unread_method
 
 Batch = TypeVar("Batch")
 
@@ -50,6 +50,8 @@ class BatchShuffler(ABC):
 
     Args:
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over them.
+        enabled: whether samples move. If False, everything else is the same: the stage, the loss, and the
+            report, whose loads are those as loaded. Settings of placement then have no effect.
         cost: of samples, tokens, and each column of `get_workloads`, in nanoseconds, as a calibration of the
             model measured it; None for the sum of the columns.
         features: optional parts, in any order, such as `SplitSamples()`. Each serves this shuffler alone.
@@ -60,7 +62,7 @@ class BatchShuffler(ABC):
             "context.temperature" or "[2]"; it never moves. A subclass sets it. A field of a `BaseBatch` is
             marked in its metadata instead.
         unit: of the workloads, for logs, as in "FLOPs"; a subclass sets it.
-        moves_samples: whether samples may leave their ranks.
+        moves_samples: whether samples may leave their ranks: `enabled`, and no identity shuffler.
         features: as given, outermost first.
         planner: makes the plans: of the group, or of all ranks once `plan_over` was called.
         expects_scale: whether a training loop has to call `scale`; pipelines scale the loss themselves.
@@ -68,7 +70,8 @@ class BatchShuffler(ABC):
     Raises:
         TypeError: a setting is unknown or has the wrong type, or `features` has something else.
         KeyError: unknown partitioner or exchange.
-        ValueError: this rank is not in `process_group`; or a setting is out of range, or has no effect.
+        ValueError: this rank is not in `process_group`; a setting is out of range, or has no effect; or
+            `enabled` is False, and features need samples that move.
     """
 
     shared_fields: Sequence[str] = ()
@@ -79,19 +82,33 @@ class BatchShuffler(ABC):
         self,
         process_group: dist.ProcessGroup | None = None,
         *,
+        enabled: bool = True,
         cost: Cost | None = None,
         features: Sequence[Feature] = (),
         **settings: Any,
     ) -> None:
         name = type(self).__name__
         self.settings = make_settings(name, settings)
+        require_type(f"{name}.enabled", enabled, bool)
+        self.moves_samples = self.moves_samples and enabled
         if isinstance(cost, str):
             raise TypeError(f"{name}.cost = {cost!r}: expected a Cost; for costs that are learned, {LEARNED}")
         require_type(f"{name}.cost", cost, Cost | None)
         self.cost, self.features = cost, order_features(features)
         for feature in self.features:
             feature.check(self.settings)
-        self.partitioning = Partitioning(self.settings, self.features)
+        moving = [type(feature).__name__ for feature in self.features if feature.moves]
+        if moving and not self.moves_samples:
+            off = f"{name}(enabled=False)" if not enabled else f"an {name}"
+            raise ValueError(
+                f"{off} moves no sample, which {' and '.join(moving)} rely on: leave them out of a run to "
+                "compare with"
+            )
+        # A rank alone keeps what it loaded, whatever a limit says.
+        placing = (
+            self.settings if self.moves_samples else ShufflerSettings(equal_rows=self.settings.equal_rows)
+        )
+        self.partitioning = Partitioning(placing, self.features)
         self.group = RankGroup.of(process_group) if self.moves_samples else RankGroup.alone()
         shared = self.shared_fields
         if isinstance(shared, str):

@@ -60,6 +60,7 @@ class Feature:
         order: a feature wraps those of a larger order.
         reads: name of a method that a shuffler may have for it alone.
         excludes: names of features that it does not work with, and why.
+        moves: whether it needs samples that move between ranks, and so a shuffler that is enabled.
         places_each_set: whether `place` is called for each set of ranks that exchange, instead of all ranks.
         runs_in_parts: whether it runs forward and backward several times per step.
         partitioner_arguments: what partitioners get that take it, by name.
@@ -74,6 +75,7 @@ class Feature:
     order: ClassVar[int]
     reads: ClassVar[str] = ""
     excludes: ClassVar[Mapping[str, str]] = {}
+    moves: ClassVar[bool] = False
     places_each_set: ClassVar[bool] = False
     runs_in_parts: ClassVar[bool] = False
     partitioner_arguments: Mapping[str, Any] = {}

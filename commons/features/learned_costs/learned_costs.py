@@ -51,6 +51,7 @@ class LearnedCosts(Feature):
     """
 
     name = "learned_costs"
+    moves = True
     order = 10
 
     def __init__(self, speed_limit: float = SPEED_LIMIT) -> None:
@@ -72,10 +73,6 @@ class LearnedCosts(Feature):
         """Starts to learn anew, for these ranks."""
         if shuffler.cost is not None:
             raise ValueError(f"cost={shuffler.cost} has no effect with LearnedCosts: leave out one of them")
-        if not shuffler.moves_samples:
-            raise ValueError(
-                f"LearnedCosts has no effect on an {type(shuffler).__name__}, which moves no sample"
-            )
         self._shuffler, self._ranks = shuffler, ranks
         self._learning = Learning(ranks.num_ranks, ranks.rank, self.speed_limit, ranks.hosts, ranks.ranks)
 

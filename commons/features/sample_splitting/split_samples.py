@@ -53,6 +53,7 @@ class SplitSamples(Feature):
     """
 
     name = "sample_splitting"
+    moves = True
     reads = "prefix_cost"
     order = 30
     places_each_set = True

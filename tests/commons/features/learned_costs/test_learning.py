@@ -200,7 +200,7 @@ def test_errors():
         "LengthShuffler takes no speed_limit any more; use features=[LearnedCosts(speed_limit=…)], of",
         "has no effect with LearnedCosts: leave out one of them",
         "speed_limit=0.5: expected 1 to",
-        "LearnedCosts has no effect on an IdentityShuffler",
+        "an IdentityShuffler moves no sample, which LearnedCosts rely on",
         "has the keys ['times']; expected",
         "load_state came after the first plan",
         "features of the ranks 0 and 1 have restored different states",

@@ -1,0 +1,66 @@
+"""A shuffler that is not enabled leaves everything as it is but where samples are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from commons.distributed import BatchShufflerFactory, IdentityShuffler
+from tests.commons.histories import TokenShuffler, contents, draw_histories
+from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model, steps_of
+from tests.on_ranks import on_ranks
+
+
+def batches() -> list[Any]:
+    return [draw_histories(np.random.default_rng((dist.get_rank(), number)), 4) for number in range(4)]
+
+
+def trained(name: str, shuffler: Any) -> tuple[list[float], list[Any], list[int]]:
+    """Returns losses over all ranks, reports and loss tokens of each step."""
+    pipeline, losses, reports, tokens = pipeline_of(name, *sharded_ranking_model(), shuffler), [], [], []
+    for loss_sum, loss_tokens, _ in steps_of(pipeline, batches()):
+        total = loss_sum.clone()
+        dist.all_reduce(total)
+        losses.append(float(total))
+        reports.append(pipeline.report)
+        tokens.append(loss_tokens)
+    return losses, reports, tokens
+
+
+@pytest.mark.parametrize("name", ["none", "native"])
+@on_ranks(2)
+def test_training_and_reports_are_those_of_balancing_but_for_where_samples_are(name):
+    on, off = trained(name, TokenShuffler()), trained(name, TokenShuffler(enabled=False))
+    assert off[0] == pytest.approx(on[0], rel=1e-5) and off[2] == on[2]
+    assert off[0] == trained(name, IdentityShuffler())[0]
+    for balanced, as_loaded in zip(on[1], off[1], strict=True):
+        assert as_loaded.samples_moved == as_loaded.bytes_sent == 0
+        assert as_loaded.unit == balanced.unit
+        assert as_loaded.lower_bound == balanced.lower_bound
+        for loads in (as_loaded.loads_before, as_loaded.loads_after):
+            assert loads.tolist() == balanced.loads_before.tolist()
+    assert any(report.samples_moved for report in on[1])
+
+
+@on_ranks(2)
+def test_settings_of_placement_have_no_effect_and_say_nothing():
+    shuffler = TokenShuffler(enabled=False, max_tokens=1, tolerance=0.5, partitioner="refined")
+    batch = batches()[0]
+    plan = shuffler.plan(batch)
+    moved = shuffler.exchange(batch, plan)
+    assert contents(moved) == contents(batch)
+    assert torch.equal(moved.features.values(), batch.features.values())
+
+
+def test_enabled_is_a_bool_and_reaches_shufflers_by_name():
+    BatchShufflerFactory.register("tokens to be off", TokenShuffler)
+    try:
+        assert not BatchShufflerFactory.create("tokens to be off", enabled=False).moves_samples
+    finally:
+        BatchShufflerFactory.unregister("tokens to be off")
+    with pytest.raises(TypeError, match=r"TokenShuffler\.enabled = 'no'"):
+        TokenShuffler(enabled="no")
