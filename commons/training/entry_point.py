@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gin
 import torch
 import torch.distributed as dist
 
+from ..check_equal import MakePipeline, check_equal
 from ..gin_values import from_gin, is_bound
 from ..perf_model.calibrate import summary
 from .calibration import measure_steps
 from .evaluation import evaluate_checkpoint
 from .rank_process import rank_process
+from .sharded_model import shard_model
 from .trainer import train
 from .training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
+from .training_state import Progress, training_batches
 from .training_task import TrainingTask
 
 # A calibration overrides these: loads should differ, and the cost file may not exist yet.
+# A comparison overrides these: dropout, rounding, and Adam's division by gradients near zero differ anyway.
+COMPARABLE = [
+    "NetworkArgs.hidden_dropout = 0.0",
+    "NetworkArgs.dtype_str = 'float32'",
+    "OptimizerArgs.optimizer_str = 'sgd'",
+    "OptimizerArgs.learning_rate = 0.1",
+]
 UNBALANCED = [
     "TrainerArgs.enable_balanced_shuffler = False",
     "TrainerArgs.single_rank_load = False",
@@ -30,19 +42,26 @@ UNBALANCED = [
 def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.device], TrainingTask]) -> None:
     """Parses the command line, and trains the task that `make_task` creates from its gin settings.
 
-    With `--calibrate FILE`, trains for a while to measure the cost of samples, and writes that instead. A gin
+    With `--calibrate FILE`, trains for a while to measure the cost of samples, and writes that instead. With
+    `--check-equal STEPS`, trains so many steps with balancing off and on, and compares them instead. A gin
     file without `OptimizerArgs`, as for inference, evaluates the checkpoint in `ckpt_load_dir`.
     """
     arguments = _arguments(description)
     measures = arguments.calibrate is not None
     if measures:
         arguments.calibrate.parent.mkdir(parents=True, exist_ok=True)
-    bindings = arguments.gin_bindings + (UNBALANCED if measures else [])
+    compares = arguments.check_equal is not None
+    bindings = arguments.gin_bindings + (UNBALANCED if measures else COMPARABLE if compares else [])
     gin.parse_config_files_and_bindings([arguments.gin_config_file], bindings)
     trainer = from_gin(TrainerArgs)
-    optimizer = _optimizer(trainer, must_train=measures)
+    optimizer = _optimizer(trainer, must_train=measures or compares)
     from_gin(TensorModelParallelArgs)  # refuses what does not run here
     with rank_process() as device:
+        if compares and optimizer is not None:
+            report = check_equal(_pipelines(trainer, optimizer, device, make_task), arguments.check_equal)
+            if dist.get_rank() == 0:
+                print(report)
+            return
         task = make_task(trainer, device)
         if optimizer is None:
             evaluate_checkpoint(task, trainer, device)
@@ -54,6 +73,24 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
                 cost = steps.fit()
                 cost.save(arguments.calibrate)
                 print(summary(cost, steps))
+
+
+def _pipelines(
+    trainer: TrainerArgs,
+    optimizer_args: OptimizerArgs,
+    device: torch.device,
+    make_task: Callable[[TrainerArgs, torch.device], TrainingTask],
+) -> MakePipeline:
+    """Returns what makes the pipeline of a task, with balancing on or off, and its batches."""
+
+    def make_pipeline(enabled: bool) -> tuple[Any, Iterator[Any]]:
+        args = replace(trainer, enable_balanced_shuffler=enabled)
+        task = make_task(args, device)
+        model, optimizer = shard_model(task.model, optimizer_args, device)
+        pipeline = task.make_pipeline(args, model, optimizer, device)
+        return pipeline, training_batches(task, device, Progress())
+
+    return make_pipeline
 
 
 def _arguments(description: str) -> argparse.Namespace:
@@ -71,7 +108,15 @@ def _arguments(description: str) -> argparse.Namespace:
     parser.add_argument(
         "--calibrate-seconds", type=float, default=60.0, help="how long to measure (%(default)s)"
     )
+    parser.add_argument(
+        "--check-equal",
+        type=int,
+        metavar="STEPS",
+        help="train so many steps by SGD in float32, without dropout, balanced and not; compare, and end",
+    )
     arguments = parser.parse_args()
+    if arguments.check_equal is not None and arguments.check_equal < 1:
+        parser.error(f"--check-equal {arguments.check_equal}; expected a number of steps of at least 1")
     if not 0 <= arguments.calibrate_seconds < float("inf"):
         parser.error(f"--calibrate-seconds {arguments.calibrate_seconds}; expected a number of at least 0")
     if arguments.calibrate is not None and arguments.calibrate.is_dir():

@@ -1,0 +1,200 @@
+"""Checks on one's own model and data that balancing leaves training as it is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+# How many of the largest differences are shown.
+_SHOWN = 5
+_CAUSES = (
+    "a sample's loss depends on the samples beside it (dropout, batch normalization, in-batch negatives, a "
+    "scale by the longest sequence of the batch), or get_loss_tokens does not count what the model's "
+    '"mean" divides by'
+)
+
+MakePipeline = Callable[[bool], tuple[Any, Iterable[Any]]]
+
+
+class DifferentTrainingError(AssertionError):
+    """Training with balancing is not that without; raised on all ranks."""
+
+
+@dataclass(frozen=True)
+class EqualityReport:
+    """Training with balancing on, compared with training with it off.
+
+    Attributes:
+        losses: float64 `[2, steps]`, mean loss of each step over all loss tokens, off and on.
+        differences: norm of the difference ÷ norm of the change, of each parameter, buffer and table, largest
+            first.
+        samples_moved: in all steps.
+        imbalance: mean over the steps, as loaded and balanced.
+    """
+
+    losses: np.ndarray
+    differences: dict[str, float]
+    samples_moved: int
+    imbalance: tuple[float, float]
+
+    @property
+    def loss_difference(self) -> float:
+        """The largest relative difference of a step's loss."""
+        off, on = self.losses
+        return float((np.abs(on - off) / np.maximum(np.abs(off), np.finfo(np.float32).tiny)).max())
+
+    def __str__(self) -> str:
+        shown = list(self.differences.items())[:_SHOWN]
+        return "\n".join(
+            [
+                f"{self.losses.shape[1]} steps, {self.samples_moved} samples moved, imbalance "
+                f"{self.imbalance[0]:.2f} → {self.imbalance[1]:.2f}",
+                f"losses differ by at most {self.loss_difference:.0e}",
+                *(f"{name} differs by {value:.0e} of its change" for name, value in shown),
+            ]
+        )
+
+
+def check_equal(
+    make_pipeline: MakePipeline, steps: int = 5, tolerance: float = 1e-4, seed: int = 0
+) -> EqualityReport:
+    """Trains with balancing off, then on, from the same seed, and compares all that was learned. Collective.
+
+    Use float32 and plain SGD with a learning rate that shows: an optimizer that divides by gradients, such
+    as Adam, enlarges the rounding of those near zero. What both runs share is not found: under "sum", a loss
+    that is divided by a wrong constant, say. Compare a step with one process on the whole batch for that.
+
+    Args:
+        make_pipeline: takes `enabled`, for `MyShuffler(enabled=enabled)`, and returns a pipeline and its
+            batches: the same model and batches each time. It is called with False, then with True, right
+            after the generators of random, numpy and torch were seeded.
+        steps: to train, at most; fewer if the batches end.
+        tolerance: of losses, relative to them, and of parameters and tables, relative to their change.
+        seed: of the generators, the same on all ranks.
+
+    Returns:
+        The largest differences, with their names; `print` it.
+
+    Raises:
+        DifferentTrainingError: the two differ by more; with the differences, and what the usual causes are.
+        ValueError: no sample moved, so that nothing was compared; or models or batches differ from the start.
+    """
+    off, on = (_train(make_pipeline, enabled, steps, seed) for enabled in (False, True))
+    differing = [name for name in off.start if not _same_start(off.start[name], on.start.get(name))]
+    if anywhere := [name for names in _gathered(differing) for name in names]:
+        raise ValueError(
+            f"make_pipeline makes another model each time: {anywhere[0]} starts with other values; seed what "
+            "initializes it, or load the same state"
+        )
+    if off.loss_tokens != on.loss_tokens:
+        raise ValueError(
+            "make_pipeline gives other batches each time: loss tokens of the steps are "
+            f"{off.loss_tokens}, then {on.loss_tokens}"
+        )
+    if not on.samples_moved:
+        raise ValueError(
+            "no sample moved in any step, so that nothing was compared: take batches whose costs differ, and "
+            "pass enabled on, as in MyShuffler(enabled=enabled)"
+        )
+    report = EqualityReport(
+        losses=np.array([off.losses, on.losses]),
+        differences=_differences(off, on),
+        samples_moved=on.samples_moved,
+        imbalance=(float(np.mean(off.imbalance)), float(np.mean(on.imbalance))),
+    )
+    largest = max([report.loss_difference, *report.differences.values()])
+    if not largest <= tolerance:
+        raise DifferentTrainingError(f"balancing changes training; most likely {_CAUSES}.\n{report}")
+    return report
+
+
+@dataclass
+class _Run:
+    """What one training did; tensors are on the host."""
+
+    start: dict[str, torch.Tensor]
+    end: dict[str, torch.Tensor]
+    losses: list[float]
+    loss_tokens: list[int | float]
+    imbalance: list[float]
+    samples_moved: int
+
+
+def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) -> _Run:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    pipeline, batches = make_pipeline(enabled)
+    model, loader = pipeline._model, iter(batches)
+    start = _state(model)
+    losses: list[float] = []
+    loss_tokens, reports = [], []
+    while len(losses) < steps:
+        try:
+            pipeline.progress(loader)
+        except StopIteration:
+            break
+        total = pipeline.loss_sum.double()
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        losses.append(float(total) / (pipeline.loss_tokens or 1))
+        loss_tokens.append(pipeline.loss_tokens)
+        reports.append(pipeline.report)
+    pipeline.reset()
+    if not losses:
+        raise ValueError("make_pipeline gives no batches, so that nothing was compared")
+    moved = sum(report.samples_moved for report in reports)
+    imbalance = [report.imbalance_after for report in reports]
+    return _Run(start, _state(model), losses, loss_tokens, imbalance, moved)
+
+
+def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns copies of this rank's floating-point parameters, buffers and rows of tables, by name."""
+    found = {}
+    for name, value in model.state_dict().items():
+        shards = value.local_shards() if hasattr(value, "local_shards") else None
+        parts = [value] if shards is None else [shard.tensor for shard in shards]
+        parts = [part.to_local() if hasattr(part, "to_local") else part for part in parts]
+        for number, part in enumerate(parts):
+            if isinstance(part, torch.Tensor) and part.is_floating_point():
+                suffix = f"[{number}]" if len(parts) > 1 else ""
+                found[name + suffix] = part.detach().to("cpu", torch.float64, copy=True)
+    return found
+
+
+def _same_start(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return other is not None and torch.equal(one, other)
+
+
+def _differences(off: _Run, on: _Run) -> dict[str, float]:
+    """Returns the norms of differences ÷ those of changes over all ranks, largest first. Collective.
+
+    Differences that rounding a float32 explains, as of parameters that hardly change, are 0.
+    """
+    every = sorted({name for names in _gathered([*off.end]) for name in names})
+    squares = torch.zeros(len(every), 3, dtype=torch.float64)
+    for row, name in zip(squares, every, strict=True):
+        if name in off.end:
+            before, one, other = off.start[name], off.end[name], on.end[name]
+            row[0], row[1] = (other - one).square().sum(), (one - before).square().sum()
+            row[2] = one.square().sum()
+    difference, change, size = torch.stack(_gathered(squares)).sum(0).sqrt().unbind(1)
+    beyond_rounding = (difference - 4 * torch.finfo(torch.float32).eps * size).clamp(min=0)
+    relative = torch.where(beyond_rounding > 0, beyond_rounding / change, 0.0)
+    order = relative.argsort(descending=True, stable=True).tolist()
+    return {every[index]: float(relative[index]) for index in order}
+
+
+def _gathered(value: Any) -> list[Any]:
+    """Returns every rank's value; collective."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

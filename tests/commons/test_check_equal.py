@@ -1,0 +1,142 @@
+"""The shipped check finds what makes balanced training differ, and passes models that are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from commons.check_equal import DifferentTrainingError, check_equal
+from commons.features.micro_batches import MicroBatches
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
+from tests.commons.features.sample_splitting.ranking_on_pieces import RankingOnPieces
+from tests.commons.histories import TokenShuffler, histories
+from tests.commons.pipeline.ranking_pipelines import RankingDense, RankingModel, pipeline_of, sharded
+from tests.on_ranks import on_ranks
+
+
+def batches(count: int = 6) -> list[Any]:
+    drawn = [np.random.default_rng((dist.get_rank(), number)) for number in range(count)]
+    return [histories(rng.lognormal(1.5, 1.0, 4).clip(1, 30), rng) for rng in drawn]
+
+
+class Mean(RankingModel):
+    """Returns the mean of its losses."""
+
+    def forward(self, batch):
+        losses, output = super().forward(batch)
+        return losses.mean(), output
+
+
+class Changed(RankingModel):
+    """Its dense part has something that depends on the samples beside a sample."""
+
+    def __init__(self, dense: nn.Module) -> None:
+        super().__init__()
+        dense.load_state_dict(self.dense.state_dict(), strict=False)
+        self.dense = dense
+
+
+class Dropping(RankingDense):
+    def attend(self, q, k, v, lengths, batch):
+        return nn.functional.dropout(super().attend(q, k, v, lengths, batch), 0.2)
+
+
+class Normalizing(RankingDense):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def attend(self, q, k, v, lengths, batch):
+        return self.norm(super().attend(q, k, v, lengths, batch))
+
+
+class ByLongest(RankingDense):
+    def attend(self, q, k, v, lengths, batch):
+        return super().attend(q, k, v, lengths, batch) / max(lengths)
+
+
+class AgainstOthers(RankingDense):
+    """Scores each label against all tokens of the batch."""
+
+    def attend(self, q, k, v, lengths, batch):
+        return super().attend(q, k, v, lengths, batch) - v.mean(0)
+
+
+class ForgottenTokens(TokenShuffler):
+    def get_loss_tokens(self, batch):
+        return torch.ones(batch.batch_size, dtype=torch.int64)
+
+
+def pipeline(name: str, model: nn.Module, shuffler: Any, reduction: str = "sum") -> tuple[Any, Iterable[Any]]:
+    return pipeline_of(name, *sharded(model), shuffler, reduction), batches()
+
+
+RIGHT = {
+    "none": lambda enabled: pipeline("none", RankingModel(), TokenShuffler(enabled=enabled)),
+    "native": lambda enabled: pipeline("native", RankingModel(), TokenShuffler(enabled=enabled)),
+    "mean": lambda enabled: pipeline("native", Mean(), TokenShuffler(enabled=enabled), "mean"),
+    "micro-batches": lambda enabled: pipeline(
+        "native", RankingModel(), TokenShuffler(enabled=enabled, features=[MicroBatches(40)])
+    ),
+    "pieces": lambda enabled: pipeline(
+        "native",
+        RankingOnPieces(),
+        TokenShuffler(enabled=enabled, equal_rows=False, features=[DrawnCuts(0)] if enabled else []),
+    ),
+}
+WRONG = {
+    "forgotten loss tokens": lambda enabled: pipeline(
+        "none", Mean(), ForgottenTokens(enabled=enabled), "mean"
+    ),
+    "dropout": lambda enabled: pipeline("none", Changed(Dropping()), TokenShuffler(enabled=enabled)),
+    "batch norm": lambda enabled: pipeline("none", Changed(Normalizing()), TokenShuffler(enabled=enabled)),
+    "the longest sequence": lambda enabled: pipeline(
+        "none", Changed(ByLongest()), TokenShuffler(enabled=enabled)
+    ),
+    "in-batch negatives": lambda enabled: pipeline(
+        "none", Changed(AgainstOthers()), TokenShuffler(enabled=enabled)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+@on_ranks(2)
+def test_right_models_pass(name):
+    report = check_equal(RIGHT[name])
+    assert report.losses.shape == (2, 5) and report.samples_moved
+    if name != "pieces":  # which are placed by chance
+        assert report.imbalance[1] < report.imbalance[0]
+    assert max(report.differences.values()) <= 1e-4 and "samples moved, imbalance" in str(report)
+
+
+@pytest.mark.parametrize("name", WRONG)
+@on_ranks(2)
+def test_what_depends_on_the_batch_is_found(name):
+    with pytest.raises(DifferentTrainingError, match="get_loss_tokens does not count") as error:
+        check_equal(WRONG[name])
+    assert "differs by" in str(error.value)
+
+
+@on_ranks(2)
+def test_what_compares_nothing_is_named():
+    with pytest.raises(ValueError, match="no sample moved in any step"):
+        check_equal(lambda enabled: pipeline("none", RankingModel(), TokenShuffler(enabled=False)))
+    with pytest.raises(ValueError, match="gives no batches"):
+        check_equal(lambda enabled: (RIGHT["none"](enabled)[0], []))
+    with pytest.raises(ValueError, match="gives other batches each time"):
+        check_equal(lambda enabled: (RIGHT["none"](enabled)[0], batches(6)[enabled:]))
+
+    def unseeded(enabled: bool) -> Any:
+        made = RIGHT["none"](enabled)
+        with torch.no_grad():
+            made[0]._model.module.dense.head.bias.add_(float(enabled))
+        return made
+
+    with pytest.raises(ValueError, match=r"another model each time: .*bias starts"):
+        check_equal(unseeded)
