@@ -85,7 +85,7 @@ class ComputeClock:
         return event
 
     def _model_begins(self, model: torch.nn.Module, inputs: Any) -> None:
-        if self._span.start is None:
+        if self._span.start is None and model.training:  # an evaluation between two steps is no part of one
             self._span.start = self._mark()
 
     def _model_ends(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -108,7 +108,8 @@ class ComputeClock:
                 self._embeddings_arrive(module, part)
 
     def _embeddings_arrive(self, module: torch.nn.Module, found: Any) -> Any:
-        if module not in self._arrived:  # later arrivals are parts of it, for micro-batches
+        if module.training and module not in self._arrived:
+            # Later arrivals are parts of it, for micro-batches.
             self._arrived.add(module)
             self._span.start = self._mark()
         for tensor in _tensors(found):

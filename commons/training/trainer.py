@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from ..balance_meter import BalanceMeter
 from ..named_ranges import named_range
-from ..perf_model.compute_clock import ComputeClock
 from ..sequence_batch import BaseBatch
 from .evaluation import Evaluator, evaluation_text
 from .hang_watch import HangWatch
@@ -94,7 +94,6 @@ class _Trainer:
         shuffler = task.make_shuffler(args)
         self._pipeline = task.make_pipeline(args, self._model, optimizer, device, shuffler)
         self._pipeline.post(self._vote.read)
-        self._clock = ComputeClock(self._model, device, lambda: shuffler.group.wait_seconds)
         learned = [feature for feature in shuffler.features if feature.name == "learned_costs"]
         self._learned: Any = learned[0] if learned else None
         self._state.follow(self._learned)
@@ -116,7 +115,8 @@ class _Trainer:
             StepTraces(args, first, num_steps, self._device) as traces,
             RunRecord(Path(args.log_dir), num_steps, first) as record,
         ):
-            log = StepLog(record, num_steps, args.log_interval, first, args.peak_flops)
+            meter = BalanceMeter(self._pipeline)
+            log = StepLog(record, meter, num_steps, args.log_interval, first, args.peak_flops)
             log.write("start", {"ranks": dist.get_world_size(), "settings": asdict(args)})
             if first >= num_steps:
                 self._warn_of_no_step()
@@ -151,13 +151,12 @@ class _Trainer:
 
     def _step(self, step: int, loader: Iterator[BaseBatch], log: StepLog) -> bool:
         """Trains one step; returns whether a rank has been asked to stop."""
-        pipeline, span = self._pipeline, self._clock.begin()
+        pipeline = self._pipeline
         pipeline.progress(loader)
         self._collector.after_step()
         self._state.progress = self._state.progress.after_step(self._task.train_dataset)
         stop_requested = self._vote.after_step(step, pipeline.loss_sum, pipeline.posted)
-        flops = self._counter.next_step()
-        log.step(pipeline.loss_sum, pipeline.loss_tokens, flops, pipeline.report, span)
+        log.step(self._counter.next_step())
         return stop_requested
 
     def _evaluate(self, step: int, log: StepLog) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from commons.balance_meter import window_figures
 from commons.distributed import BalanceReport
 from commons.training.run_log import RunRecord, interval_figures, text_of
 from tests.commons.training.small_task import lines_in, small_run
@@ -45,12 +46,15 @@ INTERVAL = {
     "seconds": 4.0,
     "loss_tokens": 200,
     "reports": [_report([100, 300], [200, 200]), _report([500, 100], [300, 300])],
-    "rank_sums": [{name: values[rank] for name, values in SUMS.items()} for rank in range(2)],
+    "of_ranks": [{name: values[rank] for name, values in SUMS.items()} for rank in range(2)],
+}
+OF_METER = window_figures(**INTERVAL) | {
+    name: list(SUMS[name]) for name in ("forward_flops", "peak_memory_bytes")
 }
 
 
 def test_figures_add_up_over_ranks_and_steps():
-    figures = interval_figures(**INTERVAL, peak_flops=3e12)
+    figures = interval_figures(OF_METER, peak_flops=3e12)
     expected = {
         "loss": 0.5,
         "seconds_per_step": 2.0,
@@ -58,6 +62,8 @@ def test_figures_add_up_over_ranks_and_steps():
         "tokens_per_second": (40 + 60) / 4,
         "tflops": 3 * 4 / 4,  # a forward and two backwards
         "mfu": 3e12 / (2 * 3e12),
+        "slowest_rank": 0,
+        "slowest_share": 0.5,
         "imbalance_before": (300 + 500) / (200 + 300),
         "imbalance_after": 1.0,
         "imbalance_measured": (1.5 + 1.0) / (1.0 + 0.9),
@@ -92,8 +98,8 @@ def test_figures_add_up_over_ranks_and_steps():
 
 
 def test_the_line_has_utilization_only_where_the_peak_is_known():
-    assert "3 TFLOP/s (50.0% MFU)" in text_of(7, interval_figures(**INTERVAL, peak_flops=3e12))
-    line = text_of(7, interval_figures(**INTERVAL, peak_flops=None))
+    assert "3 TFLOP/s (50.0% MFU)" in text_of(7, interval_figures(OF_METER, peak_flops=3e12))
+    line = text_of(7, interval_figures(OF_METER, peak_flops=None))
     assert "MFU" not in line and "imbalance 1.600 → 1.000 in FLOPs, measured 1.316" in line
     assert "tokens 1.60 → 1.00" in line
 

@@ -1,0 +1,217 @@
+"""Means over windows of steps, for loops of one's own: balance as loaded, planned and measured, and waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .distributed import BalanceReport
+from .distributed.rank_group import RankGroup
+from .perf_model.compute_clock import ComputeClock, ComputeSpan
+
+
+class BalanceMeter:
+    """Measures the steps of a pipeline, and averages them over all ranks at the end of each window.
+
+    `meter.step()` follows each `pipeline.progress(…)`, and returns True at the end of a window:
+
+        if meter.step() and dist.get_rank() == 0:
+            for name, value in meter.scalars().items():
+                writer.add_scalar(name, value, step)
+
+    Costs one gather of host numbers and one host-device synchronization per window. Compute time is that of
+    the model's dense part, forward and backward, without waits for other ranks, by hooks that stay on the
+    model: a window tells which rank was slowest, and by how much. Construction is collective.
+
+    Args:
+        pipeline: in training, with the stage in it.
+        window: steps of a window.
+
+    Attributes:
+        figures: of the last window, by name; lists have one entry per rank. Empty before its end.
+    """
+
+    def __init__(self, pipeline: Any, window: int = 100) -> None:
+        if window < 1:
+            raise ValueError(f"window={window}; expected a number of steps of at least 1")
+        shuffler = pipeline._stage._shuffler
+        self._pipeline, self._window = pipeline, window
+        self._clock = ComputeClock(
+            pipeline._model, torch.device(pipeline._device), lambda: shuffler.group.wait_seconds
+        )
+        self._channel = RankGroup.of().channel()
+        self.figures: dict[str, Any] = {}
+        self._loss_sum: torch.Tensor | float
+        self._span: ComputeSpan
+        self._begin_window()
+
+    def step(self) -> bool:
+        """Takes the figures of the step that has just run; returns whether a window ended, which is
+        collective."""
+        self.add()
+        if len(self._reports) < self._window:
+            return False
+        self.close()
+        return True
+
+    def scalars(self) -> dict[str, float]:
+        """Returns the numbers of the last window that belong to the whole job, for any logger."""
+        return {name: value for name, value in self.figures.items() if isinstance(value, int | float)}
+
+    def add(self, **amounts: float) -> None:
+        """Takes the figures of the step that has just run, and other amounts of this rank, to be added up."""
+        pipeline = self._pipeline
+        self._loss_sum = self._loss_sum + pipeline.loss_sum.double()  # on the device: nothing waits for it
+        self._loss_tokens += pipeline.loss_tokens
+        self._reports.append(pipeline.report)
+        self._spans.append(self._span)
+        for name, amount in amounts.items():
+            self._amounts[name] = self._amounts.get(name, 0.0) + amount
+        self._span = self._clock.begin()
+
+    def close(self, **last: float) -> dict[str, Any]:
+        """Ends a window of any number of steps; returns its figures. Collective.
+
+        Args:
+            last: this rank's amounts at its end, such as the peak of its memory.
+        """
+        of_rank = {**self._sums(), **self._amounts, **last}
+        of_ranks = self._channel.all_gather_objects(of_rank)
+        seconds = time.perf_counter() - self._start
+        self.figures = window_figures(seconds, self._loss_tokens, self._reports, of_ranks)
+        for name in (*self._amounts, *last):
+            self.figures[name] = [sums[name] for sums in of_ranks]
+        self._begin_window()
+        return self.figures
+
+    def pause(self, seconds: float) -> None:
+        """Leaves out seconds in which something else ran, an evaluation, say."""
+        self._start += seconds
+
+    def _begin_window(self) -> None:
+        self._start = time.perf_counter()
+        self._loss_sum = 0.0
+        self._loss_tokens: int | float = 0
+        self._reports: list[BalanceReport] = []
+        self._spans: list[ComputeSpan] = []
+        self._amounts: dict[str, float] = {}
+        self._span = self._clock.begin()
+
+    def _sums(self) -> dict[str, Any]:
+        """Returns the figures that differ by rank; waits for the device."""
+        reports = self._reports
+        return {
+            "loss": float(self._loss_sum),
+            "bytes_sent": sum(report.bytes_sent for report in reports),
+            "bytes_received": sum(report.bytes_received for report in reports),
+            "plan_wait_seconds": sum(report.plan_wait_seconds for report in reports),
+            "exchange_seconds": sum(report.exchange_seconds for report in reports),
+            "bytes_fetched": _sum_of(reports, "bytes_fetched"),
+            "fetch_seconds": _sum_of(reports, "fetch_seconds"),
+            "compute_seconds": [span.seconds() for span in self._spans],
+        }
+
+
+def window_figures(
+    seconds: float,
+    loss_tokens: int | float,
+    reports: Sequence[BalanceReport],
+    of_ranks: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Returns the figures of a window by name; lists have one entry per rank.
+
+    `loads_after` are in `unit`. `counts_after` has each rank's samples, tokens, and columns of
+    `get_workloads`, to calibrate by. `imbalance_*` is the largest load ÷ the mean load: as loaded, as
+    planned, and as measured in compute time. Where speeds differ, loads are divided by them.
+    `token_imbalance_*` are tokens of the fullest rank ÷ the mean, as loaded and as planned.
+    Where samples are cut, `imbalance_bound` is what no placement of whole ones beats. Where the measured one
+    exceeds the planned one, the costs did not predict it. `slowest_rank` was the slowest in most steps, in
+    `slowest_share` of them. A rank's `waiting_ms` is how much the slowest rank's compute time exceeds its
+    own. `other_ms` is the rest of a step beyond the slowest rank's computation: lookups, communication,
+    optimizer, input, checkpoints.
+
+    Args:
+        seconds: duration of the window.
+        loss_tokens: loss tokens of all ranks and steps.
+        reports: balance of each step.
+        of_ranks: for each rank, sums over the steps by name, and the compute time of each step.
+    """
+    num_ranks, num_steps = len(of_ranks), len(reports)
+    compute_seconds = np.array([sums["compute_seconds"] for sums in of_ranks])
+    slowest = compute_seconds.max(0)
+    times_slowest = np.bincount(compute_seconds.argmax(0), minlength=num_ranks)
+
+    def total(name: str) -> float:
+        return sum(sums[name] for sums in of_ranks)
+
+    def mean_over_reports(name: str) -> list[Any]:
+        return rounded(np.mean([getattr(report, name) for report in reports], 0))
+
+    per_step = 1 / (num_ranks * num_steps)
+    figures = {
+        "loss": total("loss") / loss_tokens if loss_tokens else 0.0,
+        "seconds": seconds,
+        "seconds_per_step": seconds / num_steps,
+        "samples_per_second": sum(len(report.workloads) for report in reports) / seconds,
+        "tokens_per_second": sum(int(report.tokens_before.sum()) for report in reports) / seconds,
+        "imbalance_before": _mean_of(reports, "imbalance_before"),
+        "imbalance_after": _mean_of(reports, "imbalance_after"),
+        "imbalance_measured": _imbalance(list(compute_seconds.T)),
+        "token_imbalance_before": _imbalance([report.tokens_before for report in reports]),
+        "token_imbalance_after": _imbalance([report.tokens_after for report in reports]),
+        "slowest_rank": int(times_slowest.argmax()),
+        "slowest_share": float(times_slowest.max() / num_steps),
+        "micro_batches": _sum_of(reports, "micro_batches", without=1) / num_steps,
+        "samples_cut": _sum_of(reports, "samples_cut") / num_steps,
+        "pieces": _sum_of(reports, "pieces") / num_steps,
+        "plan_wait_ms": total("plan_wait_seconds") * per_step * 1e3,
+        "exchange_ms": total("exchange_seconds") * per_step * 1e3,
+        "fetch_ms": total("fetch_seconds") * per_step * 1e3,
+        "other_ms": float(seconds - slowest.sum()) / num_steps * 1e3,
+        "bytes_sent": total("bytes_sent") * per_step,
+        "bytes_received": total("bytes_received") * per_step,
+        "bytes_fetched": total("bytes_fetched") * per_step,
+        "compute_ms": rounded(compute_seconds.mean(1) * 1e3),
+        "waiting_ms": rounded((slowest - compute_seconds).mean(1) * 1e3),
+        "tokens_before": mean_over_reports("tokens_before"),
+        "tokens_after": mean_over_reports("tokens_after"),
+        "loads_after": mean_over_reports("loads_after"),
+        "unit": reports[-1].unit,
+        "samples_after": [counts[0] for counts in mean_over_reports("counts_after")],
+        "counts_after": mean_over_reports("counts_after"),
+    }
+    predicted = [report.predicted_seconds for report in reports if report.predicted_seconds is not None]
+    if predicted and len(predicted) == len(reports):
+        figures["predicted_ms"] = rounded(np.mean(predicted, 0) * 1e3)
+        figures["speeds"] = rounded(np.mean([report.rank_speeds for report in reports], 0))
+    if figures["samples_cut"]:  # otherwise not worth its time
+        figures["imbalance_bound"] = _mean_of(reports, "lower_bound")
+    return figures
+
+
+def rounded(values: np.ndarray) -> list[Any]:
+    """Returns lists of numbers, of which digits after a thousandth say nothing."""
+    return np.round(values, 3).tolist()
+
+
+def _imbalance(loads: Sequence[np.ndarray]) -> float:
+    """Largest ÷ mean load over several steps: the largest of each step add up, as time does."""
+    mean = sum(step_loads.mean() for step_loads in loads)
+    return float(sum(step_loads.max() for step_loads in loads) / mean) if mean else 1.0
+
+
+def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:
+    """The mean of an imbalance over steps, weighted by mean loads: the largest loads add up, as time does."""
+    loads = "loads_before" if name == "imbalance_before" else "loads_after"
+    means = [getattr(report, loads).mean() for report in reports]
+    largest = sum(mean * getattr(report, name) for mean, report in zip(means, reports, strict=True))
+    return float(largest / sum(means)) if sum(means) else 1.0
+
+
+def _sum_of(reports: Sequence[BalanceReport], figure: str, without: float = 0) -> float:
+    """The sum of a feature's figure, and of `without` for steps without the feature."""
+    return sum(report.features.get(figure, without) for report in reports)
