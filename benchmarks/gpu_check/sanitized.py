@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import torch
@@ -11,17 +12,21 @@ from benchmarks.gpu_check.parts import PARTS, run
 from benchmarks.gpu_check.ranks import run_python
 from benchmarks.gpu_check.stand_in import install_where_missing
 
+_MODULE = "benchmarks.gpu_check.sanitized"
 _CASES = ("streams: exchange, then compute", "streams: training steps")
 
 
 def check_sanitized(device: torch.device) -> str:
     """Runs the stream cases; the sanitizer sees the kernels of torch's operations, not those of libraries."""
     sanitizer = {"TORCH_CUDA_SANITIZER": "1"} if device.type == "cuda" else {}
-    return run_python("-m", __name__, device.type, **sanitizer).strip().splitlines()[-1]
+    return run_python("-m", _MODULE, device.type, **sanitizer).strip().splitlines()[-1]
 
 
-def main(device_type: str) -> int:
+def main() -> int:
     """Prints what ran; returns the exit code."""
+    parser = argparse.ArgumentParser(f"python -m {_MODULE}", description=__doc__)
+    parser.add_argument("device", choices=("cuda", "cpu"))
+    device_type = parser.parse_args().device
     install_where_missing()
     rows.DELAY_CYCLES = 0  # order is what counts here, not time
     results = [run(part, torch.device(device_type), 1) for part in PARTS if part.name in _CASES]
@@ -33,4 +38,4 @@ def main(device_type: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())
