@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,14 +37,10 @@ class LookedUp:
         """Returns the result for a micro-batch."""
         return self._part(self._whole, number)
 
-    def leaves(self) -> list[torch.Tensor]:
-        """Returns the tensors of the last part that need gradients."""
-        return [leaf for tensor in self.tensors if (leaf := tensor.leaf()) is not None]
-
-    def collect_gradients(self, gradients: Iterator[torch.Tensor | None]) -> None:
-        """Copies the gradients of `leaves`, which it takes from `gradients`, to their places."""
+    def collect_gradients(self) -> None:
+        """Copies the gradients of the last part to their places."""
         for tensor in self.tensors:
-            tensor.collect_gradient(gradients)
+            tensor.collect_gradient()
 
     def _registered(self, value: Any) -> Any:
         if isinstance(value, LazyAwaitable):
@@ -95,17 +91,14 @@ class _Tensor:
         """Returns the rows, int64 `[rows]`, of micro-batch `number`."""
         return _padded(self._select(rows))
 
-    def leaf(self) -> torch.Tensor | None:
-        """Returns the last part, if it needs a gradient."""
-        return self._last[1] if self._last is not None and self._last[1].requires_grad else None
-
-    def collect_gradient(self, gradients: Iterator[torch.Tensor | None]) -> None:
-        """Copies the gradient of `leaf`, the next of `gradients`, to its place."""
-        if self._last is not None and self.leaf() is not None:
+    def collect_gradient(self) -> None:
+        """Copies the gradient of the last part to its place."""
+        if self._last is not None and self._last[1].requires_grad:
+            positions, leaf = self._last
             if self.gradient is None:
                 self.gradient = torch.zeros_like(self.values)
-            if (gradient := next(gradients)) is not None:
-                self.gradient.index_copy_(0, self._last[0], gradient)
+            if leaf.grad is not None:
+                self.gradient.index_copy_(0, positions, leaf.grad)
         self._last = None
 
     def _select(self, positions: torch.Tensor) -> torch.Tensor:

@@ -71,7 +71,8 @@ def run_micro_batches(
     check_reduction(loss_reduction)
     if loss_reduction == "global_mean":
         raise ValueError('"global_mean" is for a whole step: return a micro-batch\'s mean, and use "mean"')
-    check_one_backward(model)
+    if model.training:
+        check_no_hooks(model)
     device = shuffler.view(batch).device
     if loss_scale is None:
         loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum")
@@ -83,50 +84,40 @@ def run_micro_batches(
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []
     lookups = _Lookups(model, batch, parts, rows, shuffler.view)
-    dense = _DenseGradients(model if trains else None)
     total = torch.zeros((), device=device)
     outputs = []
-    with lookups.in_place(), _no_reduction(replicated):
+    with lookups.in_place(), _GradientsAside(model if trains else None) as dense, _no_reduction(replicated):
         for number, micro_batch in enumerate(parts):
             lookups.turn_to(number)
             losses, output = losses_and_output(model(micro_batch))
             loss = loss_sum(losses, loss_reduction, loss_tokens[number], 0.0, failures)
             if trains:
                 with named_range("## backward ##"):
-                    leaves, parameters = lookups.leaves(), dense.parameters
-                    found = torch.autograd.grad(loss * loss_scale, [*leaves, *parameters], allow_unused=True)
-                    lookups.collect_gradients(found[: len(leaves)])
-                    dense.collect(found[len(leaves) :])
+                    (loss * loss_scale).backward()
+                    lookups.collect_gradients()
             total = total + loss.detach()
             is_copy = not (len(samples[number]) or shuffler.view(micro_batch).pads)
             outputs.append(without_copied_row(output) if is_copy and not model.training else output)
     scaled = total * loss_scale
     if trains:
-        scaled = _HandOut.apply(scaled.requires_grad_(), *_pairs(lookups, dense))
-        for module in replicated:  # to them, all micro-batches are one forward, and their backward is to come
-            module._pre_forward(scaled)
-            scaled = module._post_forward(scaled)
+        pairs = [*lookups.gradients(), *dense.gradients()]
+        gradients, tensors = [gradient for _, gradient in pairs], [tensor for tensor, _ in pairs]
+        scaled = _HandOut.apply(scaled.requires_grad_(), gradients, *tensors)
+        for module in replicated:
+            # Of all micro-batches, it is told one forward, so that it reduces in the backward to come.
+            if dense.used(module):
+                module._pre_forward(scaled)
+                scaled = module._post_forward(scaled)
     return scaled, total, outputs
 
 
-def check_one_backward(model: torch.nn.Module) -> None:
-    """Checks that nothing acts on the gradients of each micro-batch in place of their sum.
-
-    Raises:
-        ValueError: a gradient has a hook, or a module shards parameters, and reduces gradients, by itself.
-    """
+def check_no_hooks(model: torch.nn.Module) -> None:
+    """Raises a ValueError if a hook would see the gradient of each micro-batch in place of their sum."""
     for name, parameter in model.named_parameters():
-        if parameter._backward_hooks:
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise ValueError(
                 f"micro-batches run several backwards per step, and {name} has a hook on its gradient, as "
-                "for clipping: clip after the backward, or use register_post_accumulate_grad_hook, which "
-                "runs once"
-            )
-    for name, module in model.named_modules():
-        if isinstance(module, FullyShardedDataParallel | FSDPModule):
-            raise ValueError(
-                f"{name or 'the model'} reduces gradients in each backward, of which micro-batches run "
-                "several per step: wrap it in DistributedDataParallel in place of FSDP, or leave "
+                "for clipping, or of an optimizer that steps in backward: do it after the backward, or leave "
                 "MicroBatches out"
             )
 
@@ -217,15 +208,10 @@ class _Lookups:
         self._number = number
         self._calls = [0] * len(self._modules)
 
-    def leaves(self) -> list[torch.Tensor]:
-        """Returns the looked-up parts of the micro-batch that need gradients."""
-        return [leaf for found in self._found.values() for leaf in found.leaves()]
-
-    def collect_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Copies the gradients of `leaves` to their places."""
-        remaining = iter(gradients)
+    def collect_gradients(self) -> None:
+        """Copies the gradients of the micro-batch's parts to their places."""
         for found in self._found.values():
-            found.collect_gradients(remaining)
+            found.collect_gradients()
 
     def gradients(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields what was looked up for the whole batch, and its gradient."""
@@ -268,40 +254,66 @@ class _Lookups:
         )
 
 
-class _DenseGradients:
-    """Sums of a model's gradients over micro-batches, but for those of sharded modules.
+class _GradientsAside:
+    """While active, a model's gradients are those of the micro-batches alone, which it keeps.
+
+    Modules have other parameters in the meantime, in the same memory, for which DistributedDataParallel does
+    not wait. What reaches the model's own in another way counts, too: weights that a module keeps in a list,
+    tables that the dense part reads, parameters of fully sharded modules.
 
     Args:
         model: None for no gradients.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
-        sharded = [] if model is None else outermost_sharded(model)
-        tables = {id(parameter) for module in sharded for parameter in module.parameters()}
-        dense = [] if model is None else model.parameters()
-        self.parameters = [each for each in dense if each.requires_grad and id(each) not in tables]
-        self._sums: list[torch.Tensor | None] = [None] * len(self.parameters)
+        self._parameters = [] if model is None else [*model.parameters()]
+        self._places = [] if model is None else [*_dense_places(model)]
+        self._sums: dict[torch.nn.Parameter, torch.Tensor] = {}
 
-    def collect(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Adds the gradients of a micro-batch."""
-        for number, gradient in enumerate(gradients):
-            so_far = self._sums[number]
-            if so_far is None:
-                self._sums[number] = gradient
-            elif gradient is not None:
-                self._sums[number] = so_far.add_(gradient)
+    def __enter__(self) -> _GradientsAside:
+        self._before = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._leaves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+        for module, name, parameter in self._places:
+            if parameter not in self._leaves:
+                self._leaves[parameter] = torch.nn.Parameter(parameter.detach())
+            module._parameters[name] = self._leaves[parameter]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for module, name, parameter in self._places:
+            module._parameters[name] = parameter
+        for (
+            parameter
+        ) in self._parameters:  # all before any is put back: tables in one tensor share a gradient
+            holders = (parameter, self._leaves.get(parameter))
+            found = [each.grad for each in holders if each is not None and each.grad is not None]
+            if found:
+                self._sums[parameter] = found[0] if len(found) == 1 else found[0] + found[1]
+        for parameter, before in zip(self._parameters, self._before, strict=True):
+            parameter.grad = before
+        self._before, self._leaves = [], {}
+
+    def used(self, module: torch.nn.Module) -> bool:
+        """Returns whether a parameter of a module got a gradient."""
+        return any(parameter in self._sums for parameter in module.parameters())
 
     def gradients(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields each parameter that was used, and its gradient."""
-        for parameter, gradient in zip(self.parameters, self._sums, strict=True):
-            if gradient is not None:
-                yield parameter, gradient
+        yield from self._sums.items()
 
 
-def _pairs(lookups: _Lookups, dense: _DenseGradients) -> tuple[Any, ...]:
-    """Returns a list of gradients, then the tensors that they are of."""
-    pairs = [*lookups.gradients(), *dense.gradients()]
-    return [gradient for _, gradient in pairs], *(tensor for tensor, _ in pairs)
+def _dense_places(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
+    """Yields where a model has parameters that need gradients, but those of sharded modules, which run once,
+    and of fully sharded ones, which reduce by themselves."""
+    if isinstance(module, ShardedModule | FSDPModule | FullyShardedDataParallel):
+        return
+    for name, parameter in module._parameters.items():
+        if parameter is not None and parameter.requires_grad:
+            yield module, name, parameter
+    for child in module.children():
+        yield from _dense_places(child)
 
 
 class _HandOut(torch.autograd.Function):

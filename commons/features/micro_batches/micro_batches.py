@@ -27,7 +27,7 @@ from ...sequence_batch.row_objects import join_objects, view_with_objects
 from ...sequence_batch.row_results import check_results, shared_in_results
 from ...sequence_batch.row_schema import FieldValue
 from .divided_batch import COLUMN, COUNT, micro_batches, rows_of_micro_batches
-from .micro_batch_forward import check_one_backward, run_micro_batches
+from .micro_batch_forward import check_no_hooks, run_micro_batches
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -92,10 +92,10 @@ class MicroBatches(Feature):
                 'loss_reduction="global_mean" is for a whole step: with micro-batches return the mean over '
                 'the loss tokens that the model was given, and use "mean"'
             )
-        check_one_backward(model)
+        check_no_hooks(model)
 
     def forward(self, call: ModelCall, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Runs the micro-batches; only the tables' backward is left to do."""
+        """Runs the micro-batches; the backward of their loss hands out all gradients."""
         if COUNT not in call.plan.step:
             return forward(call)
         reduction, scale = call.loss_reduction, call.scale
