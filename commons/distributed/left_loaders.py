@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,8 +26,21 @@ def leave(loader: Iterator[Any]) -> None:
 
 
 def was_left(loader: Iterator[Any]) -> bool:
-    """Returns whether a loop was left with a batch of an iterator, which has not started anew since."""
-    return any(reference() is loader and place == _place(loader) for reference, place in _left)
+    """Returns whether a loop was left with a batch of an iterator, as another loop over it begins.
+
+    An iterator whose class has an `__iter__` of its own may start anew by it. So it counts as left only for
+    the loop that comes next, over whatever.
+    """
+    place = _place(loader)
+    found = any(reference() is loader and place == left_at for reference, left_at in _left)
+    for entry in [*_left]:
+        left, left_at = entry[0](), entry[1]
+        is_of_class = left_at is None and isinstance(
+            getattr(type(left), "__iter__", None), types.FunctionType
+        )
+        if left is None or (left is not loader and is_of_class):
+            _left.remove(entry)
+    return found
 
 
 def _find_kept(key: int) -> Iterator[Any] | None:

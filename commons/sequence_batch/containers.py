@@ -123,10 +123,10 @@ def check_replaceable(value: Any, path: str = "") -> None:
             if not _is_same(parts_again[key], part):
                 _refuse_changed(value, join_path(path, key))
         for name, attribute in attributes(value):
-            if is_plain(attribute) and getattr(again, name, attribute) != attribute:
+            # A default of the class would show again; what __post_init__ sets may be a time, say.
+            is_default = hasattr(again, name) and name not in vars(again)
+            if is_default and is_plain(attribute) and getattr(again, name) != attribute:
                 _refuse_changed(value, join_path(path, name))
-        made = {name for name, attribute in attributes(again) if leaves_and_arrays(attribute)}
-        _MADE_AGAIN[type(value)] = frozenset(made)
     for key, part in parts.items():
         check_replaceable(part, join_path(path, key))
     if not path:
@@ -136,8 +136,8 @@ def check_replaceable(value: Any, path: str = "") -> None:
 def check_attributes(value: Any, path: str = "") -> None:
     """Checks that containers hold no tensor or array in an attribute alone, which no move would take along.
 
-    A later batch may have what the first had not. Attributes that `__post_init__` makes of fields are made
-    again, as `check_replaceable` has found.
+    A later batch may have what the first had not. Fine are attributes of a dataclass that `__post_init__`
+    makes of fields, or that are private: a new instance works them out again.
 
     Raises:
         TypeError: one does.
@@ -146,26 +146,34 @@ def check_attributes(value: Any, path: str = "") -> None:
     if container is None:
         return
     parts = container.parts(value)
-    if container.replaced is replace_dataclass or isinstance(value, MutableMapping | list | tuple):
-        made_again = _MADE_AGAIN.get(type(value), frozenset())
-        alone = [each for each in attributes(value) if each[0] not in made_again]
-        inside = {id(leaf) for _, leaf in leaves_and_arrays(value)} if alone else set()
-        for name, attribute in alone:
-            for held, leaf in leaves_and_arrays(attribute, join_path(path, name)):
-                if id(leaf) in inside:
+    is_dataclass = container.replaced is replace_dataclass
+    if is_dataclass or isinstance(value, MutableMapping | list | tuple):
+        again = None
+        for name, held, attribute in _held_alone(value, path):
+            if is_dataclass:
+                again = replace_dataclass(value, {}) if again is None else again
+                is_private = name.startswith("_") and hasattr(again, name)
+                if is_private or leaves_and_arrays(getattr(again, name, None)):
                     continue
-                raise TypeError(
-                    f"{held} is a tensor that would stay behind when its samples move, "
-                    f"because it is only an attribute of a {type_name(value)}: make it a field or an "
-                    f"element, or {TAKE_APART}"
-                )
+            kind = "an array" if isinstance(attribute, np.ndarray) else "a tensor"
+            raise TypeError(
+                f"{held} is {kind} that would stay behind when its samples move, because it is only an "
+                f"attribute of a {type_name(value)}: make it a field or an element, or {TAKE_APART}"
+            )
     for key, part in parts.items():
         if type(part) not in PLAINEST:
             check_attributes(part, join_path(path, key))
 
 
-# Attributes with tensors that `__post_init__` makes, by dataclass.
-_MADE_AGAIN: dict[type, frozenset[str]] = {}
+def _held_alone(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
+    """Yields the attribute, path and value of each tensor and array that attributes hold, and no element."""
+    inside: set[int] | None = None
+    for name, attribute in attributes(value):
+        for held, leaf in leaves_and_arrays(attribute, join_path(path, name)):
+            if inside is None:
+                inside = {id(element) for _, element in leaves_and_arrays(value)}
+            if id(leaf) not in inside:
+                yield name, held, leaf
 
 
 def _refuse_changed(value: Any, path: str) -> None:

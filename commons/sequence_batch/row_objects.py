@@ -52,7 +52,7 @@ def join_objects(views: Sequence[_ViewWithObjects]) -> None:
     for path in first.arrays:
         arrays = [view.arrays[path] for view in views]
         filled = [array for array in arrays if len(array)] or arrays[:1]  # empty ones may have any dtype
-        if len(dtypes := {_kind_of(array.dtype) for array in filled}) > 1:
+        if len(dtypes := {_joined_dtype(array.dtype) for array in filled}) > 1:
             raise ValueError(
                 f"batches have other dtypes in {path!r}: {sorted(map(str, dtypes))}; expected one"
             )
@@ -133,9 +133,10 @@ class _PaddedWithObjects(_ViewWithObjects, _PaddedView):
         return self.batch.batch_size
 
 
-def _kind_of(dtype: np.dtype) -> Any:
-    """Returns what arrays that are joined must agree on: texts may have other widths."""
-    return dtype.kind if dtype.kind in "USO" else dtype
+def _joined_dtype(dtype: np.dtype) -> Any:
+    """Returns what arrays that are joined must agree on: a dtype of numbers. Texts, objects among them, may
+    have other widths, and times other units."""
+    return dtype if dtype.kind in "biufcV" else "OSU" if dtype.kind in "OSU" else dtype.kind
 
 
 def _check_plain_values(views: Sequence[_ViewWithObjects]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from .base_batch import num_rows
 from .container_types import container_type, join_path
 from .containers import Leaf, as_field, leaves_and_arrays
 from .row_lists import hash_lists, hash_shared
-from .row_schema import FieldValue
+from .row_schema import FieldValue, hash_bytes
 
 
 def check_results(fields: Mapping[str, FieldValue], whose: str) -> None:
@@ -28,7 +28,17 @@ def check_results(fields: Mapping[str, FieldValue], whose: str) -> None:
             )
 
 
-def shared_in_results(values: Sequence[Any], shared: Collection[str], rows: Sequence[int]) -> set[str]:
+def hashes_at(value: Any, paths: Collection[str]) -> dict[str, int]:
+    """Returns a hash of what a batch has at each of these paths."""
+    return {path: _hash(part) for path in sorted(paths) if (part := _at(value, path)) is not None}
+
+
+def shared_in_results(
+    values: Sequence[Any],
+    shared: Collection[str],
+    rows: Sequence[int],
+    hashes: Mapping[str, int] | None = None,
+) -> set[str]:
     """Returns the paths at which parts of a batch, or results for them, hold what all samples share.
 
     Batch fields "scale" may be shared, while a worker returns a "scale" per row: of two chunks with 3 rows,
@@ -38,17 +48,21 @@ def shared_in_results(values: Sequence[Any], shared: Collection[str], rows: Sequ
         values: of each part.
         shared: paths of what the samples of the batch share.
         rows: rows of each part; one without any does not tell.
+        hashes: of what the samples share, by path, as `hashes_at` returns them.
 
     Raises:
         ValueError: what is at a path may be either.
     """
     found, counts = set(), [count for count in rows if count]
     for path in sorted(shared):
-        at = [next(_at(part, path), None) for part, count in zip(values, rows, strict=True) if count]
+        at = [_at(part, path) for part, count in zip(values, rows, strict=True) if count]
         has_rows = all(_has_rows(part, count) for part, count in zip(at, counts, strict=True))
         if not has_rows or all(part is at[0] for part in at):
             found.add(path)
-        elif all(_hashes(part) == _hashes(at[0]) for part in at):
+        elif len(alike := {_hash(part) for part in at}) == 1:
+            if alike == {(hashes or {}).get(path)}:
+                found.add(path)
+                continue
             raise ValueError(
                 f"{path!r} is named as shared, and has a row for each row of every part, alike in all: it "
                 "may be either. Rename it if it is a result, else leave it out"
@@ -56,15 +70,17 @@ def shared_in_results(values: Sequence[Any], shared: Collection[str], rows: Sequ
     return found
 
 
-def _at(value: Any, wanted: str, path: str = "") -> Iterator[Any]:
-    """Yields the part at a path, if there is one."""
+def _at(value: Any, wanted: str, path: str = "") -> Any:
+    """Returns the part at a path; None if there is none."""
     if path == wanted:
-        yield value
-        return
+        return value
     container = None if isinstance(value, Leaf) else container_type(value)
     for key, part in container.parts(value).items() if container else ():
         if wanted.startswith(below := join_path(path, key)):
-            yield from _at(part, wanted, below)
+            found = _at(part, wanted, below)
+            if found is not None:
+                return found
+    return None
 
 
 def _has_rows(part: Any, count: int) -> bool:
@@ -82,5 +98,6 @@ def _rows_of(leaf: Any) -> int:
     return -1 if isinstance(field, torch.Tensor) and not field.dim() else num_rows("", field)
 
 
-def _hashes(part: Any) -> dict[str, int]:
-    return hash_shared(part, {""}) if leaves_and_arrays(part) else hash_lists({"": part})
+def _hash(part: Any) -> int:
+    hashes = hash_shared(part, {""}) if leaves_and_arrays(part) else hash_lists({"": part})
+    return hash_bytes([repr(sorted(hashes.items())).encode()])

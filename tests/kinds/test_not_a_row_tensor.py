@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import UserDict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -435,3 +436,53 @@ def test_arrays_of_numbers_and_of_texts_are_not_joined():
         merge([{"a": np.arange(2)}, {"a": np.array(["x", "y"])}], order)
     texts = merge([{"a": np.array(["x", "y"])}, {"a": np.array(["long", "z"])}], order)["a"]
     assert sorted(texts.tolist()) == ["long", "x", "y", "z"]
+
+
+@dataclass
+class WithCache:
+    """Works a total out when it is asked for, and in some batches a mask at once."""
+
+    id: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self._total: torch.Tensor | None = None
+        self.made = np.random.default_rng().random()
+        if int(self.id.sum()) % 2:
+            self.odd = self.id % 2
+
+    def total(self) -> torch.Tensor:
+        if self._total is None:
+            self._total = self.id.sum()
+        return self._total
+
+
+@on_ranks(2)
+def test_what_a_batch_works_out_of_its_fields_is_worked_out_again():
+    shuffler = HeavyOnRank1()
+    for last in (4, 5):  # the first has no mask
+        batch = WithCache(torch.cat([own_ids()[:3], torch.tensor([last])]))
+        batch.total()
+        moved = shuffler.shuffle(batch)
+        assert int(moved.total()) == int(moved.id.sum())
+        assert hasattr(moved, "odd") == bool(int(moved.id.sum()) % 2)
+    chunks, order = split_balanced(WithCache(own_ids()), 2, [1] * ROWS)
+    assert merge(chunks, order).id.tolist() == own_ids().tolist()
+
+
+@on_ranks(2)
+def test_pickled_chunks_share_what_their_batch_shares_whatever_its_length():
+    batch = {"id": own_ids(), "scale": torch.ones(2)}  # chunks have two rows
+    chunks, order = split_balanced(batch, 2, HeavyOnRank1(["scale"]))
+    sent = pickle.loads(pickle.dumps(chunks))
+    assert merge(sent, order)["scale"].tolist() == [1, 1]
+    zeros = [{"id": chunk["id"], "scale": torch.zeros(2)} for chunk in chunks]
+    with pytest.raises(ValueError, match="it may be either"):
+        merge(zeros, order)
+
+
+def test_arrays_of_texts_may_have_none_and_times_other_units():
+    _, order = split_balanced({"id": torch.arange(4)}, 2, [1] * 4)
+    texts = merge([np.array(["a", "b"]), np.array(["c", None])], order)
+    assert sorted(map(str, texts)) == ["None", "a", "b", "c"]
+    times = merge([np.array(["2026", "2027"], "M8[Y]"), np.array(["2026-01-02"] * 2, "M8[D]")], order)
+    assert times.dtype == np.dtype("M8[D]")

@@ -383,3 +383,28 @@ def test_persistent_workers_start_anew_after_a_loop_that_was_left():
     shuffler = Costly()
     assert len(ids_of(shuffler, loader, 2)) == 2
     assert len(ids_of(shuffler, loader)) == 4
+
+
+class Restarting:
+    """A loader that starts anew by `iter`, and is its own iterator."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches, self._place = batches, 0
+
+    def __iter__(self) -> Restarting:
+        self._place = 0
+        return self
+
+    def __next__(self) -> Any:
+        if self._place == len(self._batches):
+            raise StopIteration
+        self._place += 1
+        return self._batches[self._place - 1]
+
+
+@on_ranks(2)
+def test_a_loader_that_starts_anew_may_be_left_with_an_evaluation_in_between():
+    shuffler, loader = Costly(), Restarting(numbered(0, 4))
+    for _ in range(3):
+        assert len(ids_of(shuffler, loader, 2)) == 2
+        ids_of(shuffler, numbered(50, 1))

@@ -461,9 +461,8 @@ def adopt(model: torch.nn.Module) -> torch.nn.Module:
 
 
 @contextmanager
-def recorded_cuda(strict: bool = True) -> Iterator[Any]:
+def recorded_cuda() -> Iterator[Any]:
     """While active, the process has a GPU; yields its record."""
-    DEVICE.strict = strict
     DEVICE.clear()
     stream_context = lambda stream: DEVICE.on(stream)  # noqa: E731
     patches: dict[Any, dict[str, Any]] = {

@@ -6,8 +6,8 @@ reinforcement learning, and hands each worker its part. Nothing is collective; n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from ...sequence_batch.packed_rows import (
 )
 from ...sequence_batch.row_lists import check_no_samples, lists_in_attributes
 from ...sequence_batch.row_objects import join_objects, view_with_objects
-from ...sequence_batch.row_results import check_results, shared_in_results
+from ...sequence_batch.row_results import check_results, hashes_at, shared_in_results
 
 Batch = TypeVar("Batch")
 
@@ -45,12 +45,14 @@ class SplitOrder:
         batch_size: rows of the batch, padding included.
         chunk_rows: rows of each chunk, padding included.
         shared_fields: paths of what all samples share.
+        shared_hashes: of what is at these paths.
     """
 
     partition: tuple[np.ndarray, ...]
     batch_size: int
     chunk_rows: tuple[int, ...]
     shared_fields: frozenset[str] = frozenset()
+    shared_hashes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_samples(self) -> np.ndarray:
@@ -103,10 +105,10 @@ def split_balanced(
     containers.check_replaceable(batch)
     check_no_samples(batch, view.num_rows, shared)
     for path, entries in lists_in_attributes(batch).items():
-        if len(entries) in (view.num_rows, view.num_samples):
+        if path not in shared and len(entries) in (view.num_rows, view.num_samples):
             raise TypeError(
                 f"{path} has an entry for each row, and is only an attribute of its container, which chunks "
-                "would share: make it an element or a field"
+                "would share: make it an element or a field, or name it in the shuffler's shared_fields"
             )
     batch_size, num_real, given = view.num_rows, view.num_samples, groups is not None
     if isinstance(workloads, BatchShuffler):
@@ -129,7 +131,8 @@ def split_balanced(
         fields = gather_rows([packed], samples, num_elements).unpack(num_rows)
         chunks.append(view.with_rows(fields, num_rows, len(samples)))
     all_share = frozenset([*shared, *view.shared_lists])
-    return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, all_share)
+    hashes = hashes_at(batch, all_share)
+    return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, all_share, hashes)
 
 
 def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
@@ -157,7 +160,7 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
             "in the order in which split_balanced returned them"
         )
     first_rows = np.cumsum([0, *order.chunk_rows]).tolist()
-    shared = shared_in_results(batches, order.shared_fields, order.chunk_rows)
+    shared = shared_in_results(batches, order.shared_fields, order.chunk_rows, order.shared_hashes)
     views = []
     sources: list[PackedRows] = []
     for chunk, batch in enumerate(batches):
