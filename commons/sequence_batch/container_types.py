@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import torch
 
+from .. import NAME
 from .optional_types import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensorclass
 
 Batch = TypeVar("Batch")
@@ -43,7 +44,7 @@ _PLAIN = (
     torch.device,
     torch.Size,
 )
-TAKE_APART = "take it apart with commons.sequence_batch.register_batch_type"
+TAKE_APART = f"take it apart with {NAME}.sequence_batch.register_batch_type"
 
 
 class ContainerType(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from .optional_types import KeyedJaggedTensor
 from .row_lists import RECIPE, are_samples
-from .row_schema import FieldValue
+from .row_schema import FieldValue, lengths_of
 
 PER_SAMPLE = 'mark it with field(metadata={"per_sample": False})'
 SHARED_FIELDS = "name it in the shuffler's shared_fields"
@@ -43,8 +44,18 @@ def _fitting_form(value: FieldValue, fields: Mapping[str, FieldValue], num_rows:
         return ""
     count = value.shape[0]
     for other, jagged in fields.items():
-        if not isinstance(jagged, torch.Tensor) and len(jagged.values()) == count:
+        if isinstance(jagged, torch.Tensor):
+            continue
+        if len(jagged.values()) == count:
             return f"if it has a number for each of {other!r}, make it a JaggedTensor with the same lengths"
+        keys = jagged.keys() if isinstance(jagged, KeyedJaggedTensor) else []
+        totals = lengths_of(jagged).view(len(keys), -1).sum(1).tolist() if keys else []
+        for key, total in zip(keys, totals, strict=True):
+            if total == count:
+                return (
+                    f"if it has a number for each element of {key!r} in {other!r}, make it a JaggedTensor with "
+                    "that key's lengths"
+                )
     if value.dim() == 1 and _are_offsets(value):
         return "offsets belong to the values that they divide: make both one JaggedTensor(values, offsets=…)"
     for other, tensor in fields.items():

@@ -181,6 +181,12 @@ def test_remedies_fit_the_shape(value, remedy):
         More(features, 4, {}, more=value)
 
 
+def test_numbers_of_events_are_told_of_their_key():
+    keyed = KeyedJaggedTensor(["item", "user"], torch.arange(9), lengths=torch.tensor([3, 2, 1, 1, 1, 1]))
+    with pytest.raises(ValueError, match="for each element of 'item' in 'features', make it a JaggedTensor"):
+        assert view_batch({"features": keyed, "rating": torch.arange(6)}).num_rows
+
+
 @pytest.mark.parametrize("dim", [1, 2, 3])
 @on_ranks(2)
 def test_nested_tensors_move_wherever_they_are_ragged(dim):
