@@ -1,4 +1,4 @@
-"""The one picture: who works and who waits, and losses that are one."""
+"""The one picture: how much of the time ranks wait, as loaded, balanced, and balanced with pieces."""
 
 from __future__ import annotations
 
@@ -10,63 +10,55 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-WORK, WORK_OF_ODD_STEPS, WAIT = "#2a7f9e", "#63b3cc", "#dcdcdc"
-SECOND_LOSS = "#d1495b"
+from benchmarks.demo.training import AS_LOADED, DEFAULT, PIECES
+
+WORK, WAIT = "#2a7f9e", "#e3e3e3"
+# By arm, what the panel calls it.
+PANELS = {AS_LOADED: "As loaded", DEFAULT: "Balanced", PIECES: "Balanced, with long samples in pieces"}
+WIDTH, HEIGHT, DPI = 1200, 700, 100  # pixels
 
 
 def draw(summary: dict[str, Any], path: Path) -> None:
-    """Draws the replay's arms over one time axis, and below them the loss curves of the training run."""
-    replay = summary["replay"]
-    ends = {arm: sum(max(step) for step in steps) for arm, steps in replay.items()}
-    size, heights = (9, 2.3 * len(replay) + 2.6), [1.0] * len(replay) + [0.9]
-    figure, axes = plt.subplots(len(replay) + 1, figsize=size, height_ratios=heights, layout="constrained")
-    for axis, (arm, steps) in zip(axes, replay.items(), strict=False):
-        _draw_arm(axis, arm, steps, ends, max(ends.values()))
-    axes[len(replay) - 1].set_xlabel("seconds of the replay")
-    patches = [Patch(color=WORK, label="work, measured"), Patch(color=WAIT, label="waiting for the slowest")]
-    axes[0].legend(handles=patches, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
-    _draw_losses(axes[-1], summary)
-    steps = replay["as loaded"]
-    title = f"{len(steps)} steps of {len(steps[0])} ranks: the same samples, placed differently"
-    figure.suptitle(title, fontsize=13)
-    figure.savefig(path, dpi=130)
+    """Draws three arms of the replay over one time axis."""
+    figure = make_figure(summary)
+    figure.savefig(path, dpi=DPI)
     plt.close(figure)
 
 
-def _draw_arm(axis: Axes, arm: str, steps: list[list[float]], ends: dict[str, float], longest: float) -> None:
-    start = 0.0
-    for step, seconds in enumerate(steps):
-        ranks = range(len(seconds))
-        color = WORK if step % 2 == 0 else WORK_OF_ODD_STEPS
-        axis.barh(ranks, [max(seconds)] * len(seconds), left=start, color=WAIT, height=0.8)
-        axis.barh(ranks, seconds, left=start, color=color, height=0.8)
-        start += max(seconds)
-    idle = 1 - sum(map(sum, steps)) / (start * len(steps[0]))
-    axis.axvline(start, color="black", linewidth=1.2)
-    axis.text(start, (len(steps[0]) - 1) / 2, f" {start:.1f} s", va="center", fontsize=10)
-    faster = ends["as loaded"] / ends[arm]
-    gain = "" if arm == "as loaded" else f", {faster:.2f}× as fast"
-    axis.set_title(f"{arm}: {idle:.0%} of the time waiting{gain}", loc="left", fontsize=10)
-    axis.set_xlim(0, longest * 1.07)
-    axis.set_yticks(range(len(steps[0])), [f"rank {rank}" for rank in range(len(steps[0]))], fontsize=7)
+def make_figure(summary: dict[str, Any]) -> Figure:
+    """Returns the picture of a summary, before it is written."""
+    replay = summary["replay"]
+    size = (WIDTH / DPI, HEIGHT / DPI)
+    figure, axes = plt.subplots(len(PANELS), figsize=size, sharex=True, layout="constrained")
+    ends = {arm: sum(max(step) for step in replay[arm]) for arm in PANELS}
+    for axis, (arm, name) in zip(axes, PANELS.items(), strict=True):
+        _draw_arm(axis, name, replay[arm], ends[AS_LOADED] / ends[arm])
+    limit = 1.08 * max(ends.values())
+    axes[-1].set_xlim(0, limit)
+    axes[-1].set_xticks([tick for tick in axes[-1].get_xticks() if 0 <= tick <= limit])
+    axes[-1].set_xlabel("seconds")
+    steps = replay[AS_LOADED]
+    figure.suptitle(f"{len(steps)} training steps on {len(steps[0])} ranks, the same samples each time")
+    patches = [Patch(color=WORK, label="computing"), Patch(color=WAIT, label="waiting for the slowest rank")]
+    figure.legend(handles=patches, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _draw_arm(axis: Axes, name: str, steps: list[list[float]], faster: float) -> None:
+    ranks, start = range(len(steps[0])), 0.0
+    for seconds in steps:
+        longest = max(seconds)
+        axis.barh(ranks, [longest] * len(seconds), left=start, color=WAIT, height=0.85)
+        axis.barh(ranks, seconds, left=start, color=WORK, height=0.85)
+        start += longest
+        axis.axvline(start, color="white", linewidth=2)
+    waiting = 1 - sum(map(sum, steps)) / (start * len(steps[0]))
+    gain = "" if faster == 1.0 else f", {faster:.2f}× as fast"
+    axis.set_title(f"{name}: {waiting:.0%} of the time waiting{gain}", loc="left", fontsize=13)
+    axis.text(start, (len(steps[0]) - 1) / 2, f"  {start:.1f} s", va="center", fontsize=12)
+    axis.set_yticks([0, len(steps[0]) - 1], ["rank 0", f"rank {len(steps[0]) - 1}"])
     axis.invert_yaxis()
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_losses(axis: Axes, summary: dict[str, Any]) -> None:
-    difference = max(arm["max_relative_loss_difference"] for arm in summary["balanced"].values())
-    colors = (WORK, SECOND_LOSS, "black", "gold", "green")
-    styles = zip(colors, (4.0, 2.5, 1.5, 0.8, 0.6), ("-", "--", ":", "-", "-."), strict=True)
-    for (name, losses), (color, width, line) in zip(summary["losses"].items(), styles, strict=True):
-        axis.plot(losses, color=color, linewidth=width, linestyle=line, label=name)
-    axis.set_title(
-        f"training on {summary['ranks']} ranks: largest relative difference of the losses {difference:.0e}",
-        loc="left",
-        fontsize=10,
-    )
-    axis.set_xlabel("training step")
-    axis.set_ylabel("global loss")
-    axis.legend(frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.3))
     axis.spines[["top", "right"]].set_visible(False)

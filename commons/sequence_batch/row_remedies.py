@@ -53,8 +53,8 @@ def _fitting_form(value: FieldValue, fields: Mapping[str, FieldValue], num_rows:
         for key, total in zip(keys, totals, strict=True):
             if total == count:
                 return (
-                    f"if it has a number for each element of {key!r} in {other!r}, make it a JaggedTensor with "
-                    "that key's lengths"
+                    f"if it has a number for each element of {key!r} in {other!r}, make it a JaggedTensor "
+                    "with that key's lengths"
                 )
     if value.dim() == 1 and _are_offsets(value):
         return "offsets belong to the values that they divide: make both one JaggedTensor(values, offsets=…)"
