@@ -33,11 +33,12 @@ from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_proc
 RANKS, STEPS = 8, 5
 
 
-def replay(name: str, learned_cost: Path) -> Record:
+def replay(name: str, arms: Sequence[str], learned_cost: Path) -> Record:
     """Times one forward and backward of each rank's batch.
 
     Args:
         name: of the model.
+        arms: names of those to replay.
         learned_cost: file of what the training has learned, for the arm that balances by it.
 
     Returns:
@@ -48,11 +49,11 @@ def replay(name: str, learned_cost: Path) -> Record:
         args = from_gin(TrainerArgs)
         args.train_batch_size *= RANKS  # one process loads for all the ranks that it replays
         task = make_task(args, device)
-        steps = list(_place_steps(task, args, learned_cost))
+        steps = list(_place_steps(task, args, arms, learned_cost))
         model, _ = shard_model(task.model, from_gin(OptimizerArgs), device)
         model.train()
         _time(model, steps[0][1][0].to(device))  # warms up
-        seconds: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
+        seconds: dict[str, list[list[float]]] = {arm: [] for arm in arms}
         with mock.patch.object(KeyFetch, "all_to_all", _receive_zeros):
             for arm, batches in show_progress(steps, f"replay {RANKS} ranks"):
                 seconds[arm].append([_time(model, batch.to(device)) for batch in batches])
@@ -60,13 +61,13 @@ def replay(name: str, learned_cost: Path) -> Record:
 
 
 def _place_steps(
-    task: TrainingTask, args: TrainerArgs, learned_cost: Path
+    task: TrainingTask, args: TrainerArgs, arms: Sequence[str], learned_cost: Path
 ) -> Iterator[tuple[str, list[BaseBatch]]]:
     """Yields the arm and each rank's batch, step by step."""
     learned = {"balance_cost": str(learned_cost)}
     shufflers = {
-        arm: task.make_shuffler(replace(args, **settings | (learned if arm == LEARNED_PIECES else {})))
-        for arm, settings in ARMS.items()
+        arm: task.make_shuffler(replace(args, **ARMS[arm] | (learned if arm == LEARNED_PIECES else {})))
+        for arm in arms
     }
     for batch in islice(task.train_dataset, STEPS):
         for arm, shuffler in shufflers.items():
