@@ -165,7 +165,7 @@ class BatchShuffler(ABC):
     def plan_over(self, ranks: RankGroup) -> None:
         """Plans for all of these ranks from now on, as pipelines need it; collective over them."""
         if ranks.ranks != self.planner.ranks.ranks:
-            if self.group.num_ranks == 1:  # it places the others' rows, too
+            if self.group.num_ranks == 1 and self.moves_samples:  # it places the others' rows, too
                 warm_up(self.settings, self.features)
             self.planner = Planner(self, ranks)
 

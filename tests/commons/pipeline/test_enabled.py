@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShufflerFactory, IdentityShuffler
+from commons.distributed import BatchShufflerFactory, IdentityShuffler, batch_shuffler
 from tests.commons.histories import TokenShuffler, contents, draw_histories
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model, steps_of
 from tests.on_ranks import on_ranks
@@ -64,3 +65,15 @@ def test_enabled_is_a_bool_and_reaches_shufflers_by_name():
         BatchShufflerFactory.unregister("tokens to be off")
     with pytest.raises(TypeError, match=r"TokenShuffler\.enabled = 'no'"):
         TokenShuffler(enabled="no")
+
+
+@on_ranks(2)
+def test_nothing_is_compiled_for_planning_while_it_is_off():
+    def fail(*_: Any) -> None:
+        raise AssertionError("placement is compiled")
+
+    with mock.patch.object(batch_shuffler, "warm_up", fail):
+        for shuffler in (TokenShuffler(enabled=False), IdentityShuffler()):
+            assert trained("none", shuffler)[0]
+        with pytest.raises(AssertionError, match="placement is compiled"):
+            TokenShuffler()
