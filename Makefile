@@ -62,6 +62,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- exchange-kernels  kernels and host waits of an exchange, on a recorded GPU
 #- first-plan     CPU time of compiling, until the first plan of a new process
 #- gather         time of the planning gather by number of processes
+#- getting-started  the first training of docs/getting-started.md, off and on in turns
 #- groups         ranks per user, and time to plan, where samples of a user belong together
 #- kuairand       memory and time of preparing KuaiRand's logs
 #- learning       learned costs with a slow rank, and with a part that FLOPs leave out

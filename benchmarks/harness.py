@@ -42,6 +42,7 @@ BENCHMARKS = {
     "dealing": "partition.dealing",
     "exchange-kernels": "exchange_kernels",
     "first-plan": "first_plan",
+    "getting-started": "getting_started",
     "gather": "plan_gather",
     "groups": "partition.groups_at_size",
     "kuairand": "kuairand_preprocess",
