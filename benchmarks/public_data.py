@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.harness import Record, average, show_progress
 from benchmarks.markdown import make_table, markdown_table
-from benchmarks.partition.lengths import ML_100K, ML_100K_NEWEST, Lengths, list_lengths
+from benchmarks.partition.lengths import ML_100K, ML_100K_NEWEST, ZIPF, Lengths, list_lengths
 from benchmarks.partition.placements import AS_LOADED, PLACEMENTS, draw_batches
 from commons.advisor.__main__ import main as advise
 from commons.advisor.public_data import PUBLIC_DATA, PublishedLengths
@@ -30,7 +30,9 @@ PLACED = {
     "Karmarkar–Karp": "karmarkar_karp",
     "balanced (default)": ShufflerSettings().partitioner,
 }
-# NVIDIA recsys-examples' benchmark has a model of this size.
+# NVIDIA recsys-examples' benchmark of its shuffler has these lengths, width, ranks, and rows per rank.
+NVIDIA_RANKS, NVIDIA_WIDTH = 16, 1024
+# And a model of this size.
 MODEL = ("--model", "hstu", "--hidden-size", "1024", "--num-layers", "8", "--num-heads", "4")
 
 
@@ -50,6 +52,7 @@ def measure(movielens: Path | None = None) -> Record:
             for title, width, drawn in show_progress(cases, "placements")
             for ranks in RANKS
         ],
+        "nvidia": _place(lengths[ZIPF], NVIDIA_WIDTH, NVIDIA_RANKS),
         "advice": [_ask(name) for name in show_progress(list(PUBLIC_DATA), "advice")],
     }
 
@@ -96,6 +99,7 @@ def tables(figures: Record) -> dict[str, str]:
     """Returns Markdown by marker."""
     return {
         "readme gains": _tabulate_gains(figures["placements"]),
+        "readme nvidia": "; ".join(f"{name} {figures['nvidia'][key]:.2f}" for name, key in PLACED.items()),
         "advisor public data": make_table(
             figures["advice"],
             {
