@@ -59,13 +59,20 @@ class BalanceMeter:
         return True
 
     def scalars(self) -> dict[str, float]:
-        """Returns the numbers of the last window that belong to the whole job, for any logger."""
-        return {name: value for name, value in self.figures.items() if isinstance(value, int | float)}
+        """Returns the numbers of the last window, for any logger; of ranks, the largest and the mean."""
+        found: dict[str, float] = {}
+        for name, value in self.figures.items():
+            if isinstance(value, int | float):
+                found[name] = value
+            elif isinstance(value, list) and not isinstance(value[0], list):
+                found |= {f"{name}/largest": max(value), f"{name}/mean": sum(value) / len(value)}
+        return found
 
     def add(self, **amounts: float) -> None:
         """Takes the figures of the step that has just run, and other amounts of this rank, to be added up."""
         pipeline = self._pipeline
-        self._loss_sum = self._loss_sum + pipeline.loss_sum.double()  # on the device: nothing waits for it
+        # On the device, where nothing waits for it; a loop may have added up `loss_sum` over ranks in place.
+        self._loss_sum = self._loss_sum + pipeline._stage.own_loss_sum.double()
         self._loss_tokens += pipeline.loss_tokens
         self._reports.append(pipeline.report)
         self._spans.append(self._span)

@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 # How many of the largest differences are shown.
 _SHOWN = 5
+# How often a step rounds an element, and what share of a change it may hide.
+_ROUNDINGS, _MOST_ROUNDING = 4, 0.1
 _CAUSES = (
     "a sample's loss depends on the samples beside it (dropout, batch normalization, in-batch negatives, a "
     "scale by the longest sequence of the batch), or get_loss_tokens does not count what the model's "
@@ -34,12 +36,14 @@ class EqualityReport:
         losses: float64 `[2, steps]`, mean loss of each step over all loss tokens, off and on.
         differences: norm of the difference ÷ norm of the change, of each parameter, buffer and table, largest
             first.
+        rounding: of the same, what rounding to float32 explains.
         samples_moved: in all steps.
         imbalance: mean over the steps, as loaded and balanced.
     """
 
     losses: np.ndarray
     differences: dict[str, float]
+    rounding: dict[str, float]
     samples_moved: int
     imbalance: tuple[float, float]
 
@@ -83,7 +87,8 @@ def check_equal(
 
     Raises:
         DifferentTrainingError: the two differ by more; with the differences, and what the usual causes are.
-        ValueError: no sample moved, so that nothing was compared; or models or batches differ from the start.
+        ValueError: no sample moved, or a parameter changed too little, so that nothing was compared; or
+            models or batches differ from the start.
     """
     off, on = (_train(make_pipeline, enabled, steps, seed) for enabled in (False, True))
     differing = [name for name in off.start if not _same_start(off.start[name], on.start.get(name))]
@@ -102,15 +107,22 @@ def check_equal(
             "no sample moved in any step, so that nothing was compared: take batches whose costs differ, and "
             "pass enabled on, as in MyShuffler(enabled=enabled)"
         )
+    differences, rounding = _differences(off, on)
     report = EqualityReport(
         losses=np.array([off.losses, on.losses]),
-        differences=_differences(off, on),
+        differences=differences,
+        rounding=rounding,
         samples_moved=on.samples_moved,
         imbalance=(float(np.mean(off.imbalance)), float(np.mean(on.imbalance))),
     )
-    largest = max([report.loss_difference, *report.differences.values()])
-    if not largest <= tolerance:
+    is_equal = all(value <= tolerance + rounding[name] for name, value in differences.items())
+    if not (is_equal and report.loss_difference <= tolerance):
         raise DifferentTrainingError(f"balancing changes training; most likely {_CAUSES}.\n{report}")
+    if hidden := [name for name, share in rounding.items() if share > _MOST_ROUNDING]:
+        raise ValueError(
+            f"{hidden[0]} changes so little that rounding hides {rounding[hidden[0]]:.0%} of it, so that it "
+            "is not compared: raise the learning rate, or train more steps"
+        )
     return report
 
 
@@ -172,23 +184,23 @@ def _same_start(one: torch.Tensor, other: torch.Tensor | None) -> bool:
     return other is not None and torch.equal(one, other)
 
 
-def _differences(off: _Run, on: _Run) -> dict[str, float]:
-    """Returns the norms of differences ÷ those of changes over all ranks, largest first. Collective.
-
-    Differences that rounding a float32 explains, as of parameters that hardly change, are 0.
-    """
+def _differences(off: _Run, on: _Run) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the norms of differences over all ranks ÷ those of changes, largest first; and of what rounding
+    to float32 may do to the elements that change. Collective."""
     every = sorted({name for names in _gathered([*off.end]) for name in names})
     squares = torch.zeros(len(every), 3, dtype=torch.float64)
     for row, name in zip(squares, every, strict=True):
         if name in off.end:
             before, one, other = off.start[name], off.end[name], on.end[name]
+            changed = (one != before) | (other != before)
             row[0], row[1] = (other - one).square().sum(), (one - before).square().sum()
-            row[2] = one.square().sum()
+            row[2] = one[changed].square().sum()
     difference, change, size = torch.stack(_gathered(squares)).sum(0).sqrt().unbind(1)
-    beyond_rounding = (difference - 4 * torch.finfo(torch.float32).eps * size).clamp(min=0)
-    relative = torch.where(beyond_rounding > 0, beyond_rounding / change, 0.0)
+    rounding = _ROUNDINGS * torch.finfo(torch.float32).eps * size
+    relative = torch.where(difference > 0, difference / change, 0.0)
     order = relative.argsort(descending=True, stable=True).tolist()
-    return {every[index]: float(relative[index]) for index in order}
+    shares = torch.where(rounding > 0, rounding / change, 0.0)
+    return {every[at]: float(relative[at]) for at in order}, {every[at]: float(shares[at]) for at in order}
 
 
 def _gathered(value: Any) -> list[Any]:

@@ -106,6 +106,7 @@ class ShuffleStage:
         self.rank = shuffler.group.rank
         self.posted = np.zeros(self._num_ranks, dtype=np.int64)
         self._computed: tuple[PlannedStep, torch.Tensor] | None = None
+        self._own_loss_sum = torch.zeros((), device="cpu")
         self._ended: Iterator[Any] | None = None  # the loader, until the last of its steps has run
 
     def next_batch(self, loader: Iterator[Any]) -> InFlightBatch | None:
@@ -153,7 +154,7 @@ class ShuffleStage:
         loss, total, output = self._forward(call)
         for feature in self._shuffler.features:
             feature.check_ran(step.plan)
-        self._computed = step, total
+        self._computed, self._own_loss_sum = (step, total), total.clone()
         for failure in call.failures[:1]:
             self.ahead.fail(failure)
         return loss, output
@@ -222,6 +223,12 @@ class ShuffleStage:
     def loss_sum(self) -> torch.Tensor:
         """This rank's loss sum of the last step, a detached scalar; RuntimeError if none has run."""
         return self._last()[1]
+
+    @property
+    def own_loss_sum(self) -> torch.Tensor:
+        """The same, whatever was done to `loss_sum` in place."""
+        self._last()
+        return self._own_loss_sum
 
     def _last(self) -> tuple[PlannedStep, torch.Tensor]:
         if self._computed is None:

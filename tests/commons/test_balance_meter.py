@@ -60,6 +60,7 @@ def test_a_window_is_the_mean_of_its_steps_over_all_ranks(name):
             report = pipeline.report
             before, after = before + report.loads_before.max(), after + report.loads_after.max()
             mean += report.loads_before.mean()
+        dist.all_reduce(pipeline.loss_sum)  # as loops do to log it
         ended.append(meter.step())
         if step == WINDOW:  # an evaluation is no part of a step
             model.eval()
@@ -80,6 +81,7 @@ def test_a_window_is_the_mean_of_its_steps_over_all_ranks(name):
     assert slow < 1e3 * figures["seconds_per_step"]
     scalars = meter.scalars()
     assert scalars["loss"] == figures["loss"] and "compute_ms" not in scalars
+    assert scalars["waiting_ms/largest"] == max(figures["waiting_ms"])
     everyone: list[Any] = [None] * 2
     dist.all_gather_object(everyone, figures)
     assert everyone[0]["compute_ms"] == everyone[1]["compute_ms"]
