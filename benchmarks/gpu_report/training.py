@@ -12,10 +12,9 @@ from benchmarks.harness import Record, summarize
 from commons.gin_values import from_gin
 from commons.training import TrainerArgs
 
-WARM_UP_STEPS = 3
 OFF, ON, OFF_AGAIN = "off", "on", "off again"
-BLOCKS, STEPS_PER_BLOCK = 20, 5
-BLOCKS_OF_A_REHEARSAL, STEPS_OF_A_REHEARSAL = 4, 2
+WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 3, 20, 5
+OF_A_REHEARSAL = 1, 2, 1  # the same
 # A step of tens of milliseconds on a GPU; the demo's model is for CPUs.
 LARGER_MODEL = {
     "NetworkArgs.num_layers": 8,
@@ -36,8 +35,8 @@ def train(device: torch.device) -> Record:
                 gin.bind_parameter(name, value)
     settings = {OFF: ARMS[AS_LOADED], ON: ARMS[DEFAULT], OFF_AGAIN: ARMS[AS_LOADED]}
     arms = {name: Arm(make_task, of, device) for name, of in settings.items()}
-    blocks, steps = (BLOCKS, STEPS_PER_BLOCK) if on_gpu else (BLOCKS_OF_A_REHEARSAL, STEPS_OF_A_REHEARSAL)
-    train_in_turn(arms.values(), blocks, "train off, on, off again", steps, WARM_UP_STEPS)
+    warm_up, blocks, steps = (WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK) if on_gpu else OF_A_REHEARSAL
+    train_in_turn(arms.values(), blocks, "train off, on, off again", steps, warm_up)
     samples = from_gin(TrainerArgs).train_batch_size * dist.get_world_size()
     losses = {name: np.array(arm.losses) for name, arm in arms.items()}
     return {

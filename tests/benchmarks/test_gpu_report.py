@@ -17,7 +17,7 @@ def test_a_rehearsal_writes_the_whole_report(tmp_path):
     report = json.loads(file.read_text())
     assert report["is_rehearsal"] and len(report["check"]) == len(PARTS) - 1
     training = report["training"]
-    assert training["backend"] and training["steps"] == 8
+    assert training["backend"] and training["steps"] == 2
     assert training["imbalance"]["on"]["median"] < training["imbalance"]["off"]["median"]
     assert training["max_relative_loss_difference"]["off again"] == 0
     assert training["max_relative_loss_difference"]["on"] < 1e-4
