@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 # How many of the largest differences are shown.
 _SHOWN = 5
-# How often a step rounds an element, and what share of a change it may hide.
+# An allowance: roundings of an element per step, and the share of a change that they may hide.
 _ROUNDINGS, _MOST_ROUNDING = 4, 0.1
 _CAUSES = (
     "a sample's loss depends on the samples beside it (dropout, batch normalization, in-batch negatives, a "
@@ -128,7 +128,7 @@ def check_equal(
 
 @dataclass
 class _Run:
-    """What one training did; tensors are on the host."""
+    """The result of one training; tensors are on the host."""
 
     start: dict[str, torch.Tensor]
     end: dict[str, torch.Tensor]

@@ -25,7 +25,7 @@ from .plan_gather import BatchFormat
 from .planner import Planner
 from .rank_group import RankGroup, job_device
 from .shuffle_plan import ShufflePlan
-from .shuffler_settings import LEARNED, ShufflerSettings, make_settings, warn_of_unread_method
+from .shuffler_settings import LEARNED, make_settings, warn_of_unread_method
 
 Batch = TypeVar("Batch")
 
@@ -104,11 +104,7 @@ class BatchShuffler(ABC):
                 f"{off} moves no sample, which {' and '.join(moving)} rely on: leave them out of a run to "
                 "compare with"
             )
-        # A rank alone keeps what it loaded, whatever a limit says.
-        placing = (
-            self.settings if self.moves_samples else ShufflerSettings(equal_rows=self.settings.equal_rows)
-        )
-        self.partitioning = Partitioning(placing, self.features)
+        self.partitioning = Partitioning(self.settings, self.features)
         self.group = RankGroup.of(process_group) if self.moves_samples else RankGroup.alone()
         shared = self.shared_fields
         if isinstance(shared, str):

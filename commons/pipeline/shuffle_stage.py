@@ -105,8 +105,7 @@ class ShuffleStage:
         self.ahead = PlanAhead(shuffler, device, self._check, lambda: self._model.training)
         self.rank = shuffler.group.rank
         self.posted = np.zeros(self._num_ranks, dtype=np.int64)
-        self._computed: tuple[PlannedStep, torch.Tensor] | None = None
-        self._own_loss_sum = torch.zeros((), device="cpu")
+        self._computed: tuple[PlannedStep, torch.Tensor, torch.Tensor] | None = None
         self._ended: Iterator[Any] | None = None  # the loader, until the last of its steps has run
 
     def next_batch(self, loader: Iterator[Any]) -> InFlightBatch | None:
@@ -154,7 +153,7 @@ class ShuffleStage:
         loss, total, output = self._forward(call)
         for feature in self._shuffler.features:
             feature.check_ran(step.plan)
-        self._computed, self._own_loss_sum = (step, total), total.clone()
+        self._computed = step, total, total.clone()
         for failure in call.failures[:1]:
             self.ahead.fail(failure)
         return loss, output
@@ -227,10 +226,9 @@ class ShuffleStage:
     @property
     def own_loss_sum(self) -> torch.Tensor:
         """The same, whatever was done to `loss_sum` in place."""
-        self._last()
-        return self._own_loss_sum
+        return self._last()[2]
 
-    def _last(self) -> tuple[PlannedStep, torch.Tensor]:
+    def _last(self) -> tuple[PlannedStep, torch.Tensor, torch.Tensor]:
         if self._computed is None:
             raise RuntimeError("there is no plan, report or loss before the first step")
         return self._computed

@@ -1,4 +1,4 @@
-"""What models and workers return for the rows of a batch, under names of their own."""
+"""Results of models and workers for the rows of a batch, under names of their own."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Event:
 
 
 class Memory:
-    """What is known of a storage; lives as long as the storage.
+    """The record of a storage; lives as long as the storage.
 
     Args:
         kind: "device"; "pinned"; or "host", pageable memory that a copy from the device fills.

@@ -19,18 +19,17 @@ from .mutants import MUTANTS
 
 @dataclass
 class Record:
-    """What a case did on one rank.
+    """The findings of a case on one rank.
 
     Attributes:
         is_equal: whether results are those on the CPU, to the bit.
-        findings, waits, kernels, launches: as of `clocks.Device`.
+        findings, waits, launches: as of `clocks.Device`.
         error: what it raised, if anything.
     """
 
     is_equal: bool
     findings: Counter[str]
     waits: Counter[str]
-    kernels: Counter[tuple[str, str]]
     launches: list[tuple[str, str]]
     error: str = ""
 
@@ -47,7 +46,7 @@ def record(case: str, mutant: str = "", compare: bool = True) -> Record:
             if not mutant:
                 raise
             error = repr(raised)
-        found = [Counter(of) for of in (DEVICE.findings, DEVICE.waits, DEVICE.kernels)]
+        found = [Counter(of) for of in (DEVICE.findings, DEVICE.waits)]
         launches = list(DEVICE.launches)
     return Record(compare and _equal(results, expected), *found, launches, error)  # type: ignore[arg-type]
 

@@ -111,4 +111,4 @@ def test_a_fault_is_found(pool, mutant):
     elif mutant == OTHER_ORDER:
         assert of_ranks[0].launches != of_ranks[1].launches
     else:
-        assert any(found.findings for found in of_ranks)
+        assert any(found.findings for found in of_ranks), [found.error for found in of_ranks]

@@ -284,9 +284,8 @@ class _GradientsAside:
     def __exit__(self, *_: object) -> None:
         for module, name, parameter in self._places:
             module._parameters[name] = parameter
-        for (
-            parameter
-        ) in self._parameters:  # all before any is put back: tables in one tensor share a gradient
+        # All are read before any is put back: tables in one tensor share a gradient.
+        for parameter in self._parameters:
             holders = (parameter, self._leaves.get(parameter))
             found = [each.grad for each in holders if each is not None and each.grad is not None]
             if found:

@@ -1,4 +1,4 @@
-"""What users combine the stage with: TorchRec's pipelines, their arguments, threads, a default device."""
+"""Partners of the stage: TorchRec's pipelines, their arguments, threads, a default device."""
 
 from __future__ import annotations
 

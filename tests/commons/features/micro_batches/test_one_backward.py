@@ -1,4 +1,4 @@
-"""What users do around a backward does the same with micro-batches as with whole batches, or is refused."""
+"""Code around a backward does the same with micro-batches as with whole batches, or is refused."""
 
 from __future__ import annotations
 
