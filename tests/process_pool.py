@@ -133,6 +133,7 @@ def _serve(connection: Connection, rank: int, num_ranks: int, port: int) -> None
     import torch
     import torch.distributed as dist
 
+    multiprocessing.current_process().daemon = False  # a daemon may not start a DataLoader's workers
     torch.set_num_threads(1)
     os.environ.update(
         MASTER_ADDR="localhost", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(num_ranks)

@@ -95,6 +95,8 @@ def main():
     for _ in range(STEPS):
         pipeline.progress(batches)
     print("trained")
+    dist.barrier()  # without both lines, gloo's threads may abort a process that ends
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -106,7 +105,6 @@ def check_once(steps: list[list[int]], loaded: list[int]) -> None:
 
 def with_workers(dataset: Dataset, **more: Any) -> DataLoader:
     """Makes a loader whose worker lives on, and whose iterator is the same in each epoch."""
-    multiprocessing.current_process().daemon = False  # else it may have no workers
     return DataLoader(dataset, num_workers=1, persistent_workers=True, multiprocessing_context="fork", **more)
 
 

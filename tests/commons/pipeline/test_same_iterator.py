@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 
 import numpy as np
 import pytest
@@ -47,7 +46,6 @@ class Derived(ShuffleStageMixin, ReadsAhead):
 
 
 def persistent(count: int) -> DataLoader:
-    multiprocessing.current_process()._config["daemon"] = False  # daemons may not start workers
     return DataLoader(Drawn(count), batch_size=None, num_workers=1, persistent_workers=True)
 
 
