@@ -1,4 +1,4 @@
-"""The first training of `docs/getting-started.md`: its commands in turns, and the lines that they print."""
+"""The first training of `docs/getting-started.md`, in turns, and what `--check-equal` prints in the README."""
 
 from __future__ import annotations
 
@@ -14,37 +14,43 @@ from benchmarks.harness import Record, machine, show_progress
 
 REPOSITORY = Path(__file__).parents[1]
 ROUNDS = 3
-# As on the page, but for the folder of the log.
-COMMAND = (
-    "-m hstu.training.pretrain_gr_ranking --gin-config-file benchmarks/demo/hstu.gin --gin-bindings "
-    "TrainerArgs.max_train_iters=30 TrainerArgs.log_interval=15 TrainerArgs.max_eval_iters=1"
-)
+_SHOWN = 4  # lines of the comparison in the README
+# As on the pages, but for the folder of the log.
+COMMAND = "-m hstu.training.pretrain_gr_ranking --gin-config-file benchmarks/demo/hstu.gin"
+BINDINGS = "TrainerArgs.max_train_iters=30 TrainerArgs.log_interval=15 TrainerArgs.max_eval_iters=1"
 ON = "TrainerArgs.enable_balanced_shuffler=True"
 
 
 def measure() -> Record:
-    """Returns the last line of each run, and its samples per second."""
+    """Returns the last line of each run, its samples per second, and the lines of the comparison."""
     runs: dict[str, list[str]] = {"off": [], "on": []}
     for number in show_progress(range(2 * ROUNDS), "off and on, in turns"):
         name = ("off", "on")[number % 2]
         runs[name].append(_last_line(*([ON] if name == "on" else [])))
     speeds = {name: [_samples_per_second(line) for line in lines] for name, lines in runs.items()}
-    return {"lines": runs, "samples_per_second": speeds, "machine": machine()}
+    equality = _lines("--check-equal", "5")
+    return {"lines": runs, "samples_per_second": speeds, "equality": equality, "machine": machine()}
 
 
 def _last_line(*bindings: str) -> str:
     """Returns the last step's line of a run."""
     with TemporaryDirectory() as folder:
-        command = [*COMMAND.split(), f"TrainerArgs.log_dir='{folder}'", *bindings]
-        ran = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *command],
-            cwd=REPOSITORY,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    return [line for line in ran.stdout.splitlines() if " loss " in line and line.startswith("step ")][-1]
+        lines = _lines("--gin-bindings", *BINDINGS.split(), f"TrainerArgs.log_dir='{folder}'", *bindings)
+    return [line for line in lines if " loss " in line and line.startswith("step ")][-1]
+
+
+def _lines(*arguments: str) -> list[str]:
+    """Returns what the entry point prints on two ranks."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    ran = subprocess.run(
+        [*launch, *COMMAND.split(), *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout.splitlines()
 
 
 def _samples_per_second(line: str) -> float:
@@ -61,6 +67,7 @@ def tables(figures: Record) -> dict[str, str]:
     speeds = figures["samples_per_second"]
     ratios = [on / off for off, on in zip(speeds["off"], speeds["on"], strict=True)]
     return {
+        "readme equality": "\n".join(["```text", *figures["equality"][:_SHOWN], "…", "```"]),
         "getting-started lines": "\n".join(["```text", *lines, "```"]),
         "getting-started speedup": f"{statistics.median(ratios):.2f} times as many samples per second "
         f"({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} pairs of runs)",

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from benchmarks.harness import Record, average, show_progress
-from benchmarks.markdown import make_table, markdown_table
+from benchmarks.markdown import make_table
 from benchmarks.partition.lengths import ML_100K, ML_100K_NEWEST, ZIPF, Lengths, list_lengths
 from benchmarks.partition.placements import AS_LOADED, PLACEMENTS, draw_batches
 from commons.advisor.__main__ import main as advise
@@ -124,12 +124,7 @@ def _join(records: list[Record], cell: str) -> str:
 
 
 def _tabulate_gains(placements: list[Record]) -> str:
-    """Returns the README's table: imbalance at 8 / 64 ranks, as loaded and balanced."""
-    by_case: dict[tuple[str, int], list[Record]] = {}
-    for record in placements:
-        by_case.setdefault((record["lengths"], record["hidden_size"]), []).append(record)
-    rows = [
-        [title, str(width), *(_join(records, f"{{{name}:.2f}}") for name in PLACED.values())]
-        for (title, width), records in by_case.items()
-    ]
-    return markdown_table(["histories", "d", *PLACED], rows)
+    """Returns the README's table: imbalance at most ranks, as loaded and balanced."""
+    rows = {"histories": "{lengths}", "d": "{hidden_size}"}
+    cells = {title: f"{{{name}:.2f}}" for title, name in PLACED.items()}
+    return make_table([record for record in placements if record["ranks"] == RANKS[-1]], rows | cells)

@@ -37,6 +37,7 @@ class EqualityReport:
         differences: norm of the difference ÷ norm of the change, of each parameter, buffer and table, largest
             first.
         rounding: of the same, what rounding to float32 explains.
+        tolerance: of losses, and beyond rounding of differences.
         samples_moved: in all steps.
         imbalance: mean over the steps, as loaded and balanced.
     """
@@ -44,8 +45,15 @@ class EqualityReport:
     losses: np.ndarray
     differences: dict[str, float]
     rounding: dict[str, float]
+    tolerance: float
     samples_moved: int
     imbalance: tuple[float, float]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether losses, and all that was learned, differ by no more than the tolerance and rounding."""
+        learned = all(value <= self.tolerance + self.rounding[name] for name, value in self.differences.items())
+        return learned and self.loss_difference <= self.tolerance
 
     @property
     def loss_difference(self) -> float:
@@ -57,10 +65,15 @@ class EqualityReport:
         shown = list(self.differences.items())[:_SHOWN]
         return "\n".join(
             [
-                f"{self.losses.shape[1]} steps, {self.samples_moved} samples moved, imbalance "
+                f"{'equal' if self.is_equal else 'not equal'}: {self.losses.shape[1]} steps, "
+                f"{self.samples_moved} samples moved, imbalance "
                 f"{self.imbalance[0]:.2f} → {self.imbalance[1]:.2f}",
                 f"losses differ by at most {self.loss_difference:.0e}",
-                *(f"{name} differs by {value:.0e} of its change" for name, value in shown),
+                *(
+                    f"{name} differs by {value:.0e} of its change; float32 rounding explains "
+                    f"{self.rounding[name]:.0e}"
+                    for name, value in shown
+                ),
             ]
         )
 
@@ -112,11 +125,11 @@ def check_equal(
         losses=np.array([off.losses, on.losses]),
         differences=differences,
         rounding=rounding,
+        tolerance=tolerance,
         samples_moved=on.samples_moved,
         imbalance=(float(np.mean(off.imbalance)), float(np.mean(on.imbalance))),
     )
-    is_equal = all(value <= tolerance + rounding[name] for name, value in differences.items())
-    if not (is_equal and report.loss_difference <= tolerance):
+    if not report.is_equal:
         raise DifferentTrainingError(f"balancing changes training; most likely {_CAUSES}.\n{report}")
     if hidden := [name for name, share in rounding.items() if share > _MOST_ROUNDING]:
         raise ValueError(

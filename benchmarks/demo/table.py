@@ -33,7 +33,7 @@ def tables(summaries: Mapping[str, Record]) -> dict[str, str]:
     """
     return {
         **{f"demo {model}": tabulate_model(summary) for model, summary in summaries.items()},
-        "demo speedup": _tabulate_speedups(summaries),
+        "demo speedup": _format_speedups(summaries),
         "demo prediction": "; ".join(_format_prediction(*each) for each in summaries.items()),
         "demo machine": _format_machine(summaries),
         "demo duration": format_duration(
@@ -76,33 +76,13 @@ def format_duration(seconds: float) -> str:
     return "about a minute" if halves <= 2 else f"about {halves / 2:g} minutes"
 
 
-def _tabulate_speedups(summaries: Mapping[str, Record]) -> str:
-    """Returns step times of the default, and the speedups of what the demo shows."""
-    others = [name for name in SHOWN if name not in (AS_LOADED, DEFAULT)]
-    trained, replayed = [], []
-    for model, summary in summaries.items():
-        measured = {name: arm["untrimmed"] for name, arm in summary["balanced"].items()}
-        seconds = [measured[DEFAULT][f"seconds_per_step{when}"] for when in ("_as_loaded", "")]
-        trained.append(
-            [
-                f"{TITLES[model]}, {summary['ranks']} ranks, step",
-                *(f"{each * 1e3:.0f} ms" for each in seconds),
-                f"**{('{speedup:.2f}× ' + _INTERVAL).format(**measured[DEFAULT])}**",
-                *(f"{measured[name]['speedup']:.2f}×" for name in others),
-            ]
-        )
-        ends = {name: _sum_slowest(steps) for name, steps in summary["replay"].items()}
-        steps = summary["replay"][DEFAULT]
-        first, *rest = (f"{ends[AS_LOADED] / ends[name]:.2f}×" for name in (DEFAULT, *others))
-        replayed.append(
-            [
-                f"{TITLES[model]}, {len(steps[0])} ranks, simulated: {len(steps)} steps",
-                *(f"{ends[name]:.1f} s" for name in (AS_LOADED, DEFAULT)),
-                f"**{first}**",
-                *rest,
-            ]
-        )
-    return markdown_table(["", AS_LOADED, DEFAULT, "speedup (95% CI)", *others], trained + replayed)
+def _format_speedups(summaries: Mapping[str, Record]) -> str:
+    """Returns the speedup of the default on real ranks, of each model."""
+    of_models = (
+        f"{TITLES[model]} {{speedup:.2f}}× {_INTERVAL}".format(**summary["balanced"][DEFAULT]["untrimmed"])
+        for model, summary in summaries.items()
+    )
+    return ", ".join(of_models)
 
 
 def _format_prediction(model: str, summary: Record) -> str:

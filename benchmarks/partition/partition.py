@@ -136,6 +136,9 @@ def tables(figures: Record) -> dict[str, str]:
         "across nodes, if told of them": (REBALANCE_NODES, across),
     }
     return {
+        "readme tail": _compare(known, (LOGNORMAL, 1024, 64), "imbalance", ".2f"),
+        "readme capped": _compare(known, (ML_100K_NEWEST, 128, 64), "imbalance", ".2f"),
+        "readme moved": _compare(known, (LOGNORMAL, 1024, 64), "percent_of_samples_moved", ".0f", "%"),
         "partition balance": _tabulate_cases(known, balance),
         "partition movement": _tabulate_cases(known, movement),
         "partition time": _tabulate_times(known),
@@ -144,6 +147,12 @@ def tables(figures: Record) -> dict[str, str]:
         "partition windows": tabulate_windows(figures["windows"]),
         "partition machine": on.format(draws=figures["draws"], **figures["machine"]),
     }
+
+
+def _compare(known: Known, case: tuple[str, int, int], figure: str, form: str, unit: str = "") -> str:
+    """Returns a figure of Karmarkar–Karp and of the default, as a phrase."""
+    of = {name: format(known[*case, name][figure], form) + unit for name in ("karmarkar_karp", "rebalance")}
+    return f"{of['karmarkar_karp']} with Karmarkar–Karp and {of['rebalance']} with the default"
 
 
 def _join(known: Known, case: tuple[str, int], ranks: Sequence[int], placement: str, cell: str) -> str:

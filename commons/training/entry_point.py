@@ -24,7 +24,6 @@ from .training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
 from .training_state import Progress, training_batches
 from .training_task import TrainingTask
 
-# A calibration overrides these: loads should differ, and the cost file may not exist yet.
 # A comparison overrides these: dropout, rounding, and Adam's division by gradients near zero differ anyway.
 COMPARABLE = [
     "NetworkArgs.hidden_dropout = 0.0",
@@ -32,6 +31,7 @@ COMPARABLE = [
     "OptimizerArgs.optimizer_str = 'sgd'",
     "OptimizerArgs.learning_rate = 0.1",
 ]
+# A calibration overrides these: loads should differ, and the cost file may not exist yet.
 UNBALANCED = [
     "TrainerArgs.enable_balanced_shuffler = False",
     "TrainerArgs.single_rank_load = False",
@@ -112,7 +112,7 @@ def _arguments(description: str) -> argparse.Namespace:
         "--check-equal",
         type=int,
         metavar="STEPS",
-        help="train so many steps by SGD in float32, without dropout, balanced and not; compare, and end",
+        help="train so many steps by SGD in float32, without dropout, balanced and not; compare, print, and end",
     )
     arguments = parser.parse_args()
     if arguments.check_equal is not None and arguments.check_equal < 1:

@@ -84,7 +84,7 @@ def problem_of_command(module: str, arguments: list[str]) -> str:
         raise _Parsed
 
     gin.clear_config()
-    replaced = {"rank_process": here, "train": stop, "measure_steps": stop}
+    replaced = {"rank_process": here, "train": stop, "measure_steps": stop, "check_equal": stop}
     kept = {name: getattr(entry_point, name) for name in replaced}
     argv, errors = sys.argv, io.StringIO()
     try:

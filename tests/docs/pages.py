@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,6 +29,17 @@ class Block:
     def where(self) -> str:
         return f"{self.page}:{self.line}"
 
+    @property
+    def is_excerpt(self) -> bool:
+        """Whether this changes a reader's own program, and not a file that is named."""
+        return self.language == "diff" and not self.code.startswith("---")
+
+
+def _changed_program(block: Block) -> Block:
+    """Returns the Python that a reader has after a change, each line where the page has it."""
+    lines = ("" if line.startswith("-") else line[1:] for line in block.code.splitlines())
+    return replace(block, language="python", code="\n".join(lines) + "\n")
+
 
 def blocks_of(page: str) -> list[Block]:
     """Returns all fenced blocks of a page, in any language."""
@@ -43,7 +54,8 @@ def blocks_of(page: str) -> list[Block]:
         elif begun is None:
             begun, language, lines = number, fence[1].strip(), []
         else:
-            found.append(Block(page, begun, language, "\n".join(lines) + "\n"))
+            block = Block(page, begun, language, "\n".join(lines) + "\n")
+            found.append(_changed_program(block) if block.is_excerpt else block)
             begun = None
     assert begun is None, f"{page}:{begun} is never closed"
     return found
