@@ -52,7 +52,9 @@ class EqualityReport:
     @property
     def is_equal(self) -> bool:
         """Whether losses, and all that was learned, differ by no more than the tolerance and rounding."""
-        learned = all(value <= self.tolerance + self.rounding[name] for name, value in self.differences.items())
+        learned = all(
+            value <= self.tolerance + self.rounding[name] for name, value in self.differences.items()
+        )
         return learned and self.loss_difference <= self.tolerance
 
     @property

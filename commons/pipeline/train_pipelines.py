@@ -148,6 +148,8 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step, which trains if the model is in training mode; returns the model's output.
 
+        With micro-batches, that is a list with the output of each.
+
         Raises:
             StopIteration: the loaders of all ranks have ended; on every rank in the same call.
         """
@@ -235,7 +237,8 @@ class ShuffleStageMixin(_WithStage):
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step as TorchRec's pipeline does.
 
-        After StopIteration, the next call starts an epoch, also on the same iterator object.
+        After StopIteration, the next call starts an epoch, also on the same iterator object. With
+        micro-batches, the model's output is a list with the output of each.
         """
         try:
             return super().progress(dataloader_iter)  # type: ignore[misc]

@@ -39,11 +39,13 @@ Batch = TypeVar("Batch")
 class MicroBatches(Feature):
     """Divides each rank's samples into micro-batches, the same number on every rank.
 
-    Pipelines run them one after another: their output is a list with one for each. A sample longer than the
+    Pipelines run them one after another, and `progress` returns a list with the output of each;
+    `join_values` makes one of it. A sample longer than the
     cap gets a micro-batch of its own, and a warning names it. The partitioner leaves tokens alone.
 
     Args:
-        max_tokens: of a micro-batch.
+        max_tokens: tokens of a micro-batch at most, as `get_tokens` counts them: by default all ids of a
+            `BaseBatch`, of every feature, or all jagged elements of another batch.
 
     Raises:
         TypeError: `max_tokens` is no integer.
@@ -180,7 +182,8 @@ class MicroBatches(Feature):
         logger.warning(
             f"row {row} of a batch of rank {self._ranks.ranks[rank]} has {self._longest_named} tokens, above "
             f"MicroBatches.max_tokens={self.max_tokens}: it gets a micro-batch of its own, which takes more "
-            "memory than the cap allows; truncate histories or raise the cap. Shorter ones will not be named"
+            "memory than the cap allows; truncate histories, raise the cap, or override get_tokens, which "
+            "counts them. Shorter ones will not be named"
         )
 
 
