@@ -1,4 +1,4 @@
-"""The first training of `docs/getting-started.md`, in turns, and what `--check-equal` prints in the README."""
+"""The first training of `docs/getting-started.md`, in turns, and the README's comparison."""
 
 from __future__ import annotations
 
