@@ -235,6 +235,6 @@ def _check_tokens(rows: RowTable, max_tokens: int | None) -> None:
         rank, row = rows.where_loaded(over[0])
         raise ValueError(
             f"row {row} of rank {rank} has {rows.tokens[over[0]]} tokens, above "
-            f"max_tokens={max_tokens}: truncate histories, raise the limit, or override get_tokens, which counts "
-            "them"
+            f"max_tokens={max_tokens}: truncate histories, raise the limit, or override get_tokens, which "
+            "counts them"
         )
