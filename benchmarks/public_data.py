@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from benchmarks.harness import Record, average, show_progress
-from benchmarks.markdown import make_table
+from benchmarks.markdown import Cell, make_table
 from benchmarks.partition.lengths import ML_100K, ML_100K_NEWEST, ZIPF, Lengths, list_lengths
 from benchmarks.partition.placements import AS_LOADED, PLACEMENTS, draw_batches
 from commons.advisor.__main__ import main as advise
@@ -25,11 +25,10 @@ CASES = (
     *(("ml-20m", 200, 128), ("yambda-5b", 4086, 1024), ("yambda-5b", None, 1024)),
     *(("kuairand-1k", 4096, 1024), ("kuairand-27k", 8000, 1024), ("ml-32m", None, 1024)),
 )
-PLACED = {
-    AS_LOADED: AS_LOADED,
-    "Karmarkar–Karp": "karmarkar_karp",
-    "balanced (default)": ShufflerSettings().partitioner,
-}
+DEFAULT = ShufflerSettings().partitioner
+PLACED = {AS_LOADED: AS_LOADED, "Karmarkar–Karp": "karmarkar_karp", "balanced (default)": DEFAULT}
+GAINS: dict[str, Cell] = {title: f"{{{name}:.2f}}" for title, name in PLACED.items()}
+GAINS["speedup, at most"] = lambda record: f"{record[AS_LOADED] / record[DEFAULT]:.2f}×"
 # NVIDIA recsys-examples' benchmark of its shuffler has these lengths, width, ranks, and rows per rank.
 NVIDIA_RANKS, NVIDIA_WIDTH = 16, 1024
 # And a model of this size.
@@ -99,7 +98,7 @@ def tables(figures: Record) -> dict[str, str]:
     """Returns Markdown by marker."""
     return {
         "readme gains": _tabulate_gains(figures["placements"]),
-        "readme nvidia": "; ".join(f"{name} {figures['nvidia'][key]:.2f}" for name, key in PLACED.items()),
+        "readme nvidia": make_table([figures["nvidia"]], GAINS),
         "advisor public data": make_table(
             figures["advice"],
             {
@@ -125,6 +124,5 @@ def _join(records: list[Record], cell: str) -> str:
 
 def _tabulate_gains(placements: list[Record]) -> str:
     """Returns the README's table: imbalance at most ranks, as loaded and balanced."""
-    rows = {"histories": "{lengths}", "d": "{hidden_size}"}
-    cells = {title: f"{{{name}:.2f}}" for title, name in PLACED.items()}
-    return make_table([record for record in placements if record["ranks"] == RANKS[-1]], rows | cells)
+    rows: dict[str, Cell] = {"histories": "{lengths}", "d": "{hidden_size}"}
+    return make_table([record for record in placements if record["ranks"] == RANKS[-1]], rows | GAINS)

@@ -42,7 +42,6 @@ RANKS, WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 3, 10, 4
 # Planned, without processes.
 PLANNED_RANKS, HIDDEN_SIZE, DRAWS = (2, 4, 8, 64, 256, 1024), 128, 10
 PARTITIONERS = ("karmarkar_karp", "rebalance", "refined")
-SHORT_STEP_MS = 50  # as on a GPU
 
 
 def measure() -> Record:
@@ -213,9 +212,5 @@ def tables(figures: Record) -> dict[str, str]:
 
 def _format_cost(arm: Record) -> str:
     """Returns what the stage costs by default, as part of a sentence."""
-    exposed, step = arm["exposed_ms"], arm["step_ms"]["median"]
-    return (
-        f"{exposed:.1f} ms per step in the stage, {arm['exchange_ms']['median']:.1f} ms of it exchanging "
-        f"{arm['kilobytes_sent']['median']:.0f} kB: {exposed / step:.1%} of a CPU step of {step:.0f} ms, but "
-        f"{exposed / SHORT_STEP_MS:.0%} of one of {SHORT_STEP_MS} ms"
-    )
+    kilobytes, step = arm["kilobytes_sent"]["median"], arm["step_ms"]["median"]
+    return f"{arm['exposed_ms']:.1f} ms of a CPU step of {step:.0f} ms, where each sends {kilobytes:.0f} kB"

@@ -92,11 +92,8 @@ def _format_prediction(model: str, summary: Record) -> str:
 
 def _format_machine(summaries: Mapping[str, Record]) -> str:
     machine = summaries["hstu"]["machine"]
-    arms = [arm for summary in summaries.values() for arm in summary["balanced"].values()]
-    difference = max(arm["max_relative_loss_difference"] for arm in arms)
     torch = machine["torch"].partition("+")[0]
-    cores = f"{machine['cores']} CPU cores ({machine['cpu']}, torch {torch}, gloo)"
-    return f"{cores}; losses match to {difference:.0e}".replace("e-0", "e-")
+    return f"{machine['cores']} CPU cores ({machine['cpu']}, torch {torch}, gloo)"
 
 
 def _sum_slowest(steps: list[list[float]]) -> float:

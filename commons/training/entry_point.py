@@ -112,7 +112,7 @@ def _arguments(description: str) -> argparse.Namespace:
         "--check-equal",
         type=int,
         metavar="STEPS",
-        help="train so many steps by SGD in float32, without dropout, balanced and not, and print the comparison",
+        help="train so many steps by SGD in float32 without dropout, balanced and not; compare, and end",
     )
     arguments = parser.parse_args()
     if arguments.check_equal is not None and arguments.check_equal < 1:
