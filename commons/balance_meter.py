@@ -81,11 +81,13 @@ class BalanceMeter:
         self._span = self._clock.begin()
 
     def close(self, **last: float) -> dict[str, Any]:
-        """Ends a window of any number of steps; returns its figures. Collective.
+        """Ends a window of any number of steps; returns its figures, of none the last window's. Collective.
 
         Args:
             last: this rank's amounts at its end, such as the peak of its memory.
         """
+        if not self._reports:
+            return self.figures
         of_rank = {**self._sums(), **self._amounts, **last}
         of_ranks = self._channel.all_gather_objects(of_rank)
         seconds = time.perf_counter() - self._start

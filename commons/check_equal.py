@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 # How many of the largest differences are shown.
 _SHOWN = 5
+# Differences of what was learned, in tolerances of losses: gradients cancel where they are added up.
+_LEARNED = 5
 # An allowance: roundings of an element per step, and the share of a change that they may hide.
 _ROUNDINGS, _MOST_ROUNDING = 4, 0.1
 _CAUSES = (
@@ -34,12 +36,13 @@ class EqualityReport:
 
     Attributes:
         losses: float64 `[2, steps]`, mean loss of each step over all loss tokens, off and on.
-        differences: norm of the difference ÷ norm of the change, of each parameter, buffer and table, largest
-            first.
+        differences: norm of the difference ÷ norm of the change, of each parameter, buffer and table; those
+            first that exceed tolerance and rounding most.
         rounding: of the same, what rounding to float32 explains.
-        tolerance: of losses, and beyond rounding of differences.
+        tolerance: of losses; differences may be 5 times that, and rounding, because gradients cancel.
         samples_moved: in all steps.
         imbalance: mean over the steps, as loaded and balanced.
+        suspects: modules whose output depends on other samples or on chance, "name (type)".
     """
 
     losses: np.ndarray
@@ -48,14 +51,17 @@ class EqualityReport:
     tolerance: float
     samples_moved: int
     imbalance: tuple[float, float]
+    suspects: tuple[str, ...] = ()
 
     @property
     def is_equal(self) -> bool:
         """Whether losses, and all that was learned, differ by no more than the tolerance and rounding."""
-        learned = all(
-            value <= self.tolerance + self.rounding[name] for name, value in self.differences.items()
-        )
+        learned = all(value <= self.allowed(name) for name, value in self.differences.items())
         return learned and self.loss_difference <= self.tolerance
+
+    def allowed(self, name: str) -> float:
+        """Returns how large a difference may be."""
+        return _LEARNED * self.tolerance + self.rounding[name]
 
     @property
     def loss_difference(self) -> float:
@@ -65,17 +71,20 @@ class EqualityReport:
 
     def __str__(self) -> str:
         shown = list(self.differences.items())[:_SHOWN]
+        first, last = self.losses[0, [0, -1]]
+        suspects = [f"look at {', '.join(self.suspects[:_SHOWN])}"] if self.suspects else []
         return "\n".join(
             [
                 f"{'equal' if self.is_equal else 'not equal'}: {self.losses.shape[1]} steps, "
                 f"{self.samples_moved} samples moved, imbalance "
                 f"{self.imbalance[0]:.2f} → {self.imbalance[1]:.2f}",
-                f"losses differ by at most {self.loss_difference:.0e}",
+                f"the mean loss goes from {first:.4g} to {last:.4g}, and differs by at most "
+                f"{self.loss_difference:.0e}",
                 *(
-                    f"{name} differs by {value:.0e} of its change; float32 rounding explains "
-                    f"{self.rounding[name]:.0e}"
+                    f"{name} differs by {value:.0e} of its change, of {self.allowed(name):.0e} allowed"
                     for name, value in shown
                 ),
+                *([] if self.is_equal else suspects),
             ]
         )
 
@@ -94,7 +103,8 @@ def check_equal(
             batches: the same model and batches each time. It is called with False, then with True, right
             after the generators of random, numpy and torch were seeded.
         steps: to train, at most; fewer if the batches end.
-        tolerance: of losses, relative to them, and of parameters and tables, relative to their change.
+        tolerance: of losses, relative to them. Parameters and tables may differ by 5 times that, and by what
+            rounding explains, relative to their change.
         seed: of the generators, the same on all ranks.
 
     Returns:
@@ -122,7 +132,7 @@ def check_equal(
             "no sample moved in any step, so that nothing was compared: take batches whose costs differ, and "
             "pass enabled on, as in MyShuffler(enabled=enabled)"
         )
-    differences, rounding = _differences(off, on)
+    differences, rounding = _differences(off, on, tolerance)
     report = EqualityReport(
         losses=np.array([off.losses, on.losses]),
         differences=differences,
@@ -130,13 +140,15 @@ def check_equal(
         tolerance=tolerance,
         samples_moved=on.samples_moved,
         imbalance=(float(np.mean(off.imbalance)), float(np.mean(on.imbalance))),
+        suspects=on.suspects,
     )
     if not report.is_equal:
         raise DifferentTrainingError(f"balancing changes training; most likely {_CAUSES}.\n{report}")
     if hidden := [name for name, share in rounding.items() if share > _MOST_ROUNDING]:
         raise ValueError(
             f"{hidden[0]} changes so little that rounding hides {rounding[hidden[0]]:.0%} of it, so that it "
-            "is not compared: raise the learning rate, or train more steps"
+            "is not compared: raise the learning rate, or train more steps; and look at the loss, which is "
+            f'too small if loss_reduction is "sum" and the model returns a mean.\n{report}'
         )
     return report
 
@@ -151,6 +163,7 @@ class _Run:
     loss_tokens: list[int | float]
     imbalance: list[float]
     samples_moved: int
+    suspects: tuple[str, ...]
 
 
 def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) -> _Run:
@@ -178,7 +191,18 @@ def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) ->
         raise ValueError("make_pipeline gives no batches, so that nothing was compared")
     moved = sum(report.samples_moved for report in reports)
     imbalance = [report.imbalance_after for report in reports]
-    return _Run(start, _state(model), losses, loss_tokens, imbalance, moved)
+    return _Run(start, _state(model), losses, loss_tokens, imbalance, moved, _suspects(model))
+
+
+def _suspects(model: torch.nn.Module) -> tuple[str, ...]:
+    """Returns modules, by name and type, that normalize over a batch or drop at random."""
+    modules = torch.nn.modules
+    return tuple(
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if isinstance(module, modules.batchnorm._BatchNorm)
+        or (isinstance(module, modules.dropout._DropoutNd) and module.p > 0)
+    )
 
 
 def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -199,9 +223,9 @@ def _same_start(one: torch.Tensor, other: torch.Tensor | None) -> bool:
     return other is not None and torch.equal(one, other)
 
 
-def _differences(off: _Run, on: _Run) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the norms of differences over all ranks ÷ those of changes, largest first; and of what rounding
-    to float32 may do to the elements that change. Collective."""
+def _differences(off: _Run, on: _Run, tolerance: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the norms of differences over all ranks ÷ those of changes; and of what rounding to float32 may
+    do to the elements that change. Those that exceed the tolerance and that come first. Collective."""
     every = sorted({name for names in _gathered([*off.end]) for name in names})
     squares = torch.zeros(len(every), 3, dtype=torch.float64)
     for row, name in zip(squares, every, strict=True):
@@ -213,8 +237,8 @@ def _differences(off: _Run, on: _Run) -> tuple[dict[str, float], dict[str, float
     difference, change, size = torch.stack(_gathered(squares)).sum(0).sqrt().unbind(1)
     rounding = _ROUNDINGS * torch.finfo(torch.float32).eps * size
     relative = torch.where(difference > 0, difference / change, 0.0)
-    order = relative.argsort(descending=True, stable=True).tolist()
     shares = torch.where(rounding > 0, rounding / change, 0.0)
+    order = (relative / (_LEARNED * tolerance + shares)).argsort(descending=True, stable=True).tolist()
     return {every[at]: float(relative[at]) for at in order}, {every[at]: float(shares[at]) for at in order}
 
 
