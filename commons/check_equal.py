@@ -81,7 +81,8 @@ class EqualityReport:
                 f"the mean loss goes from {first:.4g} to {last:.4g}, and differs by at most "
                 f"{self.loss_difference:.0e}",
                 *(
-                    f"{name} differs by {value:.0e} of what training changed; {self.allowed(name):.0e} are allowed"
+                    f"{name} differs by {value:.0e} of what training changed; {self.allowed(name):.0e} are "
+                    "allowed"
                     for name, value in shown
                 ),
                 *([] if self.is_equal else suspects),
