@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
 # How many of the largest differences are shown.
 _SHOWN = 5
@@ -195,18 +196,18 @@ def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) ->
     return _Run(start, _state(model), losses, loss_tokens, imbalance, moved, _suspects(model))
 
 
-def _suspects(model: torch.nn.Module) -> tuple[str, ...]:
+def _suspects(model: nn.Module) -> tuple[str, ...]:
     """Returns modules, by name and type, that normalize over a batch or drop at random."""
-    modules = torch.nn.modules
+    normalizing = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    dropping = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
     return tuple(
         f"{name} ({type(module).__name__})"
         for name, module in model.named_modules()
-        if isinstance(module, modules.batchnorm._BatchNorm)
-        or (isinstance(module, modules.dropout._DropoutNd) and module.p > 0)
+        if isinstance(module, normalizing) or (isinstance(module, dropping) and module.p > 0)
     )
 
 
-def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Returns copies of this rank's floating-point parameters, buffers and rows of tables, by name."""
     found = {}
     for name, value in model.state_dict().items():

@@ -2,7 +2,7 @@
 
 import shlex
 
-from benchmarks.getting_started import COMMAND, ON
+from benchmarks.getting_started import BINDINGS, COMMAND, ON
 from benchmarks.harness import read_result
 from tests.docs.pages import blocks
 
@@ -16,7 +16,7 @@ def test_the_pages_commands_are_those_that_are_measured():
         if command.startswith("torchrun")
     ]
     without, balanced = ([word for word in words if "log_dir" not in word] for words in trainings)
-    assert without == ["torchrun", "--nproc_per_node", "2", *COMMAND.split()]
+    assert without == ["torchrun", "--nproc_per_node", "2", *COMMAND.split(), "--gin-bindings", *BINDINGS.split()]
     assert balanced == [*without, ON]
 
 
