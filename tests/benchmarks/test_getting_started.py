@@ -16,7 +16,8 @@ def test_the_pages_commands_are_those_that_are_measured():
         if command.startswith("torchrun")
     ]
     without, balanced = ([word for word in words if "log_dir" not in word] for words in trainings)
-    assert without == ["torchrun", "--nproc_per_node", "2", *COMMAND.split(), "--gin-bindings", *BINDINGS.split()]
+    launch = ["torchrun", "--nproc_per_node", "2", *COMMAND.split()]
+    assert without == [*launch, "--gin-bindings", *BINDINGS.split()]
     assert balanced == [*without, ON]
 
 
