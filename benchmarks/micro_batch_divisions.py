@@ -9,7 +9,8 @@ import numpy as np
 
 from benchmarks.partition.lengths import LONGEST
 from benchmarks.partition.placements import GlobalBatch
-from commons.partition import balance_micro_batches, karmarkar_karp, loads
+from commons.features.micro_batches import balance_micro_batches
+from commons.partition import karmarkar_karp, loads
 
 MAX_TOKENS = 8192
 

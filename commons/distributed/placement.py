@@ -15,7 +15,7 @@ from ..partition.workloads import MOST_TOKENS
 from .feature import Feature
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan, join_plans
-from .shuffler_settings import PARTITIONERS, ShufflerSettings
+from .shuffler_settings import OWN_PARTITIONERS, PARTITIONERS, ShufflerSettings
 from .slow_start import show_if_slow
 
 
@@ -49,15 +49,72 @@ class Partitioning:
         rank_of = self.partition(
             rows, tokens=rows.tokens if heeds_tokens else None, token_tolerance=token_tolerance
         )
-        if any(self.settings.takes(name) for name in rows.columns):
-            return rank_of
         home = rows.home
         stays = (
-            self.allows(rows, home)
+            not any(self.settings.takes(name) for name in rows.columns)
+            and self.allows(rows, home)
             and self.longest_time(rows, home) <= self.longest_time(rows, rank_of)
             and self.excess_tokens(rows, home) <= self.excess_tokens(rows, rank_of)
         )
-        return home.copy() if stays else rank_of
+        rank_of = home.copy() if stays else rank_of
+        if self.settings.partitioner in OWN_PARTITIONERS:
+            self._spread_loss_tokens(rows, rank_of, max_tokens)
+        return rank_of
+
+    def _spread_loss_tokens(self, rows: RowTable, rank_of: np.ndarray, max_tokens: int | None) -> None:
+        """Changes `rank_of`, int64 `[rows]`, so that each rank has loss tokens, where one swap for each does.
+
+        Without any, a model that returns the mean of its losses divides by zero. A rank gives a row without
+        loss tokens for one with some, of a rank that keeps others. No rank takes longer than the slowest did,
+        nor has more than `max_tokens`.
+        """
+        has_loss, num_ranks = rows.loss_tokens > 0, rows.num_ranks
+        with_loss = np.bincount(rank_of[has_loss], minlength=num_ranks)
+        needy = np.flatnonzero(with_loss == 0)
+        by_work = np.argsort(rows.workloads, kind="stable") if needy.size else needy
+        for rank in needy:
+            givers = by_work[(has_loss & (with_loss[rank_of] > 1))[by_work]]
+            takes = np.flatnonzero(rank_of == rank)
+            # Those of most similar work first, then all.
+            near = np.searchsorted(rows.workloads[givers], rows.workloads[takes])[:, None] + np.arange(-2, 2)
+            similar = givers[np.unique(near[(near >= 0) & (near < len(givers))])]
+            for candidates in (similar, givers):
+                swap = self._swap_within_limits(rows, rank_of, candidates, takes, max_tokens)
+                if swap is not None:
+                    with_loss[rank_of[swap[0]]] -= 1
+                    with_loss[rank] += 1
+                    rank_of[list(swap)] = rank_of[list(swap[::-1])]
+                    break
+
+    def _swap_within_limits(
+        self,
+        rows: RowTable,
+        rank_of: np.ndarray,
+        givers: np.ndarray,
+        takes: np.ndarray,
+        max_tokens: int | None,
+    ) -> tuple[int, int] | None:
+        """Returns which of `givers` to swap for which of `takes`, rows of one rank; loads change least.
+
+        None if no such swap keeps the longest time and `max_tokens`.
+        """
+        if not (givers.size and takes.size):
+            return None
+        times, speeds = self.times(rows, rank_of), relative_speeds(rows)
+        speed = np.ones(rows.num_ranks) if speeds is None else speeds
+        to, source = rank_of[takes[0]], rank_of[givers]
+        more = rows.workloads[givers].astype(np.float64)[:, None] - rows.workloads[takes]
+        fits = times[to] + more / speed[to] <= times.max()
+        fits &= times[source][:, None] - more / speed[source][:, None] <= times.max()
+        if max_tokens is not None:
+            tokens = np.bincount(rank_of, rows.tokens, minlength=rows.num_ranks)
+            more_tokens = rows.tokens[givers].astype(np.float64)[:, None] - rows.tokens[takes]
+            fits &= tokens[to] + more_tokens <= max_tokens
+            fits &= tokens[source][:, None] - more_tokens <= max_tokens
+        if not fits.any():
+            return None
+        giver, take = divmod(int(np.where(fits, np.abs(more), np.inf).argmin()), len(takes))
+        return int(givers[giver]), int(takes[take])
 
     def partition(self, rows: RowTable, **arguments: Any) -> np.ndarray:
         """Returns int64 `[rows]`, the rank of each.
@@ -66,8 +123,8 @@ class Partitioning:
         that are not None.
 
         Raises:
-            RuntimeError: the partitioner, which may be a user's, did not return one array of indices per
-                rank, with each row once, within the limits that it was given.
+            RuntimeError: the partitioner, which may be a user's, returned neither the rank of each row nor
+                one array of indices per rank, with each row once, within the limits that it was given.
         """
         arguments = {
             "workloads": rows.workloads,
@@ -82,11 +139,11 @@ class Partitioning:
         }
         takes = self.settings.takes
         given = {name: value for name, value in arguments.items() if value is not None and takes(name)}
-        partition = PARTITIONERS[self.settings.partitioner](**given)
+        partitioner = PARTITIONERS[self.settings.partitioner]
+        partition = getattr(partitioner, "part_of", partitioner)(**given)
         try:
-            parts = list(partition)
-            rank_of = number_of_part(parts, len(rows.workloads))
-            fault = self._fault(rank_of, len(parts), rows.num_ranks, given.get("tokens"))
+            rank_of, num_parts = _rank_of(partition, rows)
+            fault = self._fault(rank_of, num_parts, rows.num_ranks, given.get("tokens"))
         except (TypeError, ValueError) as error:
             fault = str(error)
         if fault:
@@ -136,6 +193,18 @@ class Partitioning:
             if most > max_tokens:
                 return f"a part of {most} tokens, above max_tokens={max_tokens}"
         return ""
+
+
+def _rank_of(partition: Any, rows: RowTable) -> tuple[np.ndarray, int]:
+    """Returns int64 `[rows]`, the rank of each, and the number of ranks, from what a partitioner returned."""
+    if isinstance(partition, np.ndarray) and partition.ndim == 1 and partition.dtype.kind in "iu":
+        if len(partition) != len(rows.workloads):
+            raise ValueError(f"ranks of {len(partition)} rows, expected {len(rows.workloads)}")
+        if len(partition) and not 0 <= partition.min() <= partition.max() < rows.num_ranks:
+            raise ValueError(f"ranks from {partition.min()} to {partition.max()} of {rows.num_ranks}")
+        return partition.astype(np.int64, copy=False), rows.num_ranks
+    parts = list(partition)
+    return number_of_part(parts, len(rows.workloads)), len(parts)
 
 
 def relative_speeds(rows: RowTable) -> np.ndarray | None:
@@ -211,9 +280,9 @@ def compile_placement(settings: ShufflerSettings, features: Sequence[Feature] = 
     rows = RowTable(ones, ones, ones, ones, ones, each, ones, each)
     partitioning = Partitioning(replace(settings, max_tokens=None), features)
     partitioning.rank_of(rows)  # it may compile functions of its own
-    if settings.partitioner in ("longest_processing_time", "refined"):
+    if settings.partitioner == "refined":
         compile_refine()
-    elif settings.partitioner != "karmarkar_karp":
+    elif settings.partitioner not in ("karmarkar_karp", "longest_processing_time"):
         rebalance(work, home, 2, tolerance=0.0)
     if partitioning.token_tolerance(rows) is not None:
         rebalance(ones, np.arange(2), 2, tokens=3 * np.arange(2), token_tolerance=0.0)

@@ -22,13 +22,15 @@ logger = logging.getLogger(__name__)
 # tokens, max_tokens, token_tolerance, and those of features, such as groups. All but the first two need
 # defaults, because None is not passed.
 # `commons.partition.rebalance` has them all. A setting without an argument is refused. What it returns is
-# checked: each sample once, and the limits. It has to return the same on every rank.
-PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
+# checked: each sample once, and the limits. It has to return the same on every rank: for each rank the
+# indices of its samples, or int64 `[samples]`, the rank of each.
+PARTITIONERS: dict[str, Callable[..., Any]] = {
     "karmarkar_karp": karmarkar_karp,
     "longest_processing_time": longest_processing_time,
     "rebalance": rebalance,
     "refined": refined,
 }
+OWN_PARTITIONERS = frozenset(PARTITIONERS)
 
 EXCHANGE_NAMES = ("all_gather", "all_to_all")
 # What features took over, as settings were called before.
@@ -179,5 +181,5 @@ def _check_no_window(window: int, max_step_ratio: float | None) -> None:
 
 
 @functools.cache
-def _arguments(function: Callable[..., list[np.ndarray]]) -> frozenset[str]:
+def _arguments(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)

@@ -56,7 +56,7 @@ def lower_bound(
     at least, as many as sizes demand.
     """
     problem = Problem.of(workloads, num_partitions, equal_size, speeds=speeds)
-    total = problem.work.sum()
-    if total == 0:
+    if not as_workloads(workloads).any():
         return 1.0
+    total = problem.work.sum()
     return float(max(1.0, problem.shortest_time() * float(problem.speeds.sum()) / total))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from numba import njit
-from numba.core.caching import IndexDataCacheFile
 
 from .. import NAME
 
-_SOURCES = hashlib.sha256(
-    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-).hexdigest()
 # Without numba's wrappers for callers in C, and in Python: to compile them takes time.
 _WITHOUT_C: dict[str, Any] = {"nogil": True, "no_cfunc_wrapper": True}
 _INNER: dict[str, Any] = {**_WITHOUT_C, "no_cpython_wrapper": True}
@@ -28,8 +22,12 @@ def compiled(function: Callable[..., Any]) -> Any:
     """Compiles a function with numba at its first call; it runs without the GIL.
 
     Later processes find the result in numba's cache, next to the sources or in `NUMBA_CACHE_DIR`. Where
-    neither can be written, every process compiles anew. Damaged files are compiled and written again.
+    neither can be written, every process compiles anew. Damaged files are compiled and written again. Numba
+    notices a change in the file of a cached function, but not in those of functions that it calls: what it
+    calls is in the same file.
     """
+    # In a checkout, the same files may be imported by two names, and cached types refer to theirs.
+    function.__qualname__ = f"{NAME}.{function.__qualname__}"
     try:
         dispatcher: Any = njit(cache=True, **_WITHOUT_C)(function)
     except RuntimeError:  # numba finds no folder for its cache
@@ -37,13 +35,8 @@ def compiled(function: Callable[..., Any]) -> Any:
         return njit(**_WITHOUT_C)(function)
     if dispatcher is function:  # NUMBA_DISABLE_JIT, for a debugger
         return function
-    # Numba notices a change in the file of a cached function, but not in those of the functions it calls. The
-    # attributes are private: pyproject.toml pins the numba versions that were tried, and a test covers this.
+    # The attribute is private: pyproject.toml pins the numba versions that were tried; a test covers this.
     cache = dispatcher._cache
-    implementation = cache._impl
-    stamp = implementation.locator.get_source_stamp(), _SOURCES
-    # In a checkout, the same files may be imported by two names, and cached types refer to theirs.
-    cache._cache_file = IndexDataCacheFile(cache.cache_path, f"{NAME}.{implementation.filename_base}", stamp)
     cache.load_overload = _or_compile(cache.load_overload, cache)
     cache.save_overload = _or_compile(cache.save_overload, cache)
     return dispatcher

@@ -1,41 +1,91 @@
-"""The search for parts that keep groups of samples together: first with runs of a group, then with samples.
+"""Parts that keep groups of samples together, at a price for each part that has samples of a group.
 
-1. Divide groups into units: what is worth bringing together. Place them, the heaviest first.
-2. Run the search from home with units in place of samples; then with runs of half as many samples, and so on,
-   until the target is reached. Every run that leaves the others of its group pays for a copy.
-3. Run it with samples. Last, trade all that a part has of a group, as long as that saves costs.
+1. Divide groups into units: what is worth bringing together. Place them, the heaviest first and near home.
+   Parts may be too full then.
+2. Level parts by swaps of all that one has of a group; then of samples, at any price.
+3. Reunite groups by exchanges of some samples of one for some of another, which pay for copies and moves and
+   keep to the limits: even from samples that are dealt anew, few copies are left.
+4. Send home what parts have of groups.
 
-Other starts do better where few units make up a part, or where groups are together already: units that are
-cut to fit, and home. The cheapest result is taken.
+Home is another start where groups are together already. The cheapest result is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .compiled import compiled
-from .costs import Costs, make_copies
-from .from_scratch import place_units
-from .parts import NONE, Task, bucket, even_out, sum_per_part
-from .problem import Problem
-from .refine import refine_within
-from .search import ALL_SWAPS, CHEAP_SWAPS, search_to
-from .trades import trade
+from .kernels import (
+    NO_CAP,
+    NONE,
+    Groups,
+    Limits,
+    Samples,
+    bucket,
+    costliest,
+    list_shares,
+    place_units,
+    reunite,
+    settle,
+    sum_per_part,
+)
+from .problem import Problem, heaviest_first
+from .rebalance import ALL, keep_to_tokens
+from .token_levels import level_tokens
 from .workloads import check_moves_per_copy, number_groups
 
 # Where groups have at most this many copies each, on average, no other start is tried. With twice as many,
 # users of four samples would end with 1.04 ranks each; with less than half, far more samples would move.
 FEW_COPIES = 0.025
-# Units are placed whole up to this many times the target; more is cut. All are tried up to FEW_SAMPLES. With
-# more, the next is tried only if the one before misses the target; parts that may differ in rows need no more
-# room than the target.
-OVERFULL, FEW_SAMPLES = (1.25, 1.0, 1.5, 1.1, 2.0), 1024
+# What is found from home moves less than the rest. It is taken if it costs at most 1 ÷ this times as much.
+NEAR_HOME = 0.93
+# Units are placed whole up to this many times the target, and else cut.
 OVERFULL_OF_EQUAL_ROWS, OVERFULL_OF_FREE_ROWS = (1.25, 1.0), (1.0, 1.25)
+# Prices are divided by so many powers of two: with those of copies, and across nodes, they share a key with a
+# number of a sample.
+FEWER_BITS = 16
+
+
+def bring_together(
+    problem: Problem,
+    samples: Samples,
+    per_node: int,
+    groups: ArrayLike,
+    moves_per_copy: float,
+    target: int,
+    move: Callable[[], np.ndarray],
+) -> np.ndarray | None:
+    """int64 `[samples]`: as `move` returns it, with few groups in more than one part, and tokens leveled.
+
+    None if no two samples belong together.
+    """
+    numbers = number_groups(groups, len(problem.work))
+    copies = check_moves_per_copy(moves_per_copy)
+    is_shared = np.bincount(numbers) > 1
+    if not is_shared.any():
+        return None
+    samples = samples._replace(price=np.maximum(samples.price >> FEWER_BITS, 1))
+    group_of = problem.sort(numbers)
+    largest = np.zeros(len(is_shared), dtype=np.int64)
+    np.maximum.at(largest, group_of, samples.price)
+    copy = np.where(is_shared, np.rint(copies * largest), 0).astype(np.int64)
+    room = np.zeros_like(copy)
+    together = Groups(group_of, copy, room + NONE, room)
+    search = GroupSearch(problem, samples, together, int(is_shared.sum()), per_node)
+    part_of = search.run(target)
+    if not search.reaches(part_of, target):
+        alone = move()
+        attained = max(target, problem.time(alone))  # the target may be out of reach
+        if attained > target and not search.reaches(part_of, attained):
+            part_of = search.run(attained)
+        if not search.reaches(part_of, attained):
+            nearer = search.finish(alone.copy(), attained)
+            part_of = nearer if search.reaches(nearer, attained) else alone
+    search.level_tokens(part_of, target)
+    return part_of
 
 
 @dataclass(frozen=True)
@@ -43,209 +93,137 @@ class GroupSearch:
     """A search that keeps samples of a problem together; samples are in its order."""
 
     problem: Problem
-    costs: Costs
-    by_home: np.ndarray  # int64 [samples], sorted by home
-
-    @staticmethod
-    def of(problem: Problem, costs: Costs, groups: ArrayLike, moves_per_copy: float) -> GroupSearch | None:
-        """Checks the groups, and what a copy is worth; None if no two samples belong together."""
-        numbers = number_groups(groups, len(problem.work))
-        is_shared = np.bincount(numbers) > 1
-        if not is_shared.any():
-            return None
-        group_of = problem.sort(np.where(is_shared, np.cumsum(is_shared) - 1, NONE)[numbers])
-        largest = np.zeros(int(is_shared.sum()), dtype=np.int64)
-        in_groups = group_of != NONE
-        np.maximum.at(largest, group_of[in_groups], costs.to_move[in_groups])
-        copy_cost = np.rint(check_moves_per_copy(moves_per_copy) * largest).astype(np.int64)
-        by_home, _ = bucket(costs.home, problem.num_parts)
-        return GroupSearch(problem, costs._replace(copies=make_copies(group_of, copy_cost)), by_home)
+    samples: Samples
+    groups: Groups
+    num_shared: int  # groups of more than one sample
+    per_node: int
 
     def run(self, target: int) -> np.ndarray:
         """int64 `[samples]`: the cheapest result of all starts that reach the target, or come nearest."""
+        best = self.samples.home.copy()
+        best_rate, are_together = self._rate(best, target), self._mean_copies(best) < 1
+        for number, start in enumerate(self._starts(target, are_together)):
+            part_of = self.finish(start, target)
+            rate = self._rate(part_of, target, NEAR_HOME if are_together and number == 0 else 1.0)
+            if rate < best_rate:
+                best, best_rate = part_of, rate
+            if self.reaches(part_of, target) and self._mean_copies(part_of) <= FEW_COPIES:
+                break
+        return best
 
-        def rate(part_of: np.ndarray) -> tuple[bool, int, int]:
-            is_beyond = self.problem.fault(part_of) is not None
-            return is_beyond, max(self.problem.time(part_of), target), self._cost(part_of)
-
-        home = self.costs.home
-        are_together = self._count_copies(home).mean() < 1
-        found = [home.copy()] if self.reaches(home, target) else []
-        from_home = [self.finish(home.copy(), target)] if are_together else []
-        for part_of in chain(from_home, self._from_units(target)):
-            found.append(part_of)
-            if self.reaches(part_of, target) and self._count_copies(part_of).mean() <= FEW_COPIES:
-                return part_of
-        best = min(found, key=rate)
-        if are_together or self.reaches(best, target):
-            return best
-        return min(best, self.finish(home.copy(), target), key=rate)
+    def _rate(self, part_of: np.ndarray, target: int, share: float = 1.0) -> tuple[bool, int, float]:
+        """What a better result has less of: faults, time above the target, and this share of the cost."""
+        has_fault = self.problem.fault(part_of) is not None
+        return has_fault, max(self.problem.time(part_of), target), share * self._cost(part_of)
 
     def reaches(self, part_of: np.ndarray, target: int) -> bool:
         """Whether all parts keep to the limits, and none takes longer than the target."""
         return self.problem.fault(part_of) is None and self.problem.time(part_of) <= target
 
     def finish(self, part_of: np.ndarray, target: int) -> np.ndarray:
-        """Returns the result of the search with samples from `part_of`, which changes, and of trades."""
-        problem, task = self.problem, self.problem.within(target)
-        even_out(task, part_of)
-        if not search_to(task, part_of, self.costs, ALL_SWAPS):
-            refine_within(problem, part_of, target)
-        trade(problem.within(max(target, problem.time(part_of))), part_of, self.costs)
+        """Levels `part_of`, which changes, brings groups together again, and returns it."""
+        problem = self.problem
+        self._level_units(part_of, target)
+        samples = self.samples._replace(home=part_of.copy())
+        if sum_per_part(problem.tokens, part_of, problem.num_parts).max() > problem.max_tokens:
+            keep_to_tokens(problem, samples, part_of, problem.num_parts)
+        settle(samples, self._limits(target), part_of, *ALL)
+        if (part_of == NONE).any():  # under caps of tokens
+            return samples.home
+        attained = max(target, problem.time(part_of))
+        reunite(self.samples, self._limits(attained), self.groups, part_of)
+        if problem.fault(part_of) is None:
+            nearer = part_of.copy()
+            self._level_units(nearer, attained)
+            if self.reaches(nearer, attained):
+                return nearer
         return part_of
 
-    def _count_copies(self, part_of: np.ndarray) -> np.ndarray:
-        """int64 `[groups]`, parts with samples of each, beyond the first; `part_of` is int64 `[samples]`."""
-        group_of, num_parts = self.costs.copies.group_of, self.problem.num_parts
-        in_groups = group_of != NONE
-        has_some = np.zeros(len(self.costs.copies.cost) * num_parts, dtype=np.bool_)
-        has_some[group_of[in_groups] * num_parts + part_of[in_groups]] = True
-        return has_some.reshape(-1, num_parts).sum(1) - 1
+    def _level_units(self, part_of: np.ndarray, target: int) -> None:
+        """Changes `part_of` by swaps of what parts have of groups, to level parts and to bring them home.
+
+        Such a share is at home where that saves most. Its rows are capped as tokens are.
+        """
+        problem, samples, num_parts = self.problem, self.samples, self.problem.num_parts
+        share, _, part = self._list_shares(part_of)
+        place, owner, home = list_shares(share, len(part), samples.home, num_parts)
+        at_home = sum_per_part(samples.price, place, len(owner))
+        is_own = home == part[owner]
+        best = costliest(owner, 2 * at_home + is_own, len(part))
+        price = at_home[best]
+        price[owner[is_own]] -= np.where(is_own[best[owner[is_own]]], 0, at_home[is_own])
+        home = home[best]
+        limits = self._limits(target)._replace(fewest=0, most=len(share))
+        other = sum_per_part(problem.tokens, share, len(part))
+        if problem.fewest > 0:
+            limits, other = limits._replace(other=np.full(num_parts, problem.most)), np.bincount(share)
+        work = sum_per_part(problem.work, share, len(part))
+        order = heaviest_first(work)
+        moved = part[order]
+        shares = Samples(work[order], other[order], home[order], price[order])
+        settle(shares, limits, moved, True, num_parts, NO_CAP)
+        part[order] = moved
+        part_of[:] = part[share]
+
+    def level_tokens(self, part_of: np.ndarray, target: int) -> None:
+        """As `token_levels.level_tokens`, and brings groups together again under the limits reached."""
+        problem = self.problem
+        if problem.token_tolerance is None:
+            return
+        before = part_of.copy()
+        # Samples that are away may go elsewhere, at no cost.
+        free = self.samples._replace(home=np.where(before == self.samples.home, before, NONE))
+        level_tokens(problem, free, part_of, target, problem.num_parts)
+        if not np.array_equal(before, part_of):
+            most = sum_per_part(problem.tokens, part_of, problem.num_parts).max()
+            limits = self._limits(max(target, problem.time(part_of)))
+            limits = limits._replace(other=np.full(problem.num_parts, most))
+            reunite(self.samples, limits, self.groups, part_of)
+
+    def _limits(self, target: int) -> Limits:
+        per_node = self.per_node if self.per_node > 1 else self.problem.num_parts
+        return self.problem.limits(target, per_node)
+
+    def _list_shares(self, part_of: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The share of each sample, what a part has of a group; the groups and parts of shares, sorted."""
+        return list_shares(self.groups.of, len(self.groups.copy), part_of, self.problem.num_parts)
+
+    def _mean_copies(self, part_of: np.ndarray) -> float:
+        """Parts with samples of a group beyond the first, of those groups that have others."""
+        _, group, _ = self._list_shares(part_of)
+        return (len(group) - len(self.groups.copy)) / self.num_shared
 
     def _cost(self, part_of: np.ndarray) -> int:
         """The cost of copies and moves of samples that are in these parts, int64 `[samples]`."""
-        copies = self._count_copies(part_of).tolist()
-        cost = sum(map(int.__mul__, copies, self.costs.copies.cost.tolist()))  # which may exceed int64
-        return cost + int(self.costs.to_move[part_of != self.costs.home].sum())
+        _, group, _ = self._list_shares(part_of)
+        copies = sum(self.groups.copy[group].tolist())  # which may exceed int64
+        return copies + int(self.samples.price[part_of != self.samples.home].sum())
 
-    def _from_units(self, target: int) -> Iterator[np.ndarray]:
-        """Yields the results from units that are cut in several ways."""
+    def _starts(self, target: int, are_together: bool) -> Iterator[np.ndarray]:
+        """Yields placements: home if groups are together there, and units that are cut in two ways."""
+        home = self.samples.home
         starts: list[np.ndarray] = []
-        unit_of = _divide_into_units(self.costs, _sort_by_number(self.costs.copies.group_of, self.by_home))
-        are_many = len(unit_of) > FEW_SAMPLES
-        overfull_of_many = OVERFULL_OF_EQUAL_ROWS if self.problem.fewest > 0 else OVERFULL_OF_FREE_ROWS
-        for overfull in overfull_of_many if are_many else OVERFULL:
-            start = self._place(unit_of, target, int(overfull * target))
-            if any(np.array_equal(start, other) for other in starts):
-                continue
-            starts.append(start)
-            part_of = self._search_with_runs(start.copy(), target)
-            yield part_of
-            if are_many and self.reaches(part_of, target):
-                return
+        if are_together:
+            yield home.copy()
+        unit_of = self._divide_into_units()
+        by_home, _ = bucket(home, self.problem.num_parts)
+        by_unit, ends = bucket(unit_of[by_home], int(unit_of.max()) + 1)
+        work = sum_per_part(self.problem.work, unit_of, len(ends))
+        order, limits = heaviest_first(work), self._limits(target)
+        for overfull in OVERFULL_OF_EQUAL_ROWS if self.problem.fewest > 0 else OVERFULL_OF_FREE_ROWS:
+            start, most = np.full_like(home, NONE), (overfull * limits.load).astype(np.int64)
+            place_units(self.samples, limits, most, start, by_home[by_unit], ends, order)
+            if not any(np.array_equal(start, other) for other in starts):
+                starts.append(start)
+                yield start.copy()
 
-    def _place(self, unit_of: np.ndarray, target: int, cut_at: int) -> np.ndarray:
-        """Calls `place_units`; returns int64 `[samples]`, the part of each."""
-        problem = self.problem
-        by_unit, ends = bucket(unit_of[self.by_home], int(unit_of.max()) + 1)
-        order = np.argsort(-np.bincount(unit_of, problem.work), kind="stable")
-        lightest = np.zeros(problem.most + 1, dtype=np.int64)
-        if problem.fewest > 0 and cut_at <= target:
-            sums = np.cumsum(problem.work[::-1])
-            taken = np.minimum(np.arange(1, problem.most + 1) * problem.num_parts, len(sums)) - 1
-            lightest[1:] = sums[taken] // problem.num_parts
-        samples = self.by_home[by_unit]
-        return place_units(problem.within(target), self.costs, samples, ends, order, lightest, cut_at)
+    def _divide_into_units(self) -> np.ndarray:
+        """int64 `[samples]`, the unit of each: a group, or what one home has if that costs more than a copy.
 
-    def _search_with_runs(self, part_of: np.ndarray, target: int) -> np.ndarray:
-        """Returns the result of searches with ever shorter runs from `part_of`, which changes."""
-        self._search(part_of, len(part_of), target, ALL_SWAPS)
-        rows = min(self.problem.most, -(-len(part_of) // self.problem.num_parts))
-        for power in range(int(rows).bit_length() - 1, 0, -1):
-            if self.problem.time(part_of) <= target:
-                break
-            self._search(part_of, 2**power, target, CHEAP_SWAPS)
-        return self.finish(part_of, target)
-
-    def _search(self, part_of: np.ndarray, longest: int, target: int, swaps: int) -> None:
-        """Changes `part_of` by the search from home, with runs of up to `longest` samples in their place."""
-        problem, costs, group_of = self.problem, self.costs, self.costs.copies.group_of
-        # 1. Divide what a part has of a group into runs, and number them from the heaviest down.
-        alone = group_of == NONE
-        number = group_of.copy()
-        number[alone] = len(costs.copies.cost) + np.arange(np.count_nonzero(alone))
-        order = _sort_by_number(number, _sort_by_number(part_of, self.by_home))
-        run_of = _divide_into_runs(number, part_of, order, longest)
-        work = sum_per_part(problem.work, run_of, int(run_of.max()) + 1)
-        heaviest_first = np.argsort(-work, kind="stable")
-        place = np.empty_like(heaviest_first)
-        place[heaviest_first] = np.arange(len(work))
-        run_of = place[run_of]
-        # 2. Describe the runs as if they were samples. Their rows are capped as tokens are.
-        part_of_run, group_of_run = np.empty_like(place), np.empty_like(place)
-        part_of_run[run_of], group_of_run[run_of] = part_of, group_of
-        home, to_move = _find_homes(costs, run_of, part_of_run, problem.num_parts)
-        copies = make_copies(group_of_run, costs.copies.cost)
-        run_costs = costs._replace(home=home, to_move=to_move, copies=copies)
-        rows, initial = np.bincount(run_of), problem.within(target).initial
-        most = max(int(problem.most), int(np.bincount(part_of_run, rows).max()))
-        # 3. Search, and take the samples along.
-        task = Task(work[heaviest_first], rows, initial, target, 0, len(work), most)
-        search_to(task, part_of_run, run_costs, swaps)
-        part_of[:] = part_of_run[run_of]
-
-
-def _divide_into_units(costs: Costs, in_groups: np.ndarray) -> np.ndarray:
-    """int64 `[samples]`, the unit of each: a group, without those of one home that cost more than a copy.
-
-    Example: a copy costs 64. A group with 100 samples on one part, 70 on another, and 3 on a third, which
-    cost 1 each, makes units of 103 and 70: the 3 join the 100.
-
-    `in_groups` are the samples with others, sorted by group and home.
-    """
-    group_of = costs.copies.group_of
-    # 1. Divide groups by home.
-    share, begins = _number_runs(group_of[in_groups], costs.home[in_groups])
-    group = group_of[in_groups[begins]]
-    cost = np.bincount(share, costs.to_move[in_groups]).astype(np.int64)
-    # 2. Each is a unit, or joins the one of its group that costs most to move.
-    by_cost = np.lexsort((-cost, group))
-    costliest = by_cost[np.searchsorted(group, group)]
-    joins = np.where(cost > costs.copies.cost[group], np.arange(len(cost)), costliest)
-    numbers = np.unique(joins, return_inverse=True)[1]
-    # 3. Samples without others are units.
-    unit_of, alone = np.empty(len(group_of), dtype=np.int64), np.flatnonzero(group_of == NONE)
-    unit_of[in_groups] = numbers[share]
-    unit_of[alone] = numbers.max() + 1 + np.arange(len(alone))
-    return unit_of
-
-
-def _divide_into_runs(
-    group_of: np.ndarray, part_of: np.ndarray, order: np.ndarray, longest: int
-) -> np.ndarray:
-    """int64 `[samples]`, the run of each: up to `longest` samples of one group in one part, evenly divided.
-
-    Example: 5 samples of a group in a part, at most 2 long, make runs [0, 0, 1, 1, 2].
-    """
-    share, begins = _number_runs(group_of[order], part_of[order])
-    size = np.bincount(share)
-    runs = -(-size // longest)
-    run_of, place = np.empty_like(order), np.arange(len(order)) - begins[share]
-    run_of[order] = (np.cumsum(runs) - runs)[share] + place * runs[share] // size[share]
-    return run_of
-
-
-def _sort_by_number(numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """Sorts those samples whose number, int64 `[samples]`, is not NONE, stably."""
-    order, ends = bucket(numbers[samples] + 1, int(numbers.max()) + 2)
-    return samples[order][ends[0] :]
-
-
-def _number_runs(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers the runs of equal pairs, for each pair; and where each run begins."""
-    changes = np.append(True, (one[1:] != one[:-1]) | (other[1:] != other[:-1]))
-    return np.cumsum(changes) - 1, np.flatnonzero(changes)
-
-
-@compiled
-def _find_homes(
-    costs: Costs, run_of: np.ndarray, part_of_run: np.ndarray, num_parts: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """For each run the part where most of it is at home, its own in a tie, and the cost of leaving it."""
-    home, num_runs = costs.home, len(part_of_run)
-    by_run, ends = bucket(run_of, num_runs)
-    at_home = np.zeros(num_parts, dtype=np.int64)
-    homes, to_move = np.empty(num_runs, dtype=np.int64), np.empty(num_runs, dtype=np.int64)
-    first = 0
-    for run in range(num_runs):
-        best = part_of_run[run]
-        for sample in by_run[first : ends[run]]:
-            at_home[home[sample]] += costs.to_move[sample]
-        for sample in by_run[first : ends[run]]:
-            if at_home[home[sample]] > at_home[best]:
-                best = home[sample]
-        homes[run], to_move[run] = best, max(at_home[best], 1)
-        for sample in by_run[first : ends[run]]:
-            at_home[home[sample]] = 0
-        first = ends[run]
-    return homes, to_move
+        Example: a copy costs 64. A group with 100 samples on one part, 70 on another, and 3 on a third, which
+        cost 1 each, makes units of 103 and 70: the 3 join the 100.
+        """
+        share, group, _ = self._list_shares(self.samples.home)
+        cost = sum_per_part(self.samples.price, share, len(group))
+        joined = costliest(group, cost, len(self.groups.copy))[group]
+        return np.where(cost > self.groups.copy[group], np.arange(len(cost)), joined)[share]

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ParamSpec
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .compiled import compiled
-from .parts import NO_CAP, NONE, Task, bucket, longest_time, sum_per_part
+from .kernels import (
+    NO_CAP,
+    NONE,
+    Limits,
+    as_integers,
+    bucket,
+    longest_time,
+    shortest_time,
+    sum_per_part,
+)
 from .workloads import (
     LOAD_BITS,
-    SPEED_BITS,
-    as_integers,
     as_speeds,
     as_tokens,
     as_workloads,
     check_count,
     check_tolerance,
 )
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ class Problem:
     fewest: int  # samples of a part
     most: int
     max_tokens: int = NO_CAP  # sum of a part's tokens
-    token_goal: int = NO_CAP  # tokens that a part should have at most; NO_CAP where nothing says so
+    token_tolerance: float | None = None  # by which a part's tokens may exceed the mean
 
     @staticmethod
     def of(
@@ -51,19 +62,18 @@ class Problem:
         num_partitions = int(num_partitions)  # a narrower numpy integer would overflow, and recompile
         values = as_workloads(workloads)
         relative = as_speeds(speeds, num_partitions)
-        bits = SPEED_BITS if speeds is not None and are_unequal(relative) else LOAD_BITS
-        integers = as_integers(values, bits)
-        order = np.argsort(-integers)  # not stable, which is much faster
-        _sort_ties(order, integers)
+        # Work and index, or load and part, share the 63 bits of a key, whose half a difference takes.
+        digits = max(len(values), num_partitions).bit_length()
+        integers = as_integers(values, min(LOAD_BITS, 61 - digits))
+        order = heaviest_first(integers)
         amounts = _check_tokens(tokens, max_tokens, token_tolerance, len(values), num_partitions)
         fewest, most = 0, len(values)
         if equal_size:
             fewest, most = len(values) // num_partitions, -(-len(values) // num_partitions)
         cap = NO_CAP if max_tokens is None else min(int(max_tokens), NO_CAP)
-        goal = cap
         if token_tolerance is not None:
-            goal = min(cap, token_goal(int(amounts.sum()), num_partitions, token_tolerance))
-        return Problem(relative, order, integers[order], amounts[order], fewest, most, cap, goal)
+            check_tolerance(token_tolerance, "token_tolerance")
+        return Problem(relative, order, integers[order], amounts[order], fewest, most, cap, token_tolerance)
 
     @property
     def num_parts(self) -> int:
@@ -72,9 +82,9 @@ class Problem:
 
     def by_tokens(self) -> Problem:
         """The problem of balancing tokens in place of work; `order` holds samples of this problem."""
-        order = np.argsort(-self.tokens, kind="stable")
-        amounts, none = self.tokens[order], np.zeros_like(self.tokens)
-        return Problem(np.ones(self.num_parts), order, amounts, none, self.fewest, self.most)
+        order = heaviest_first(self.tokens)
+        amounts = self.tokens[order]
+        return Problem(np.ones(self.num_parts), order, amounts, 0 * amounts, self.fewest, self.most)
 
     def sort(self, per_sample: np.ndarray) -> np.ndarray:
         """Brings values per sample from the caller's order into that of `work`, as int64."""
@@ -86,25 +96,28 @@ class Problem:
         values[self.order] = per_sample
         return values
 
-    def partition(self, part_of: np.ndarray) -> list[np.ndarray]:
-        """For each part the caller's ascending indices; `part_of` is in the order of `work`."""
-        return indices_of_parts(self.unsort(part_of), self.num_parts)
-
     def target(self, tolerance: float) -> int:
         """The time at which the slowest part is fast enough: (1 + tolerance) × the lower bound."""
         bound = self.shortest_time()
-        target = max(math.ceil(bound), int(min(bound * (1 + tolerance), 2.0**61)))
+        # More than all work in the slowest part is never needed, and would overflow.
+        most = max(bound, self.work.sum() / self.speeds.min())
+        target = max(math.ceil(bound), int(min(bound * (1 + tolerance), most)))
         # Loads that a time allows are rounded down. This much more, they are what gave the bound.
         return target + (int(1 / self.speeds.min()) + 1 if are_unequal(self.speeds) else 0)
 
     def shortest_time(self) -> float:
         """A time that the slowest part takes at least; `lower_bound` gives the proof."""
-        return _shortest_time(self.work, np.sort(self.speeds), self.fewest, self.most)
+        return shortest_time(self.work, np.sort(self.speeds), self.fewest, self.most)
 
-    def within(self, time: int) -> Task:
-        """The task of placing samples so that no part takes longer than `time`."""
-        initial = initial_loads(self.speeds, time)
-        return Task(self.work, self.tokens, initial, time, self.fewest, self.most, self.max_tokens)
+    def limits(self, time: int, per_node: int = 1) -> Limits:
+        """The limits of parts that take no longer than `time`; nodes have `per_node` parts."""
+        loads = np.full(self.num_parts, time)
+        if are_unequal(self.speeds):
+            loads = (time * self.speeds).astype(np.int64)
+        loads = np.clip(loads, 1, max(int(self.work.sum()), 1))
+        nodes = np.arange(self.num_parts) // per_node
+        caps = np.full(self.num_parts, self.max_tokens)
+        return Limits(loads, caps, nodes, per_node, self.fewest, self.most)
 
     def time(self, part_of: np.ndarray) -> int:
         """The time of the slowest part; `part_of` is int64 `[samples]`, in the order of `work`."""
@@ -112,13 +125,15 @@ class Problem:
 
     def time_within_limits(self, part_of: np.ndarray) -> int:
         """`time`; NO_CAP if a sample has no part, or a part is above `max_tokens`."""
-        if part_of[-1] == NONE:
+        if (part_of == NONE).any():
             return NO_CAP
         amounts = sum_per_part(self.tokens, part_of, self.num_parts)
         return NO_CAP if amounts.max() > self.max_tokens else self.time(part_of)
 
     def fault(self, part_of: np.ndarray) -> str | None:
         """Describes the first part that does not keep to the limits; None if all do. Order as of `work`."""
+        if (part_of == NONE).any():
+            return f"sample {self.order[np.argmax(part_of == NONE)]} has no part"
         sizes = np.bincount(part_of, minlength=self.num_parts)
         for part in np.flatnonzero((sizes < self.fewest) | (sizes > self.most))[:1]:
             return f"partition[{part}] has {sizes[part]} samples, expected {self.fewest} to {self.most}"
@@ -128,25 +143,17 @@ class Problem:
         return None
 
 
-@compiled
-def _sort_ties(order: np.ndarray, work: np.ndarray) -> None:
-    """Sorts the indices of samples with equal work, `[samples]`, in an order of descending work.
+def heaviest_first(values: np.ndarray) -> np.ndarray:
+    """int64 `[samples]`: samples from the largest int64 value down, equal ones in their order.
 
-    Example: work [5, 7, 5] in the order [1, 2, 0] becomes the order [1, 0, 2].
+    Example: values [5, 7, 5] give [1, 0, 2].
     """
-    place = np.empty(
-        len(work), dtype=np.int64
-    )  # by sample that starts a run of equal work, the next position
-    run_of = np.empty(len(work), dtype=np.int64)
-    first = NONE
-    for at in range(len(work)):
-        if first == NONE or work[order[at]] != work[first]:
-            first = order[at]
-            place[first] = at
-        run_of[order[at]] = first
-    for sample in range(len(work)):
-        order[place[run_of[sample]]] = sample
-        place[run_of[sample]] += 1
+    digits = len(values).bit_length()
+    if values.max(initial=0) >= 2 ** (62 - digits):
+        return np.argsort(-values, kind="stable")
+    keys = (-values << digits) | np.arange(len(values))
+    keys.sort()  # without ties, so that no stable sort is needed, which takes longer
+    return keys & (2**digits - 1)
 
 
 def are_unequal(speeds: np.ndarray) -> bool:
@@ -170,6 +177,23 @@ def indices_of_parts(part_of: np.ndarray, num_parts: int) -> list[np.ndarray]:
     indices, ends = bucket(np.require(part_of, requirements="W"), num_parts)  # else numba compiles anew
     bounds = ends.tolist()
     return [indices[start:end] for start, end in zip([0, *bounds], bounds, strict=False)]
+
+
+def in_lists(place: Callable[P, np.ndarray]) -> Callable[P, list[np.ndarray]]:
+    """Makes a function that returns the part of each sample return each part's samples.
+
+    The function as it was is the attribute `part_of` of the new one.
+    """
+    position = list(inspect.signature(place).parameters).index("num_partitions")
+
+    @functools.wraps(place)
+    def partition(*args: P.args, **kwargs: P.kwargs) -> list[np.ndarray]:
+        part_of = place(*args, **kwargs)  # which checks the number
+        num_parts: Any = kwargs["num_partitions"] if "num_partitions" in kwargs else args[position]
+        return indices_of_parts(part_of, int(num_parts))
+
+    partition.part_of = place  # type: ignore[attr-defined]
+    return partition
 
 
 def number_of_part(partition: Sequence[ArrayLike], num_samples: int) -> np.ndarray:
@@ -227,33 +251,3 @@ def _check_tokens(
             f"{num_partitions * max_tokens} tokens, the samples have {int(amounts.sum())}"
         )
     return amounts
-
-
-@compiled
-def _shortest_time(work: np.ndarray, speeds: np.ndarray, fewest: int, most: int) -> float:
-    """`Problem.shortest_time`, given ascending speeds."""
-    num_samples, num_parts = len(work), len(speeds)
-    sums = np.zeros(num_samples + 1, dtype=np.int64)  # of the heaviest samples
-    for sample in range(num_samples):
-        sums[sample + 1] = sums[sample] + work[sample]
-    # 1. The q fastest parts together, at q − 1; all of them give the mean.
-    fastest = np.empty(num_parts)
-    fastest[0] = speeds[num_parts - 1]
-    for q in range(1, num_parts):
-        fastest[q] = fastest[q - 1] + speeds[num_parts - 1 - q]
-    bound = sums[num_samples] / fastest[num_parts - 1]
-    # 2. Some q parts hold j · q of the m heaviest samples, and the lightest ones up to their sizes.
-    for before in range(0, num_samples, num_parts):
-        j = before // num_parts + 1
-        for q in range(1, min(num_parts, num_samples - before) + 1):
-            m, others = before + q, max(fewest - j, 0) * q
-            load = sums[m] - sums[m - j * q] + sums[num_samples] - sums[num_samples - others]
-            if load > bound * fastest[q - 1]:
-                bound = load / fastest[q - 1]
-    # 3. The q slowest parts hold the lightest samples at least, as many as sizes demand.
-    slowest = 0.0
-    for q in range(1, num_parts if speeds[0] < 1.0 else 0):
-        slowest += speeds[q - 1]
-        rows = max(q * fewest, num_samples - (num_parts - q) * most)
-        bound = max(bound, (sums[num_samples] - sums[num_samples - rows]) / slowest)
-    return bound

@@ -9,11 +9,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .from_scratch import place_longest_first
-from .parts import longest_time, sum_per_part
-from .problem import Problem, are_unequal
-from .refine import refine_from_scratch
-from .search import refine_to
+from .kernels import ANYWHERE, NONE, Limits, longest_time, place, sum_per_part
+from .problem import Problem, are_unequal, indices_of_parts
+from .refined import lower, refine_from_scratch, without_home
 from .workloads import as_speeds, as_workloads, check_count
 
 # A step with giants leaves its other parts at least this share of the mean load. Less would take the lightest
@@ -76,7 +74,7 @@ def balance_window(
         if not is_beyond:
             break
     best = min(plans, key=lambda plan: _rank(problem, plan, num_steps, limit))
-    parts = problem.partition(best)
+    parts = indices_of_parts(problem.unsort(best), problem.num_parts)
     return [parts[start : start + num_partitions] for start in range(0, len(parts), num_partitions)]
 
 
@@ -160,17 +158,23 @@ def _make_plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
     if are_unequal(problem.speeds):
         speeds = problem.speeds[: targets.shape[1]]
         targets = np.array([_adapt_to_speeds(step_targets, speeds) for step_targets in targets])
-    # The gap between a target and the largest one is an initial load: then all parts share one target.
-    initial = np.rint(targets.max() - targets).astype(np.int64).ravel()
-    task = problem.within(int(targets.max()))._replace(initial=initial)
-    part_of = place_longest_first(task)
-    refine_to(task, part_of)
+    loads = np.rint(targets).astype(np.int64).ravel()
+    samples, part_of = without_home(problem), np.full_like(problem.work, NONE)
+
+    def limits_above(excess: int) -> Limits:
+        return problem.limits(0)._replace(load=np.maximum(loads + excess, 1))
+
+    def excess_of(part_of: np.ndarray) -> int:
+        return int((sum_per_part(problem.work, part_of, problem.num_parts) - loads).max())
+
+    place(samples, limits_above(0), part_of, ANYWHERE)
+    lower(samples, part_of, 0, limits_above, excess_of)
     if are_unequal(problem.speeds):
         return [part_of]
     loads = sum_per_part(problem.work, part_of, problem.num_parts)
-    place = np.empty_like(initial)
-    place[np.argsort(-loads, kind="stable")] = np.arange(len(place))
-    return [part_of, place[part_of]]
+    number = np.empty_like(loads)
+    number[np.argsort(-loads, kind="stable")] = np.arange(len(number))
+    return [part_of, number[part_of]]
 
 
 def _adapt_to_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .compiled import compiled
+from .kernels import first_bad
 
-# Loads are sums of int64: exact in any order, so no machine's way of adding decides a tie. Two bits are left
-# for differences and doubled gaps.
-LOAD_BITS = 60
-# Loads times speeds, and loads ÷ speeds, are exact enough for float64 with so many.
-SPEED_BITS = 48
+# Loads are sums of int64: exact in any order, so no machine's way of adding decides a tie. With so many bits,
+# loads times speeds, and loads ÷ speeds, are exact enough for float64.
+LOAD_BITS = 48
 # Times of slower parts would overflow.
 MAX_SPEED_RATIO = 1000
 # As float64, sums of tokens below this are exact.
@@ -60,7 +57,7 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
     if values.ndim != 1:
         raise ValueError(f"{name} has shape {values.shape}, expected one number per sample")
     values = np.require(values, requirements=["C", "W"])  # for other arrays numba would compile anew
-    bad = _first_bad(values)
+    bad = first_bad(values)
     if bad >= 0:
         raise ValueError(f"{name}[{bad}] is {values[bad]}, expected a finite number of at least 0")
     return values
@@ -78,22 +75,6 @@ def check_wide(numbers: object, name: str) -> None:
         )
     if dtype.startswith("complex"):
         raise ValueError(f"{name} is of {dtype}, expected real numbers")
-
-
-@compiled
-def as_integers(values: np.ndarray, bits: int) -> np.ndarray:
-    """Rounds float64 `[samples]` to int64, scaled by the largest power of two with sums below 2**bits.
-
-    The unit does not matter. Rounding changes a number by at most 2**(1 − bits) of the largest possible sum.
-    """
-    scaled = np.empty(len(values), dtype=np.int64)
-    largest = 0.0
-    for value in values:
-        largest = max(largest, value)
-    shift = bits - math.frexp(largest)[1] - math.frexp(float(len(values)))[1]
-    for i in range(len(values)):
-        scaled[i] = np.int64(np.rint(math.ldexp(values[i], shift)))
-    return scaled
 
 
 def as_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
@@ -146,11 +127,3 @@ def number_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
     _, first_of_label, label_of = np.unique(labels, return_index=True, return_inverse=True)
     first = np.where(labels < 0, samples, first_of_label[label_of])
     return (np.cumsum(first == samples) - 1)[first]  # numbers by label would let random ids break ties
-
-
-@compiled
-def _first_bad(values: np.ndarray) -> int:
-    for i in range(len(values)):
-        if not 0 <= values[i] < np.inf:  # NaN compares as False
-            return i
-    return -1

@@ -98,7 +98,6 @@ READ: dict[str, tuple[Callable[[Table], Any], str]] = {
     "kernel": (lambda t: _lookup(t)._emb_modules[0], "_config _emb_module"),
     "sharder": (lambda t: ManagedCollisionEmbeddingCollectionSharder(), "_e_sharder _mc_sharder"),
     "numba's dispatcher": (_dispatcher, "_cache"),
-    "numba's cache": (lambda t: _dispatcher(t)._cache, "_cache_file _impl"),
 }
 NAMES = [(owner, name) for owner, (_, names) in READ.items() for name in names.split()]
 

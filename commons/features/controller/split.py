@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike
 from ...distributed.batch_shuffler import BatchShuffler
 from ...distributed.count_rows import check_work
 from ...partition import refined
-from ...partition.workloads import as_workloads, check_count, check_wide
+from ...partition.problem import indices_of_parts, number_of_part
+from ...partition.workloads import as_workloads, check_count, check_wide, number_groups
 from ...perf_model.cost import Cost
 from ...sequence_batch import containers
 from ...sequence_batch.batch_view import BatchView
@@ -119,7 +120,7 @@ def split_balanced(
     else:
         costs = _checked_costs(workloads, batch_size, num_real)
     group_of = None if groups is None else _numbered_groups(groups, batch_size, num_real, has_none=not given)
-    partition = refined(costs, num_chunks, whole_groups=group_of)
+    partition = refined(costs, num_chunks) if group_of is None else split_groups(costs, group_of, num_chunks)
     chunk_rows = tuple(len(samples) for samples in partition)
     if view.pads:
         chunk_rows = (max(1, *chunk_rows),) * num_chunks
@@ -133,6 +134,30 @@ def split_balanced(
     all_share = frozenset([*shared, *view.shared_lists])
     hashes = hashes_at(batch, all_share)
     return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, all_share, hashes)
+
+
+def split_groups(workloads: ArrayLike, groups: ArrayLike, num_chunks: int) -> list[np.ndarray]:
+    """Splits samples, of which numbers are known, as `split_balanced` does with groups: these stay whole.
+
+    Args:
+        workloads: `[samples]`, non-negative.
+        groups: `[samples]` integers. Samples with the same one stay in one chunk, whatever that costs, all
+            but those with a negative one.
+        num_chunks: at least 1.
+
+    Returns:
+        For each chunk the ascending int64 indices of its samples.
+
+    Raises:
+        ValueError: a workload is negative, NaN, or infinite; `groups` is not one integer per sample; or
+            `num_chunks` is below 1.
+    """
+    work = as_workloads(workloads)
+    group_of = number_groups(groups, len(work))
+    sizes = np.bincount(group_of)
+    has_one_size = len(np.unique(sizes)) <= 1
+    partition = refined(np.bincount(group_of, work), num_chunks, has_one_size)
+    return indices_of_parts(number_of_part(partition, len(sizes))[group_of], num_chunks)
 
 
 def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:

@@ -1,15 +1,27 @@
-"""Micro-batches under a cap of tokens, and the forward that runs them."""
+"""Micro-batches under a cap of tokens: the division of ranks' samples, and the forward that runs them."""
 
 from typing import TYPE_CHECKING
 
 from ...lazy_names import imported_on_use
 
 if TYPE_CHECKING:
+    from .division import balance_micro_batches, divide_into_micro_batches, micro_batch_imbalance
     from .micro_batch_forward import run_micro_batches
     from .micro_batches import MicroBatches
 
-__all__ = ["MicroBatches", "run_micro_batches"]
+__all__ = [
+    "MicroBatches",
+    "balance_micro_batches",
+    "divide_into_micro_batches",
+    "micro_batch_imbalance",
+    "run_micro_batches",
+]
 
 __getattr__ = imported_on_use(
-    __name__, {"micro_batch_forward": ["run_micro_batches"], "micro_batches": ["MicroBatches"]}
+    __name__,
+    {
+        "division": ["balance_micro_batches", "divide_into_micro_batches", "micro_batch_imbalance"],
+        "micro_batch_forward": ["run_micro_batches"],
+        "micro_batches": ["MicroBatches"],
+    },
 )

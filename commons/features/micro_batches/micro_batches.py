@@ -17,8 +17,6 @@ from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.slow_start import show_if_slow
-from ...partition import divide_into_micro_batches
-from ...partition.micro_batches import time_relative_to_mean
 from ...partition.problem import number_of_part
 from ...sequence_batch import containers
 from ...sequence_batch.packed_rows import check_jagged_fields, select_from
@@ -27,6 +25,7 @@ from ...sequence_batch.row_objects import join_objects, view_with_objects
 from ...sequence_batch.row_results import check_results, shared_in_results
 from ...sequence_batch.row_schema import FieldValue
 from .divided_batch import COLUMN, COUNT, micro_batches, rows_of_micro_batches
+from .division import divide_into_micro_batches, time_relative_to_mean
 from .micro_batch_forward import check_no_hooks, run_micro_batches
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ class MicroBatches(Feature):
     def warm_up(self) -> None:
         """Compiles the division."""
         compile_refine()
-        ones = np.ones(2, dtype=np.int64)
-        divide_into_micro_batches(ones, ones, [np.arange(2)], 1)
+        tokens = np.array([4, 4, 4, 3, 3])  # two micro-batches could hold so many, but not these
+        divide_into_micro_batches(tokens, tokens, [np.arange(len(tokens))], 9)
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         """Divides the rows of every rank."""

@@ -10,9 +10,9 @@ import numpy as np
 from ...distributed.placement import Partitioning, relative_speeds
 from ...distributed.row_table import RowTable
 from ...partition import lower_bound, rebalance
-from ...partition.pieces import Pieces, cut_heavy, level
 from ...partition.problem import initial_loads, number_of_part
 from .cutting import MIN_TOKENS, Cutting
+from .pieces import Pieces, cut_heavy, level
 
 # Samples are cut where whole ones cannot come this close to the mean load, whatever the settings' tolerance.
 TOLERANCE = 0.01

@@ -40,8 +40,12 @@ print(json.dumps([before, compiled()]))
 
 
 def compiled() -> list[str]:
-    """Returns the compiled functions of partitioning, once for each signature."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("commons.partition")]
+    """Returns the compiled functions of partitioning and of features, once for each signature."""
+    modules = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith(("commons.partition", "commons.features"))
+    ]
     found = {id(f): f for module in modules for f in vars(module).values() if isinstance(f, Dispatcher)}
     return sorted(f.__name__ for f in found.values() for _ in f.signatures)
 

@@ -13,7 +13,7 @@ import commons.partition
 
 WARNING = "numba's cache cannot be used ("
 LOADS = "from commons.partition import loads; print(loads([1, 2, 3], [[0, 1], [2]]))"
-HITS = f"{LOADS}\nfrom commons.partition import workloads\nprint(len(workloads._first_bad.stats.cache_hits))"
+HITS = f"{LOADS}\nfrom commons.partition import kernels\nprint(len(kernels.first_bad.stats.cache_hits))"
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_without_a_place_for_the_cache_it_works_and_says_so_once(copied):
 
 def test_a_change_in_one_file_makes_the_cache_of_all_out_of_date(copied):
     outputs = [_run(HITS, copied, HOME=str(copied)).stdout for _ in range(2)]
-    with (copied / "commons" / "partition" / "window.py").open("a") as other:
+    with (copied / "commons" / "partition" / "kernels.py").open("a") as other:
         other.write("# changed\n")
     outputs.append(_run(HITS, copied, HOME=str(copied)).stdout)
     assert [output.split()[-1] for output in outputs] == ["0", "1", "0"]

@@ -5,10 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import njit
 
 from commons.partition import imbalance, karmarkar_karp, longest_processing_time, lower_bound, refine, refined
-from commons.partition.parts import argsort
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, is_no_worse, parts_at
 from tests.commons.partition.drawn_workloads import PARTS, TOLERANCES, WORKLOADS, samples_at_home
 from tests.commons.partition.every_function import ONE_STEP
@@ -113,14 +111,3 @@ def test_parts_to_refine_may_be_lists_or_tensors():
     expected = as_lists(refine(workloads, [np.array([0, 2]), np.array([1, 3])]))
     assert as_lists(refine(workloads, [[2, 0], [3, 1]])) == expected
     assert as_lists(refine(workloads, [torch.tensor([0, 2]), torch.tensor([1, 3])])) == expected
-
-
-@njit
-def _argsort(values):
-    return argsort(values)
-
-
-@given(values=st.lists(st.integers(-5, 5), max_size=200), spread=st.sampled_from([1, 10**15]))
-def test_positions_come_in_the_order_of_values_and_then_of_positions(values, spread):
-    drawn = np.array(values, dtype=np.int64) * spread
-    assert np.array_equal(_argsort(drawn), np.argsort(drawn, kind="stable"))

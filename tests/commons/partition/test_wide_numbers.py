@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from commons.partition import (
-    balance_micro_batches,
     balance_window,
     imbalance,
     karmarkar_karp,
@@ -31,7 +30,6 @@ FUNCTIONS = {
     "imbalance": lambda costs: imbalance(costs, HALVES),
     "balance_window": lambda costs: balance_window(costs, 2, 2),
     "pack_micro_batches": lambda costs: pack_micro_batches(costs, LENGTHS, 10**6),
-    "balance_micro_batches": lambda costs: balance_micro_batches(costs, LENGTHS, 2, 10**6),
 }
 
 

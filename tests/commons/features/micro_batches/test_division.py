@@ -11,16 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.micro_batch_divisions import micro_batch_lower_bound
-from commons.partition import (
+from commons.features.micro_batches import (
     balance_micro_batches,
     divide_into_micro_batches,
-    imbalance,
-    loads,
-    lower_bound,
     micro_batch_imbalance,
-    pack_micro_batches,
-    refined,
 )
+from commons.partition import imbalance, loads, lower_bound, pack_micro_batches, refined
 from commons.perf_model import HSTUFlops
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, is_even, parts_at
 from tests.commons.partition.drawn_workloads import ARRAYS, PARTS, SMALL, WORKLOADS, homes

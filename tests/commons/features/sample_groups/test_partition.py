@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,10 +11,6 @@ from hypothesis import strategies as st
 
 from benchmarks.partition.user_streams import ORDERS, USERS, draw
 from commons.partition import imbalance, karmarkar_karp, lower_bound, rebalance
-from commons.partition.costs import LOOKS, price_moves
-from commons.partition.groups import GroupSearch
-from commons.partition.problem import Problem
-from commons.partition.workloads import MOVES_PER_COPY
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, keeps, part_of
 from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS, caps, samples_at_home
 from tests.commons.partition.every_function import check_alike_in_other_processes, check_conserved
@@ -154,28 +152,25 @@ def test_limits_that_only_home_keeps_to_are_kept_with_groups():
     assert keeps(partition, {"tokens": tokens, "max_tokens": 17})
 
 
+def cpu_seconds(workloads, home, ranks, groups):
+    rebalance(workloads[:8], home[:8] % 4, 4, groups=groups[:8])  # compiles
+    started = time.process_time()
+    rebalance(workloads, home, ranks, TOLERANCE, groups=groups)
+    return time.process_time() - started
+
+
 @pytest.mark.parametrize("users", USERS)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("ranks", "rows"), [(8, 32), (64, 32), (8, 512)])
-def test_swaps_looked_at_are_bounded(users, order, ranks, rows):
+def test_no_stream_takes_a_long_search(users, order, ranks, rows):
     stream = draw(ranks, rows, users, "lognormal", order, seed=0)
-    problem = Problem.of(stream.workloads, ranks)
-    nodes = np.zeros(ranks, dtype=np.int64)
-    costs = price_moves(problem.sort(stream.home), problem.sort(stream.sizes), nodes)
-    GroupSearch.of(problem, costs, stream.user, MOVES_PER_COPY).run(problem.target(TOLERANCE))
-    count = ranks * rows
-    # One more swap may be looked for when the bound is reached.
-    assert costs.looks[0] <= LOOKS * count * count.bit_length() + 200 * count
+    assert cpu_seconds(stream.workloads, stream.home, ranks, stream.user) < 1  # usually 1 to 40 ms
 
 
 def test_a_group_of_most_samples_takes_no_long_search():
     rng = np.random.default_rng(0)
     workloads, home = rng.lognormal(5, 1.2, 64 * ROWS), np.repeat(np.arange(64), ROWS)
-    problem, groups = Problem.of(workloads, 64), np.zeros(len(home), dtype=np.int64)
-    ones, count = np.ones_like(home), len(home)
-    costs = price_moves(problem.sort(home), ones, np.zeros(64, dtype=np.int64))
-    GroupSearch.of(problem, costs, groups, MOVES_PER_COPY).run(problem.target(TOLERANCE))
-    assert costs.looks[0] <= LOOKS * count * count.bit_length() + 200 * count
+    assert cpu_seconds(workloads, home, 64, np.zeros(len(home), dtype=np.int64)) < 1
 
 
 def test_users_with_hundreds_of_samples_are_on_few_ranks_if_copies_are_worth_it():

@@ -1,20 +1,17 @@
-"""Partitions from scratch: by differencing, longest first, and refined by swaps."""
+"""Partitions from scratch: longest first, and leveled by swaps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .costs import price_moves
-from .from_scratch import bound_differencing, place_by_differencing, place_longest_first
-from .parts import NO_CAP, NONE, RESOLUTION, sum_per_part
-from .problem import Problem, are_unequal, indices_of_parts, number_of_part
-from .search import refine_to
-from .token_search import level_tokens
-from .workloads import as_tokens, as_workloads, check_tolerance, number_groups
+from .karmarkar_karp import difference
+from .kernels import ANYWHERE, NO_CAP, NONE, Limits, Samples, bound_differencing, place, settle, sum_per_part
+from .problem import Problem, are_unequal, in_lists, indices_of_parts, number_of_part
+from .token_levels import level_tokens
+from .workloads import check_tolerance
 
 # Where parts have at most this many samples in the mean, the search is cheap but often gets stuck: it tries
 # several starts.
@@ -27,25 +24,13 @@ SHORT_DIFFERENCING = 2**17
 NEAR = 1e-3
 # A share of the target above it at which no other start is tried.
 GOOD = 1e-4
-# Target times that are tried where speeds differ and the first one is out of reach.
-MAX_TRIED_TIMES = 8
+# Target times that are tried where the first one is out of reach.
+MAX_TRIED_TIMES = 5
+# The first target is this share above the one that is wanted, and others end where that would be enough.
+NEXT_TO, RESOLUTION = 3e-5, 1e-4
 
 
-def karmarkar_karp(
-    workloads: ArrayLike, num_partitions: int, equal_size: bool = True, *, speeds: ArrayLike | None = None
-) -> list[np.ndarray]:
-    """Partitions samples by differencing: merges the two worst balanced partial partitions, again and again.
-
-    Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", 1982. With `equal_size`, it
-    starts from sets of `num_partitions` samples of similar workload, and every part gets one of each set.
-    With `speeds`, the heaviest part goes to the fastest, and so on.
-
-    Arguments, result, and errors are as of `longest_processing_time`.
-    """
-    problem = Problem.of(workloads, num_partitions, equal_size, speeds=speeds)
-    return problem.partition(difference(problem, problem.num_parts if equal_size else 1))
-
-
+@in_lists
 def longest_processing_time(
     workloads: ArrayLike,
     num_partitions: int,
@@ -54,7 +39,7 @@ def longest_processing_time(
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
-) -> list[np.ndarray]:
+) -> np.ndarray:
     """Places each sample, the heaviest first, in the lightest part that can take it.
 
     Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969.
@@ -76,9 +61,10 @@ def longest_processing_time(
             error names a sample that fits nowhere.
     """
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds)
-    return problem.partition(place_from_scratch(problem))
+    return problem.unsort(place_from_scratch(problem))
 
 
+@in_lists
 def refined(
     workloads: ArrayLike,
     num_partitions: int,
@@ -89,51 +75,20 @@ def refined(
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
     token_tolerance: float | None = None,
-    whole_groups: ArrayLike | None = None,
-) -> list[np.ndarray]:
+) -> np.ndarray:
     """Runs `longest_processing_time`, then `refine`: the best balance of all functions here.
 
     It also starts from equal-size `karmarkar_karp` where that may be better, and is never worse than it.
     Where only that start is tried, longest first may be better by 1e-4 of the bound.
 
     Arguments, result, and errors are as theirs, and as those of `rebalance` for `token_tolerance`.
-    `whole_groups` are `[samples]` integers: samples with the same one stay in one part, whatever that
-    costs, all but those with a negative one. With groups of one size, `equal_size` makes numbers of
-    groups differ by at most one;
-    with others, sizes follow the load. Errors about tokens then number groups by their first samples.
     """
-    if whole_groups is not None:
-        options = {"tolerance": tolerance, "max_tokens": max_tokens, "token_tolerance": token_tolerance}
-        return _refine_whole(
-            whole_groups, workloads, num_partitions, equal_size, tokens, speeds=speeds, **options
-        )
     tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
     part_of = place_from_scratch(problem, tolerance)
-    if problem.token_goal < NO_CAP:
-        nowhere = np.full_like(part_of, NONE)
-        no_costs = price_moves(nowhere, np.zeros_like(part_of), np.zeros(problem.num_parts, dtype=np.int64))
-        level_tokens(problem, no_costs, part_of, problem.target(tolerance))
-    return problem.partition(part_of)
-
-
-def _refine_whole(
-    groups: ArrayLike,
-    workloads: ArrayLike,
-    num_partitions: int,
-    equal_size: bool,
-    tokens: ArrayLike | None,
-    **options: Any,
-) -> list[np.ndarray]:
-    """Runs `refined` with groups in place of samples; other options are per part."""
-    work = as_workloads(workloads)
-    group_of = number_groups(groups, len(work))
-    sizes = np.bincount(group_of)
-    amounts = None if tokens is None else np.bincount(group_of, as_tokens(tokens, len(work)))
-    equal_size = equal_size and len(np.unique(sizes)) <= 1
-    work = np.bincount(group_of, work)
-    partition = refined(work, num_partitions, equal_size, tokens=amounts, **options)
-    return indices_of_parts(number_of_part(partition, len(sizes))[group_of], num_partitions)
+    if problem.token_tolerance is not None:
+        level_tokens(problem, without_home(problem), part_of, problem.target(tolerance))
+    return problem.unsort(part_of)
 
 
 def refine(
@@ -148,8 +103,8 @@ def refine(
 ) -> list[np.ndarray]:
     """Swaps samples between heavy and light parts until the tolerance is met or no swap helps.
 
-    Where part sizes allow it, a swap may move one sample and return none. It helps if it takes at least 3e-5
-    of the mean load off the heaviest part. The result is never worse than `partition`.
+    Where part sizes allow it, a swap may move one sample and return none. The result is never worse than
+    `partition`, and within 3e-5 of what the swaps can reach.
 
     Arguments and result are as of `longest_processing_time`, and the latter is what `partition` is. The
     largest load ÷ speed may be (1 + tolerance) × the lower bound.
@@ -165,7 +120,7 @@ def refine(
     if fault is not None:
         raise ValueError(fault)
     refine_within(problem, part_of, problem.target(tolerance))
-    return problem.partition(part_of)
+    return indices_of_parts(problem.unsort(part_of), problem.num_parts)
 
 
 def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.ndarray:
@@ -175,10 +130,10 @@ def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.n
         ValueError: neither start keeps to `max_tokens`.
     """
     if tolerance is None:
-        part_of = place_longest_first(problem.within(problem.target(0.0)))
+        part_of = place_longest_first(problem, problem.target(0.0))
     else:
         part_of = refine_from_scratch(problem, tolerance)
-    if len(part_of) > 0 and part_of[-1] == NONE:
+    if (part_of == NONE).any():
         part_of = _balance_tokens(problem, unplaced=int(np.argmax(part_of == NONE)))
         if tolerance is not None:
             refine_within(problem, part_of, problem.target(tolerance))
@@ -199,7 +154,7 @@ def _balance_tokens(problem: Problem, unplaced: int) -> np.ndarray:
 
 
 def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
-    """int64 `[samples]`, the part of each, refined; the last is NONE if some sample has no place.
+    """int64 `[samples]`, the part of each, refined; NONE for samples without a place.
 
     Never worse than differencing with equal sizes, where that keeps to the limits.
     """
@@ -222,7 +177,7 @@ def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
         best, time = _pick_better(problem, best, time, difference(problem, 1), target)
     # 3. Longest first, the usual start.
     if is_small or time > target * (1 + GOOD):
-        start = place_longest_first(problem.within(target))
+        start = place_longest_first(problem, target)
         if time == NO_CAP:
             best = start  # even where it leaves samples without a place
         best, time = _pick_better(problem, best, time, start, target)
@@ -236,12 +191,6 @@ def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
         elif least < time:
             best = equal_sizes  # refining it would take longer than all before
     return best
-
-
-def difference(problem: Problem, width: int) -> np.ndarray:
-    """`place_by_differencing`, and the heaviest part to the fastest."""
-    part_of = place_by_differencing(problem.work, problem.num_parts, width)
-    return np.argsort(-problem.speeds, kind="stable")[part_of]
 
 
 def _pick_better(
@@ -269,21 +218,46 @@ def _match_speeds(problem: Problem, part_of: np.ndarray) -> np.ndarray:
     return number[part_of]
 
 
+def without_home(problem: Problem) -> Samples:
+    """The samples of a problem, of which none has a home."""
+    return Samples(problem.work, problem.tokens, np.full_like(problem.work, NONE), 0 * problem.work)
+
+
+def place_longest_first(problem: Problem, time: int) -> np.ndarray:
+    """int64 `[samples]`, the part of each; NONE where none had a place. Parts have limits as of `time`."""
+    part_of = np.full_like(problem.work, NONE)
+    place(without_home(problem), problem.limits(time), part_of, ANYWHERE)
+    return part_of
+
+
 def refine_within(problem: Problem, part_of: np.ndarray, target: int) -> int:
     """Changes `part_of` until no part takes longer than the target, or nothing helps; returns the longest."""
-    if not are_unequal(problem.speeds):
-        refine_to(problem.within(target), part_of)
-        return problem.time(part_of)
-    # Swaps lower the largest load beyond what a time allows, and so find the parts for a time that can be
-    # had. Of the times between the target and the best so far, the middle one is tried next.
-    time = problem.time(part_of)
-    tried, failed = target, target
+    return lower(without_home(problem), part_of, target, problem.limits, problem.time)
+
+
+def lower(
+    samples: Samples,
+    part_of: np.ndarray,
+    target: int,
+    limits_of: Callable[[int], Limits],
+    time_of: Callable[[np.ndarray], int],
+) -> int:
+    """Changes `part_of` to lower its time to the target, or as far as swaps do; returns its time.
+
+    Where the target is out of reach, the middle between it and the best so far is tried next, and so on.
+
+    Args:
+        limits_of: returns the limits that a time sets to parts.
+        time_of: returns the time of int64 `[samples]`, the part of each.
+    """
+    time = time_of(part_of)
+    tried, failed = target + int(NEXT_TO * max(time, 0)), target
     for _ in range(MAX_TRIED_TIMES):
-        if time <= target or time - failed <= RESOLUTION * time:
+        if time - failed <= RESOLUTION * abs(time):
             break
         found = part_of.copy()
-        refine_to(problem.within(tried), found)
-        reached = problem.time(found)
+        settle(samples, limits_of(tried), found, True, 1, NO_CAP)
+        reached = time_of(found)
         if reached < time:
             part_of[:] = found
             time = reached

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .compiled import compiled, inner
-from .parts import NONE, argsort, bucket
+from ...partition.compiled import compiled, inner
+from ...partition.kernels import NONE, bucket
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def level(
     """
     begin, end, part = pieces.begin.copy(), pieces.end.copy(), part_of.copy()
     heavy = _Cuttable(begin[on_heavy], end[on_heavy], part[on_heavy], least_first, least)
-    cut_off = _level(heavy, loads.copy(), most, goal)
+    fullest_first = np.argsort(-loads, kind="stable")
+    cut_off = _level(heavy, loads.copy(), *bucket(heavy.part_of, len(loads)), fullest_first, most, goal)
     begin[on_heavy], end[on_heavy], part[on_heavy] = heavy[:3]
     sample = np.append(pieces.sample, pieces.sample[on_heavy[cut_off[0]]])
     begin, end, part = np.append(begin, cut_off[1]), np.append(end, cut_off[2]), np.append(part, cut_off[3])
@@ -100,12 +101,22 @@ def level(
 
 
 @compiled
-def _level(pieces: _Cuttable, loads: np.ndarray, most: int, goal: int) -> np.ndarray:
-    """Changes pieces to what stays of them; returns int64 `[4, cuts]`: (piece, begin, end, part)."""
+def _level(
+    pieces: _Cuttable,
+    loads: np.ndarray,
+    members: np.ndarray,
+    ends: np.ndarray,
+    fullest_first: np.ndarray,
+    most: int,
+    goal: int,
+) -> np.ndarray:
+    """Changes pieces to what stays of them; returns int64 `[4, cuts]`: (piece, begin, end, part).
+
+    `members` are pieces by part, and `ends` is where each part's end.
+    """
     begin, end, part_of = pieces.begin, pieces.end, pieces.part_of
     cuts, count = np.empty((4, 2 * len(loads) + len(begin)), dtype=np.int64), 0
-    members, ends = bucket(part_of, len(loads))
-    for heavy in argsort(-loads):
+    for heavy in fullest_first:
         on_part = members[(0 if heavy == 0 else ends[heavy - 1]) : ends[heavy]]
         while loads[heavy] > most and count < cuts.shape[1]:
             # 1. Find what takes most off the part, for the lightest one.

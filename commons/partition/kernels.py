@@ -1,0 +1,1222 @@
+"""All compiled functions: one state, the parts with their samples, and the operations that change it.
+
+Samples are numbered from the heaviest down, so that comparing two numbers compares work and breaks ties. Work
+is int64 of at least 1: sums are exact in any order, and samples that cost nothing spread like others. Keys of
+heaps and sorts are `value << bits | index`, one comparison each.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from .compiled import compiled, inner
+
+# Numba compiles functions anew for each literal, so that these stand for −1, in place of a sample or a part,
+# and for 0.
+NONE, ZERO = cast(int, np.int64(-1)), cast(int, np.int64(0))
+NO_CAP = 2**62
+# Where `place` puts a sample if it can.
+ANYWHERE, NODE, HOME = 0, 1, 2
+# The steps of `settle`.
+SWAPS, LEAVES, DEALS = 0, 1, 2
+# A byte to another node costs as much as this many bytes within one: nodes are left last.
+ACROSS_NODES = 1000
+# Swaps alone settle most steps. Where more than 1 of so many parts is stuck, those above their limit give
+# their heaviest samples away at once.
+MANY_PARTS = 128
+# Partners that `level` tries for a part, near the top of the heap; then many, where few do not help.
+FEW_PARTNERS, MANY_PARTNERS = 7, 63
+# Halvings of what a swap has to take off a part; fewer inside a node, after which all parts follow, and where
+# moves cost nothing, because the next target will do.
+HALVINGS, NODE_HALVINGS, FEW_HALVINGS = 10, 4, 2
+# A part that came above its limit so often passes nothing on to one that is then above its own.
+MOST_VISITS = 3
+# Samples tried in return for one, where the lightest would break the limit of the other measure.
+TRIES = 8
+# `level` looks at so many samples in all, for each that there is.
+LOOKS = 512
+# Runs of a merge sort that insertion sorts.
+SHORT_RUN = 16
+# Parts that a part's share of a group may join. Passes over all groups; each saves less than the one before.
+MOST_TO_JOIN, REUNITE_PASSES = 4, 4
+# With more rows than this, a share meets one other. Pairs of runs looked at, for each row of two parts.
+MANY_ROWS, LOOKS_PER_ROW = 256, 64
+# A share of a limit counts up to 2**10, with 32 binary digits after the point.
+_SHARE, _MOST_SHARE = 2.0**32, 2.0**10
+# Knuth's multiplier: bits of its products are like random ones.
+_MIXES = 2654435761
+
+
+class Samples(NamedTuple):
+    """Samples from the heaviest to the lightest; all arrays are int64 `[samples]`."""
+
+    work: np.ndarray
+    other: np.ndarray  # a second measure, which has limits of its own; zeros without one
+    home: np.ndarray  # the part that each is in at first; NONE for none
+    price: np.ndarray  # of leaving home; ACROSS_NODES times as much to another node
+
+
+class Limits(NamedTuple):
+    """What parts may hold; arrays are int64 `[parts]`."""
+
+    load: np.ndarray  # sum of work, at least 1
+    other: np.ndarray  # sum of the second measure
+    node_of: np.ndarray  # ascending; each part a node of its own where nodes do not matter
+    per_node: int  # parts of a node
+    fewest: int  # samples of a part
+    most: int
+
+
+class Lists(NamedTuple):
+    """The samples of every part, and their sums; all arrays are int64."""
+
+    members: np.ndarray  # the samples of part p, ascending, from start[p] on; room for more follows them
+    start: np.ndarray  # [parts + 1]
+    size: np.ndarray  # [parts], samples
+    load: np.ndarray  # [parts], work
+    amount: np.ndarray  # [parts], the second measure
+
+
+@compiled
+def first_bad(values: np.ndarray) -> int:
+    """The first of float64 `[values]` that is negative, infinite or NaN; −1 if none is."""
+    for i in range(len(values)):
+        if not 0 <= values[i] < np.inf:  # NaN compares as False
+            return i
+    return -1
+
+
+@compiled
+def as_integers(values: np.ndarray, bits: int) -> np.ndarray:
+    """Rounds float64 `[samples]` to int64 of at least 1, scaled by a power of two to sums below 2**bits.
+
+    The unit does not matter. Rounding changes a number by at most 2**(1 − bits) of the largest possible sum.
+    """
+    scaled = np.empty(len(values), dtype=np.int64)
+    largest = 0.0
+    for value in values:
+        largest = max(largest, value)
+    shift = bits - 1 - math.frexp(largest)[1] - math.frexp(float(len(values)))[1]
+    for i in range(len(values)):
+        scaled[i] = max(int(np.rint(math.ldexp(values[i], shift))), 1)
+    return scaled
+
+
+@compiled
+def sum_per_part(values: np.ndarray, part_of: np.ndarray, num_parts: int) -> np.ndarray:
+    """Adds int64 `[samples]` up to int64 `[parts]`, without samples whose part is NONE."""
+    sums = np.zeros(num_parts, dtype=np.int64)
+    for sample in range(len(values)):
+        if part_of[sample] != NONE:
+            sums[part_of[sample]] += values[sample]
+    return sums
+
+
+@compiled
+def bucket(numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sorts the indices of int64 `numbers` by number, stably, and tells where each of `count` numbers ends.
+
+    Example: parts [1, 0, 1, 2] of four samples become samples [1, 0, 2, 3], which end at [1, 3, 4].
+    """
+    ends = np.zeros(count + 1, dtype=np.int64)
+    for number in numbers:
+        ends[number + 1] += 1
+    for number in range(count):
+        ends[number + 1] += ends[number]
+    indices = np.empty(len(numbers), dtype=np.int64)
+    for index in range(len(numbers)):  # `ends` grow from where numbers start to where they end
+        number = numbers[index]
+        indices[ends[number]] = index
+        ends[number] += 1
+    return indices, ends[:count]
+
+
+@inner
+def _bits(count: int) -> int:
+    """Binary digits of a number below `count`, at least 1."""
+    return max(math.frexp(float(count - 1))[1], 1)
+
+
+@inner
+def _sorted(keys: np.ndarray) -> np.ndarray:
+    """Sorts int64 `[keys]`, none of which are equal; it compiles faster than NumPy's."""
+    count = len(keys)
+    found, spare = keys.copy(), np.empty(count, dtype=np.int64)
+    for i in range(count):  # short runs by insertion
+        key, j = found[i], i
+        while j % SHORT_RUN > 0 and found[j - 1] > key:
+            found[j] = found[j - 1]
+            j -= 1
+        found[j] = key
+    width = SHORT_RUN
+    while width < count:  # and then merges of two runs
+        for start in range(0, count, 2 * width):
+            left, right = start, min(start + width, count)
+            middle, end = right, min(start + 2 * width, count)
+            for at in range(start, end):
+                if right == end or (left < middle and found[left] < found[right]):
+                    spare[at] = found[left]
+                    left += 1
+                else:
+                    spare[at] = found[right]
+                    right += 1
+        found, spare = spare, found
+        width *= 2
+    return found
+
+
+@inner
+def _sift(heap: np.ndarray, at_of: np.ndarray, mask: int, at: int, end: int, key: int) -> None:
+    """Puts a key where it belongs in heap[:end], from position `at` on; `at_of` follows."""
+    while at > 0 and key < heap[(at - 1) // 2]:
+        heap[at] = heap[(at - 1) // 2]
+        at_of[heap[at] & mask] = at
+        at = (at - 1) // 2
+    while 2 * at + 1 < end:
+        child = 2 * at + 1
+        if child + 1 < end:
+            child += heap[child + 1] < heap[child]
+        if heap[child] >= key:
+            break
+        heap[at] = heap[child]
+        at_of[heap[at] & mask] = at
+        at = child
+    heap[at] = key
+    at_of[key & mask] = at
+
+
+@compiled
+def place(samples: Samples, limits: Limits, part_of: np.ndarray, nearest: int) -> bool:
+    """Gives every sample without a part one, the heaviest first; returns whether all have one then.
+
+    1. The parts that can take more are in a heap, the one with most room below its limit on top.
+    2. With `nearest` HOME, a sample goes home if that is within the limits; with HOME or NODE, else to the
+       part with most room in its own node, if that is.
+    3. Else it goes to the part with most room, among those that keep their limit of the other measure.
+
+    Example: work [8, 7, 6, 5, 4] on two empty parts goes to parts [0, 1, 1, 0, 0], with loads of 17 and 13.
+    """
+    work, other, home, node_of = samples.work, samples.other, samples.home, limits.node_of
+    num_parts, num_samples = len(limits.load), len(work)
+    load, amount = sum_per_part(work, part_of, num_parts), sum_per_part(other, part_of, num_parts)
+    size = np.zeros(num_parts, dtype=np.int64)
+    for part in part_of:
+        if part != NONE:
+            size[part] += 1
+    spare = num_samples - num_parts * limits.fewest  # samples that no part needs to have its fewest
+    bits, largest = _bits(num_parts), ZERO
+    for part in range(num_parts):
+        largest = max(largest, limits.load[part])
+    mask = (np.int64(1) << bits) - 1
+    keys = np.empty(num_parts, dtype=np.int64)  # what a limit is below the largest counts as load
+    for part in range(num_parts):
+        spare -= max(size[part] - limits.fewest, 0)
+        keys[part] = ((load[part] + largest - limits.load[part]) << bits) | part
+    heap, end = _sorted(keys), num_parts
+    at_of = np.empty(num_parts, dtype=np.int64)
+    for at in range(num_parts):
+        at_of[heap[at] & mask] = at
+    all_placed = True
+    for sample in range(num_samples):
+        if part_of[sample] != NONE:
+            continue
+        chosen = NONE
+        if nearest != ANYWHERE:
+            first = node_of[home[sample]] * limits.per_node
+            for part in range(first, min(first + limits.per_node, num_parts)):
+                is_within = load[part] + work[sample] <= limits.load[part]
+                fits = size[part] < limits.most and (size[part] < limits.fewest or spare > 0)
+                fits = fits and amount[part] + other[sample] <= limits.other[part]
+                if fits and is_within and part == home[sample] and nearest == HOME:
+                    chosen = part
+                    break
+                if fits and is_within and (chosen == NONE or keys[part] < keys[chosen]):
+                    chosen = part
+        while chosen == NONE and end > 0:
+            part = heap[0] & mask
+            if size[part] < limits.most and (size[part] < limits.fewest or spare > 0):
+                chosen = part
+            else:  # a part with all its samples leaves the heap
+                end -= 1
+                _sift(heap, at_of, mask, ZERO, end, heap[end])
+        if chosen != NONE and amount[chosen] + other[sample] > limits.other[chosen]:
+            chosen = NONE
+            for part in range(num_parts):
+                fits = size[part] < limits.most and (size[part] < limits.fewest or spare > 0)
+                fits = fits and amount[part] + other[sample] <= limits.other[part]
+                if fits and (chosen == NONE or keys[part] < keys[chosen]):
+                    chosen = part
+        if chosen == NONE:
+            all_placed = False
+            continue
+        spare -= size[chosen] >= limits.fewest
+        part_of[sample] = chosen
+        size[chosen] += 1
+        load[chosen] += work[sample]
+        amount[chosen] += other[sample]
+        keys[chosen] += work[sample] << bits
+        _sift(heap, at_of, mask, at_of[chosen], end, keys[chosen])
+    return all_placed
+
+
+@inner
+def _make_lists(samples: Samples, part_of: np.ndarray, num_parts: int) -> Lists:
+    """Lists the samples of parts; those without a part are left out."""
+    lists = Lists(
+        np.empty(2 * len(part_of) + 4 * num_parts, dtype=np.int64),
+        np.zeros(num_parts + 1, dtype=np.int64),
+        np.zeros(num_parts, dtype=np.int64),
+        sum_per_part(samples.work, part_of, num_parts),
+        sum_per_part(samples.other, part_of, num_parts),
+    )
+    _lay_out(lists, part_of)
+    return lists
+
+
+@inner
+def _lay_out(lists: Lists, part_of: np.ndarray) -> None:
+    """Writes the lists' members, with room for every part to double."""
+    size, start, members = lists.size, lists.start, lists.members
+    for part in range(len(size)):
+        size[part] = 0
+    for part in part_of:
+        if part != NONE:
+            size[part] += 1
+    for part in range(len(size)):
+        start[part + 1] = start[part] + 2 * size[part] + 4
+        size[part] = 0
+    for sample in range(len(part_of)):
+        part = part_of[sample]
+        if part != NONE:
+            members[start[part] + size[part]] = sample
+            size[part] += 1
+
+
+@inner
+def _swap(samples: Samples, lists: Lists, part_of: np.ndarray, gives: int, taker: int, returns: int) -> None:
+    """Moves sample `gives` to part `taker`, and `returns` back unless it is NONE."""
+    giver = part_of[gives]
+    _move(samples, lists, part_of, gives, taker)
+    if returns != NONE:
+        _move(samples, lists, part_of, returns, giver)
+
+
+@inner
+def _move(samples: Samples, lists: Lists, part_of: np.ndarray, sample: int, to: int) -> None:
+    """Moves a sample to another part."""
+    members, start, size, source = lists.members, lists.start, lists.size, part_of[sample]
+    if start[to] + size[to] == start[to + 1]:
+        _lay_out(lists, part_of)
+    # 1. Take it out, and close the gap.
+    at, last = start[source], start[source] + size[source] - 1
+    while members[at] != sample:
+        at += 1
+    while at < last:
+        members[at] = members[at + 1]
+        at += 1
+    # 2. Insert it, in ascending order.
+    at = start[to] + size[to]
+    while at > start[to] and members[at - 1] > sample:
+        members[at] = members[at - 1]
+        at -= 1
+    members[at] = sample
+    # 3. Update the sums.
+    part_of[sample] = to
+    size[source] -= 1
+    size[to] += 1
+    lists.load[source] -= samples.work[sample]
+    lists.load[to] += samples.work[sample]
+    lists.amount[source] -= samples.other[sample]
+    lists.amount[to] += samples.other[sample]
+
+
+@inner
+def _away(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: int, part: int) -> int:
+    """The cost of having a sample in a part."""
+    own = home[sample]
+    if own in (part, NONE):
+        return 0
+    return price[sample] * (1 if node_of[own] == node_of[part] else ACROSS_NODES)
+
+
+@inner
+def _emptiest(limits: Limits, lists: Lists) -> np.ndarray:
+    """int64 `[parts]`: parts with most room below the limit of their load first."""
+    num_parts = len(limits.load)
+    bits, keys = _bits(num_parts), np.empty(num_parts, dtype=np.int64)
+    for part in range(num_parts):
+        keys[part] = ((lists.load[part] - limits.load[part]) << bits) | part
+    order = _sorted(keys)
+    for at in range(num_parts):
+        order[at] &= (np.int64(1) << bits) - 1
+    return order
+
+
+@inner
+def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, only_surplus: bool) -> bool:
+    """Takes out what has to go, by writing NONE to its `part_of`; returns whether anything goes.
+
+    1. Surplus samples of a part: the lightest, and as many of the heaviest as the limit of its load demands.
+    2. Unless `only_surplus` goes, the heaviest samples of parts above their limit that another has room for.
+    3. In return, the lightest of the node's emptiest parts, so that the heaviest find a place there. Beside a
+       sample for which no part has room, only the lightest of all will do.
+    """
+    work, members, start, size, load = samples.work, lists.members, lists.start, lists.size, lists.load
+    num_parts, has_nodes = len(limits.load), limits.per_node > 1
+    room = ZERO
+    for part in range(num_parts):
+        room = max(room, limits.load[part] - load[part])
+    spare = len(work) - num_parts * limits.fewest
+    # Samples that are wanted in return, by node.
+    wanted, beside_giants = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
+    goes = False
+    for part in range(num_parts):
+        first, count, over = start[part], size[part], load[part] - limits.load[part]
+        kept = min(max(count - limits.fewest, 0), limits.most - limits.fewest, spare)
+        spare -= kept
+        surplus = max(count - limits.fewest - kept, 0)
+        lightest = work[members[first + count - 1]] if count > 0 and limits.fewest > 0 else 0
+        relief, skipped, changes = ZERO, ZERO, ZERO
+        for at in range(surplus):
+            relief += work[members[first + count - 1 - at]]
+        while relief < over and skipped + changes < count:
+            heaviest = work[members[first + skipped + changes]]
+            if changes == 0 and limits.fewest > 0 and heaviest - lightest > room:
+                skipped += 1
+                continue
+            # Instead of one of the lightest, or for another sample as light.
+            relief += heaviest - (
+                work[members[first + count - surplus + changes]] if changes < surplus else lightest
+            )
+            changes += 1
+        if only_surplus:
+            changes, skipped = min(changes, surplus), min(skipped, count - surplus)
+        light = max(surplus - changes, 0)
+        for at in range(changes):
+            part_of[members[first + skipped + at]] = NONE
+        for at in range(light):
+            part_of[members[first + count - 1 - at]] = NONE
+        goes = goes or changes + light > 0
+        node = limits.node_of[part] if has_nodes else 0
+        (beside_giants if skipped > 0 else wanted)[node] += max(changes - surplus, 0)
+    if not goes or limits.fewest == 0:
+        return goes
+    has_giants = beside_giants > 0
+    elsewhere = ZERO
+    if has_nodes:
+        for node in range(num_parts):
+            more = max(beside_giants[node] - limits.fewest, 0)
+            beside_giants[node] -= more
+            elsewhere += more
+    for sample in range(len(work) - 1, -1, -1):
+        part = part_of[sample]
+        if part != NONE and load[part] <= limits.load[part]:
+            node = limits.node_of[part] if has_nodes else 0
+            if beside_giants[node] > 0:
+                part_of[sample] = NONE
+                beside_giants[node] -= 1
+            elif elsewhere > 0 and not has_giants[node]:
+                part_of[sample] = NONE
+                elsewhere -= 1
+    emptiest = _emptiest(limits, lists)
+    for round in range(1, limits.fewest // 2 + 1):  # one of each part, then another one
+        for part in emptiest:
+            node = limits.node_of[part] if has_nodes else 0
+            if load[part] < limits.load[part] and wanted[node] > 0 and size[part] >= round:
+                sample = members[start[part] + size[part] - round]
+                if part_of[sample] != NONE:
+                    part_of[sample] = NONE
+                    wanted[node] -= 1
+    return goes
+
+
+@inner
+def _level(
+    samples: Samples,
+    limits: Limits,
+    part_of: np.ndarray,
+    lists: Lists,
+    by_node: bool,
+    most_stuck: int,
+    most_moved: int,
+) -> int:
+    """Levels all parts, with `by_node` those of each node before; returns how many are stuck in the end."""
+    num_parts, first = len(limits.load), ZERO
+    size = limits.per_node if by_node else num_parts
+    while True:
+        end = min(first + size, num_parts)
+        most = num_parts if size < num_parts else most_stuck
+        stuck, most_moved = _level_range(samples, limits, part_of, lists, first, end, most, most_moved)
+        if size == num_parts:
+            return stuck
+        first = end
+        if end == num_parts:
+            first, size = ZERO, num_parts
+
+
+@inner
+def _level_range(
+    samples: Samples,
+    limits: Limits,
+    part_of: np.ndarray,
+    lists: Lists,
+    first: int,
+    end: int,
+    most_stuck: int,
+    most_moved: int,
+) -> tuple[int, int]:
+    """Takes what is above the limit off parts from `first` to `end`.
+
+    Returns how many are stuck above it, and how many more samples may leave their home.
+
+    1. The fullest part comes first. Its partners are near the top of a heap with the emptiest part on top; of
+       the shares that it has of its limits, the larger one tells how full a part is.
+    2. Of all swaps that take the excess off at once, it takes the cheapest; else of those that take half of
+       it, a quarter, and so on. A partner may then end above its limit, by 3/4 of that, and follows later.
+    3. Two pointers over the samples of both parts find the lightest that may come back for each one given.
+
+    It stops when `most_stuck` are, or more than `most_moved` samples have left their home.
+
+    Example: the limit is 80, a part has 95, and its partner 70. A sample of 25 for one of 15 takes 10 off the
+    excess of 15, all that the partner has room for. So the swap takes at least half of it, 7, and may take
+    up to 10 + 6: a sample of 25 for one of 10 settles it, and leaves the partner 5 above the limit.
+    """
+    work, other, home, price, node_of = (
+        samples.work,
+        samples.other,
+        samples.home,
+        samples.price,
+        limits.node_of,
+    )
+    members, start, size, load, amount = lists.members, lists.start, lists.size, lists.load, lists.amount
+    count, bits, looks = end - first, _bits(len(limits.load)), LOOKS * len(work)
+    mask = (np.int64(1) << bits) - 1
+    keys = np.empty(len(limits.load), dtype=np.int64)
+    for part in range(first, end):
+        share = max(load[part] / limits.load[part], amount[part] / max(limits.other[part], 1))
+        keys[part] = (np.int64(min(share, _MOST_SHARE) * _SHARE) << bits) | part
+    heap, at_of = _sorted(keys[first:end]), np.empty(len(limits.load), dtype=np.int64)
+    queue, read, write = np.empty(count + 1, dtype=np.int64), 0, 0
+    is_queued = np.zeros(len(limits.load), dtype=np.bool_)
+    for at in range(count - 1, -1, -1):
+        part = heap[at] & mask
+        at_of[part] = at
+        if load[part] > limits.load[part]:
+            queue[write], is_queued[part] = part, True
+            write += 1
+    visits = np.zeros(len(limits.load), dtype=np.int64)
+    num_stuck, is_free = ZERO, len(home) > 0 and home[0] == NONE  # any swap that helps is as cheap as others
+    halvings = HALVINGS if first == 0 and end == len(limits.load) else NODE_HALVINGS
+    if is_free:
+        halvings = FEW_HALVINGS
+    while read != write and num_stuck < most_stuck:
+        full = queue[read]
+        read, is_queued[full] = (read + 1) % len(queue), False
+        halving, partners = 0, MANY_PARTNERS if is_free else FEW_PARTNERS
+        while load[full] > limits.load[full]:
+            gives, taker, returns, best = NONE, NONE, NONE, NO_CAP
+            halving = max(halving - 1, 0)  # what did not help before will hardly do now
+            while taker == NONE and looks > 0:
+                least = max((load[full] - limits.load[full]) >> halving, 1)
+                # Parts that pass on what others passed to them would do so for long.
+                beyond = least - least // 4 if halving > 0 and visits[full] < MOST_VISITS else 0
+                for at in range(min(partners, count)):
+                    to = heap[at] & mask
+                    most = limits.load[to] - load[to] + beyond
+                    if is_free and taker != NONE:
+                        break
+                    if to == full or most < least:
+                        continue
+                    may_give = size[full] > limits.fewest and size[to] < limits.most
+                    begin, stop = start[to], start[to] + size[to]
+                    lightest = 0 if may_give or begin == stop else work[members[stop - 1]]
+                    pointer = begin  # behind the lightest sample that may come back
+                    looks -= size[full] + size[to]
+                    for place_of in range(start[full], start[full] + size[full]):
+                        sample = members[place_of]
+                        if work[sample] - lightest < least:
+                            break
+                        while pointer < stop and work[sample] - work[members[pointer]] <= most:
+                            pointer += 1
+                        # 4. Costs last, because most samples have nothing to come back.
+                        fits = work[sample] <= most and amount[to] + other[sample] <= limits.other[to]
+                        returned, is_found = NONE, may_give and fits
+                        for back in range(pointer - 1, max(pointer - 1 - TRIES, begin - 1), -1):
+                            change = other[sample] - other[members[back]]
+                            if work[sample] - work[members[back]] < least:
+                                break
+                            keeps = change <= 0 or amount[to] + change <= limits.other[to]
+                            if keeps and (change >= 0 or amount[full] - change <= limits.other[full]):
+                                returned = members[back]
+                                break
+                        if returned == NONE and not is_found:
+                            continue
+                        cost = _away(home, price, node_of, sample, to)
+                        cost -= _away(home, price, node_of, sample, full)
+                        if is_found and cost < best:
+                            gives, taker, returns, best = sample, to, NONE, cost
+                        if returned != NONE:
+                            cost += _away(home, price, node_of, returned, full)
+                            cost -= _away(home, price, node_of, returned, to)
+                            if cost < best:
+                                gives, taker, returns, best = sample, to, returned, cost
+                if taker == NONE:
+                    halving += 1
+                    if halving > halvings and (partners == MANY_PARTNERS or partners >= count - 1):
+                        break
+                    if halving > halvings:
+                        halving, partners = 0, MANY_PARTNERS
+            if taker != NONE and home[gives] != NONE:
+                most_moved -= int(taker != home[gives]) - int(full != home[gives])
+                if returns != NONE:
+                    most_moved -= int(full != home[returns]) - int(taker != home[returns])
+            if taker == NONE or most_moved < 0:
+                num_stuck += 1 if most_moved >= 0 else most_stuck
+                break
+            _swap(samples, lists, part_of, gives, taker, returns)
+            for part in (full, taker):
+                share = max(load[part] / limits.load[part], amount[part] / max(limits.other[part], 1))
+                key = (np.int64(min(share, _MOST_SHARE) * _SHARE) << bits) | part
+                _sift(heap, at_of, mask, at_of[part], count, key)
+            if load[taker] > limits.load[taker] and not is_queued[taker]:
+                queue[write], is_queued[taker] = taker, True
+                write = (write + 1) % len(queue)
+                visits[taker] += 1
+    return num_stuck, most_moved
+
+
+@inner
+def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists) -> None:
+    """Returns samples to their home, or node, alone or in a swap, where that costs less within the limits.
+
+    What comes back has at least the work for which there is no room, and at most what leaves room behind.
+    """
+    work, other, home, price, node_of = (
+        samples.work,
+        samples.other,
+        samples.home,
+        samples.price,
+        limits.node_of,
+    )
+    members, start, size, load, amount = lists.members, lists.start, lists.size, lists.load, lists.amount
+    for sample in range(len(part_of)):
+        part, own = part_of[sample], home[sample]
+        if part in (own, NONE) or own == NONE:
+            continue
+        first, end = own, own + 1
+        if node_of[part] != node_of[own]:
+            first = node_of[own] * limits.per_node
+            end = min(first + limits.per_node, len(size))
+        best, taker, returns = ZERO, NONE, NONE
+        for to in range(first, end):
+            gain = _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, part)
+            least = work[sample] - (limits.load[to] - load[to])
+            most = work[sample] + limits.load[part] - load[part]
+            may_go = least <= 0 <= most and size[part] > limits.fewest and size[to] < limits.most
+            if may_go and gain < best and amount[to] + other[sample] <= limits.other[to]:
+                best, taker, returns = gain, to, NONE
+            low, high = start[to], start[to] + size[to]
+            while low < high:
+                middle = (low + high) // 2
+                if work[members[middle]] > most:
+                    low = middle + 1
+                else:
+                    high = middle
+            for at in range(low, start[to] + size[to]):
+                returned = members[at]
+                if work[returned] < least:
+                    break
+                change = other[sample] - other[returned]
+                if change > 0 and amount[to] + change > limits.other[to]:
+                    continue
+                if change < 0 and amount[part] - change > limits.other[part]:
+                    continue
+                cost = gain + _away(home, price, node_of, returned, part)
+                cost -= _away(home, price, node_of, returned, to)
+                # In its node, but not at home, it has moved anyway: worth another move if that saves half.
+                if cost < best and (to == own or 2 * cost < gain):
+                    best, taker, returns = cost, to, returned
+        if taker != NONE:
+            _swap(samples, lists, part_of, sample, taker, returns)
+
+
+@compiled
+def settle(
+    samples: Samples, limits: Limits, part_of: np.ndarray, swaps_only: bool, most_stuck: int, most_moved: int
+) -> bool:
+    """Brings parts within their limits, near home if samples have one; returns whether all are.
+
+    1. Samples that no part may keep leave, and are placed near home. Swaps level the rest, inside each node
+       and then over all.
+    2. If too many parts are stuck, it starts anew, and more samples leave at once.
+    3. The parts that are still above a limit are dealt anew, longest first, with as many of the emptiest of
+       their nodes, with four times as many, and then with the emptiest of all.
+    4. Last, samples return home where the limits allow it.
+
+    With `swaps_only`, there is no other step but the last, whether or not parts are above their limits. Swaps
+    then end where `most_stuck` parts are stuck, or more than `most_moved` samples have left their home.
+    """
+    num_parts, given = len(limits.load), part_of.copy()
+    has_nodes = 1 < limits.per_node < num_parts
+    many, factor, step = num_parts // MANY_PARTS + 1, ZERO + 1, SWAPS
+    if not swaps_only:
+        most_stuck = many
+    while True:
+        lists, nearest = _make_lists(samples, part_of, num_parts), HOME
+        if step == DEALS:
+            by_node = has_nodes and factor <= 4
+            covers_all = _take_out(limits, lists, part_of, factor, by_node)
+            nearest, factor = NODE if by_node else ANYWHERE, 4 * factor
+            goes = True
+        else:
+            goes = not swaps_only and _evict(samples, limits, part_of, lists, step == SWAPS)
+            covers_all = swaps_only
+        all_placed = True
+        if goes:
+            all_placed = place(samples, limits, part_of, nearest)
+            lists = _make_lists(samples, part_of, num_parts)
+        by_node = has_nodes and step != DEALS
+        stuck = _level(samples, limits, part_of, lists, by_node, most_stuck, most_moved)
+        if step == SWAPS and stuck >= many and not swaps_only:
+            for sample in range(len(part_of)):
+                part_of[sample] = given[sample]
+            step = LEAVES
+        elif (stuck == 0 and all_placed) or covers_all:
+            _send_home(samples, limits, part_of, lists)
+            return stuck == 0 and all_placed
+        else:
+            step, most_stuck = DEALS, num_parts
+
+
+@inner
+def _take_out(limits: Limits, lists: Lists, part_of: np.ndarray, factor: int, by_node: bool) -> bool:
+    """Writes NONE to samples of parts above their limit, and of `factor` times as many of the emptiest.
+
+    With `by_node`, of the emptiest in each node. Returns whether that is all parts.
+    """
+    num_parts = len(limits.load)
+    is_taken = lists.load > limits.load
+    left = np.zeros(num_parts, dtype=np.int64)
+    for part in range(num_parts):
+        left[limits.node_of[part] if by_node else 0] += factor * is_taken[part]
+    if not by_node:
+        left[0] = max(left[0], factor)  # samples may have no place, although no part is above its limit
+    covers_all = not by_node and left[0] >= num_parts
+    for part in _emptiest(limits, lists):
+        node = limits.node_of[part] if by_node else 0
+        if left[node] > 0:
+            is_taken[part] = True
+            left[node] -= 1
+    for sample in range(len(part_of)):
+        if part_of[sample] == NONE or is_taken[part_of[sample]]:
+            part_of[sample] = NONE
+    return covers_all
+
+
+@compiled
+def shortest_time(work: np.ndarray, speeds: np.ndarray, fewest: int, most: int) -> float:
+    """A time that the slowest part takes at least, given descending work and ascending speeds.
+
+    `lower_bound` gives the proof.
+    """
+    num_samples, num_parts = len(work), len(speeds)
+    sums = np.zeros(num_samples + 1, dtype=np.int64)  # of the heaviest samples
+    for sample in range(num_samples):
+        sums[sample + 1] = sums[sample] + work[sample]
+    # 1. The q fastest parts together, at q − 1; all of them give the mean.
+    fastest = np.empty(num_parts)
+    fastest[0] = speeds[num_parts - 1]
+    for q in range(1, num_parts):
+        fastest[q] = fastest[q - 1] + speeds[num_parts - 1 - q]
+    bound = sums[num_samples] / fastest[num_parts - 1]
+    # 2. Some q parts hold j · q of the m heaviest samples, and the lightest ones up to their sizes.
+    for before in range(0, num_samples, num_parts):
+        j = before // num_parts + 1
+        for q in range(1, min(num_parts, num_samples - before) + 1):
+            m, others = before + q, max(fewest - j, 0) * q
+            load = sums[m] - sums[m - j * q] + sums[num_samples] - sums[num_samples - others]
+            if load > bound * fastest[q - 1]:
+                bound = load / fastest[q - 1]
+    # 3. The q slowest parts hold the lightest samples at least, as many as sizes demand.
+    slowest = 0.0
+    for q in range(1, num_parts if speeds[0] < 1.0 else 0):
+        slowest += speeds[q - 1]
+        rows = max(q * fewest, num_samples - (num_parts - q) * most)
+        bound = max(bound, (sums[num_samples] - sums[num_samples - rows]) / slowest)
+    return bound
+
+
+@compiled
+def longest_time(load: np.ndarray, speeds: np.ndarray) -> int:
+    """The time of the slowest part: the largest load ÷ speed, both `[parts]`."""
+    longest = 0
+    for part in range(len(speeds)):
+        time = load[part] if speeds[part] == 1.0 else int(load[part] / speeds[part])
+        longest = max(longest, time)
+    return longest
+
+
+@compiled
+def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.ndarray:
+    """int64 `[samples]`, the part of each, by merging partial partitions, the two worst balanced first.
+
+    A merge joins the heaviest part of one partition with the lightest of the other, and so on. Partitions
+    start with `width` samples of `work`, which is descending, each in a part of its own.
+
+    Example: work [8, 7, 6, 5, 4] on two parts starts as (8, 0), (7, 0), (6, 0), (5, 0), (4, 0). The worst
+    balanced are the first two; merged, they are (8, 7). Then 6 and 5 become (6, 5). 4 joins 7 to (11, 8),
+    which meets (6, 5) to end as (8 + 6, 7 + 4 + 5) = (14, 16).
+    """
+    num_samples = len(work)
+    # 1. A partition is a chain of slots, one for each part with samples, the heaviest first: `below` leads to
+    # the next. A slot is named by its first sample; `after` leads to the other samples of the part.
+    load, tail, below = work.copy(), np.arange(num_samples), np.arange(1, num_samples + 1)
+    after = np.full(num_samples, NONE)
+    count = (num_samples + width - 1) // width
+    top, size = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    bits = _bits(max(count, num_parts))
+    mask = (np.int64(1) << bits) - 1
+    keys = np.empty(count, dtype=np.int64)  # the largest spread is the smallest key
+    for p in range(count):
+        top[p], size[p] = p * width, min(num_samples - p * width, width)
+        spread = work[p * width] - (work[p * width + width - 1] if size[p] == num_parts else 0)
+        keys[p] = (-spread << bits) | p
+    heap, at_of = _sorted(keys), np.empty(count, dtype=np.int64)
+    slots, sums = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
+    ordered = np.empty(num_parts, dtype=np.int64)
+    while count > 1:
+        # 2. Take the two partitions with the largest spreads, the distance of their heaviest and lightest.
+        one = heap[0] & mask
+        count -= 1
+        _sift(heap, at_of, mask, ZERO, count, heap[count])
+        other = heap[0] & mask
+        # 3. Slot p of the first meets slot length − 1 − p of the second.
+        length, rows = min(size[one] + size[other], num_parts), size[one]
+        alone = length - size[other]
+        slot = top[other]
+        for p in range(length - 1, alone - 1, -1):
+            slots[p] = slot
+            slot = below[slot]
+        slot = top[one]
+        for p in range(length):
+            if p < alone:
+                slots[p] = slot
+            elif p < rows:
+                joined = slots[p]
+                load[joined] += load[slot]
+                after[tail[joined]] = slot
+                tail[joined] = tail[slot]
+            if p < rows:
+                slot = below[slot]
+            sums[p] = (-load[slots[p]] << bits) | p
+        by_load = _sorted(sums[:length])
+        for p in range(length):
+            ordered[p] = slots[by_load[p] & mask]
+        for p in range(1, length):
+            below[ordered[p - 1]] = ordered[p]
+        # 4. The merged partition takes the place of the second in the heap.
+        top[one], size[one] = ordered[0], length
+        lightest = load[ordered[length - 1]] if length == num_parts else 0
+        _sift(heap, at_of, mask, ZERO, count, ((lightest - load[top[one]]) << bits) | one)
+    # 5. Follow the samples of each part of the last partition.
+    part_of = np.empty(num_samples, dtype=np.int64)
+    last = heap[0] & mask if count > 0 else 0
+    slot = top[last] if count > 0 else NONE
+    for part in range(size[last] if count > 0 else 0):
+        sample = slot
+        while sample != NONE:
+            part_of[sample] = part
+            sample = after[sample]
+        slot = below[slot]
+    return part_of
+
+
+@compiled
+def bound_differencing(work: np.ndarray, num_parts: int) -> int:
+    """A time that the slowest part, at most of speed 1, takes at least after differencing with equal sizes.
+
+    The part with the heaviest of `num_parts` consecutive samples gets at least the lightest of all others.
+    """
+    lightest, widest = 0, 0
+    for start in range(0, len(work), num_parts):
+        last = start + num_parts - 1
+        lightest_of_these = work[last] if last < len(work) else 0
+        lightest += lightest_of_these
+        widest = max(widest, work[start] - lightest_of_these)
+    return lightest + widest
+
+
+@compiled
+def best_fit(tokens: np.ndarray, room: int) -> np.ndarray:
+    """int64 `[samples]`, the part of each, given descending tokens of at most `room`, the room of a part.
+
+    Each sample goes where least room is left, of equal ones into the first part; else into a new one. Parts
+    are in a skip list by room: `after` leads, on every level, from each to the next, and from the last to
+    the head.
+    """
+    num_samples, levels = len(tokens), _bits(len(tokens) + 1)
+    after = np.full((levels, num_samples + 1), num_samples)  # the head is behind all parts
+    left, part_of = np.full(num_samples + 1, room), np.empty(num_samples, dtype=np.int64)
+    before, count = np.empty(levels, dtype=np.int64), 0
+    for sample in range(num_samples):
+        part = _find_behind(after, left, before, tokens[sample], 0)
+        if part == num_samples:
+            part = count
+            count += 1
+        for level in range(levels):
+            if after[level, before[level]] == part:
+                after[level, before[level]] = after[level, part]
+        part_of[sample] = part
+        left[part] -= tokens[sample]
+        _find_behind(after, left, before, left[part], part)
+        mixed = (part * _MIXES) >> 16
+        for level in range(levels):
+            after[level, part] = after[level, before[level]]
+            after[level, before[level]] = part
+            if (mixed >> level) & 1:  # each level has half the parts of the one below
+                break
+    return part_of
+
+
+@inner
+def _find_behind(after: np.ndarray, left: np.ndarray, before: np.ndarray, least: int, first: int) -> int:
+    """The first part that has the least room or more; `before` becomes the last one before it, by level."""
+    head = len(left) - 1
+    at = head
+    for level in range(len(before) - 1, -1, -1):
+        part = after[level, at]
+        while part != head and (left[part] < least or (left[part] == least and part < first)):
+            at, part = part, after[level, part]
+        before[level] = at
+    return after[0, at]
+
+
+class Groups(NamedTuple):
+    """Samples that should be together; all arrays are int64. `number` and `marks` are room to work in."""
+
+    of: np.ndarray  # [samples], the group of each; a sample without others is a group
+    copy: np.ndarray  # [groups], cost of each part with samples of it beyond the first; 0 for a sample alone
+    number: np.ndarray  # [groups], NONE outside of `_list_runs`
+    marks: np.ndarray  # [groups], 0 outside of `_list_runs`
+
+
+class Runs(NamedTuple):
+    """What a part may give to another: the first samples of any of its groups; last, a run of none.
+
+    Run i ends with the i-th sample. All arrays but `sample` are int64 `[samples + 1]`.
+    """
+
+    sample: np.ndarray  # [samples], by group; those of a group that cost nothing to move come first
+    begin: np.ndarray  # where each run begins
+    group: np.ndarray  # NONE for the run of none
+    work: np.ndarray
+    other: np.ndarray
+    cost: np.ndarray  # of moves, and of copies
+    by_cost: np.ndarray
+    by_rows: np.ndarray  # those of r samples end at ends[r], the cheapest first
+    ends: np.ndarray
+
+
+@inner
+def _list_runs(samples: Samples, limits: Limits, groups: Groups, lists: Lists, part: int, to: int) -> Runs:
+    """Lists what `part` may give to another part, and what each of that costs.
+
+    Example: a part has samples 3 and 5 of a group, which is in no other part, and a copy costs 64. Sample 3
+    is away from home as it is. Its run is [3] at a cost of 64, and [3, 5] costs 1, the move of sample 5.
+    """
+    home, price, node_of = samples.home, samples.price, limits.node_of
+    members, number, marks = lists.members, groups.number, groups.marks
+    first, count = lists.start[part], lists.size[part]
+    # 1. Number groups in the order of their heaviest samples; odd are samples that cost something to move.
+    keys, num_groups = np.empty(count, dtype=np.int64), 0
+    for at in range(count):
+        sample = members[first + at]
+        group = groups.of[sample]
+        if number[group] == NONE:
+            number[group] = num_groups
+            num_groups += 1
+        change = _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, part)
+        keys[at] = 2 * number[group] + (change > 0)
+    order, ends = bucket(keys, 2 * num_groups)
+    for at in range(lists.start[to], lists.start[to] + lists.size[to]):
+        marks[groups.of[members[at]]] = 1
+    # 2. Add the samples of each group up.
+    taken, begin = np.empty(count, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
+    group_of, work = np.empty(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
+    other, cost = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
+    bits = _bits(count + 1)
+    keys = np.empty(count + 1, dtype=np.int64)
+    at = 0
+    for group_at in range(num_groups):
+        start, end = at, ends[2 * group_at + 1]
+        group = groups.of[members[first + order[start]]]
+        works, others, costs = np.int64(0), np.int64(0), np.int64(0)
+        if marks[group] == 0:
+            costs += groups.copy[group]
+        while at < end:
+            sample = members[first + order[at]]
+            works += samples.work[sample]
+            others += samples.other[sample]
+            costs += _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, part)
+            taken[at], begin[at], group_of[at], work[at], other[at] = sample, start, group, works, others
+            cost[at] = costs - (groups.copy[group] if at + 1 == end else 0)
+            keys[at] = (cost[at] << bits) | at
+            at += 1
+        number[group] = NONE
+    begin[count], group_of[count], keys[count] = count + 1, NONE, count
+    for at in range(lists.start[to], lists.start[to] + lists.size[to]):
+        marks[groups.of[members[at]]] = 0
+    # 3. Sort by cost, and then by rows, unless they may differ anyway.
+    by_cost = _sorted(keys)
+    for at in range(count + 1):
+        by_cost[at] &= (np.int64(1) << bits) - 1
+    by_rows, ends = by_cost, np.full(1, count + 1)
+    if limits.most - limits.fewest <= 1:
+        by_rows, ends = bucket(by_cost - begin[by_cost] + 1, count + 1)
+        by_rows = by_cost[by_rows]
+    return Runs(taken, begin, group_of, work, other, cost, by_cost, by_rows, ends)
+
+
+@inner
+def _find_exchange(
+    limits: Limits,
+    lists: Lists,
+    part: int,
+    gives: Runs,
+    to: int,
+    returns: Runs,
+    least: int,
+    most: int,
+    best: int,
+) -> tuple[int, int, int]:
+    """(cost, run that `part` gives, run that comes back) of the cheapest exchange below the cost `best`.
+
+    It takes `least` to `most` off the part. The first run is NONE if there is no such exchange.
+
+    Example: of part 0, [a a a a] of work 40 costs 4 moves and saves no copy; part 1 has [b b b b] of 32 at
+    the same price, and [c c c] of 36. With equal rows and 5 to 10 to take off, a goes for b at a cost of 8.
+    """
+    size, amount = lists.size, lists.amount
+    net_least = max(size[part] - limits.most, limits.fewest - size[to])  # rows that leave the part
+    net_most = min(size[part] - limits.fewest, limits.most - size[to])
+    is_by_rows = limits.most - limits.fewest <= 1
+    last = len(returns.cost) - 1
+    cheapest = returns.cost[returns.by_cost[0]]
+    chosen, chosen_back, looks = NONE, NONE, LOOKS_PER_ROW * (len(gives.cost) + len(returns.cost))
+    for give in gives.by_cost:
+        if gives.cost[give] + cheapest >= best or looks < 0:
+            break
+        rows, work = give - gives.begin[give] + 1, gives.work[give]
+        if rows == 0 or work < least:
+            continue
+        low, high = max(rows - net_most, 0), min(rows - net_least, last)
+        if not is_by_rows:
+            low_rows, high_rows = low, high
+            low, high = 0, 0
+        for bucket_at in range(low, high + 1):
+            looks -= 1
+            for at in range(returns.ends[bucket_at - 1] if bucket_at > 0 else 0, returns.ends[bucket_at]):
+                back = returns.by_rows[at]
+                cost = gives.cost[give] + returns.cost[back]
+                if cost >= best:
+                    break
+                looks -= 1
+                change = work - returns.work[back]
+                if change < least or change > most or gives.group[give] == returns.group[back]:
+                    continue
+                if not is_by_rows and not low_rows <= back - returns.begin[back] + 1 <= high_rows:
+                    continue
+                change = gives.other[give] - returns.other[back]
+                if change > 0 and amount[to] + change > limits.other[to]:
+                    continue
+                if change < 0 and amount[part] - change > limits.other[part]:
+                    continue
+                best, chosen, chosen_back = cost, give, back
+    return best, chosen, chosen_back
+
+
+@compiled
+def list_shares(
+    owner_of: np.ndarray, num_owners: int, part_of: np.ndarray, num_parts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers the pairs of owner and part: for each sample, and the owner and the part of each pair, sorted.
+
+    Example: owners [0, 1, 0, 0] in parts [1, 0, 1, 0] have shares (0, 0), (0, 1) and (1, 0): [1, 2, 1, 0].
+    """
+    by_part, _ = bucket(part_of, num_parts)
+    order, _ = bucket(owner_of[by_part], num_owners)
+    share_of, count = np.empty(len(order), dtype=np.int64), 0
+    owner, part = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
+    for at in order:
+        sample = by_part[at]
+        if count == 0 or owner[count - 1] != owner_of[sample] or part[count - 1] != part_of[sample]:
+            owner[count], part[count] = owner_of[sample], part_of[sample]
+            count += 1
+        share_of[sample] = count - 1
+    return share_of, owner[:count], part[:count]
+
+
+@compiled
+def costliest(owner: np.ndarray, cost: np.ndarray, num_owners: int) -> np.ndarray:
+    """For each owner the first of its shares that cost most."""
+    best = np.full(num_owners, NONE)
+    for share in range(len(owner)):
+        if best[owner[share]] == NONE or cost[share] > cost[best[owner[share]]]:
+            best[owner[share]] = share
+    return best
+
+
+@compiled
+def place_units(
+    samples: Samples,
+    limits: Limits,
+    most_load: np.ndarray,
+    part_of: np.ndarray,
+    by_unit: np.ndarray,
+    ends: np.ndarray,
+    order: np.ndarray,
+) -> None:
+    """Places units of samples, in that order: at home where there is room, else in the part with most room.
+
+    1. Of the homes of a unit that have room for it within the limits, it goes to that where most of it stays.
+    2. Else it goes to the part with most room, if that has enough up to `most_load`, which may be above the
+       limits; or to any such part.
+    3. Else the part that can take most of it takes that, and the rest is placed in the same way.
+
+    Example: two parts of 4 rows, with loads up to 20. Units of 4, 2 and 2 samples with 4 of work each, all at
+    home in part 0: the first stays there, and the others go to part 1.
+    """
+    home, other, num_parts = samples.home, samples.other, len(limits.load)
+    load, amount = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
+    size, at_home = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
+    bits, largest = _bits(num_parts), limits.load.max()
+    mask = (np.int64(1) << bits) - 1
+    heap, at_of, end = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64), num_parts
+    for part in range(num_parts):
+        heap[part] = ((largest - limits.load[part]) << bits) | part
+    heap = _sorted(heap)
+    for at in range(num_parts):
+        at_of[heap[at] & mask] = at
+    sums, others = np.zeros(len(by_unit) + 1, dtype=np.int64), np.zeros(len(by_unit) + 1, dtype=np.int64)
+    for unit in order:
+        first, last = ends[unit - 1] if unit > 0 else 0, ends[unit]
+        while first < last:
+            rows, chosen, count = last - first, NONE, last - first
+            for at in range(rows):
+                sample = by_unit[first + at]
+                sums[at + 1], others[at + 1] = sums[at] + samples.work[sample], others[at] + other[sample]
+                at_home[home[sample]] += samples.price[sample]
+            for at in range(first, last):
+                part = home[by_unit[at]]
+                fits = size[part] + rows <= limits.most and load[part] + sums[rows] <= limits.load[part]
+                if fits and amount[part] + others[rows] <= limits.other[part]:
+                    stays = 0 if chosen == NONE else at_home[part] - at_home[chosen]
+                    if chosen == NONE or stays > 0 or (stays == 0 and load[part] < load[chosen]):
+                        chosen = part
+            for at in range(first, last):
+                at_home[home[by_unit[at]]] = 0
+            if chosen == NONE:
+                count = 0
+                for at in range(NONE, end):  # first the top of the heap, which likely has room for all
+                    part = heap[max(at, 0)] & mask
+                    low, high = 0, min(rows, limits.most - size[part])
+                    while low < high:
+                        middle = (low + high + 1) // 2
+                        fits = load[part] + sums[middle] <= most_load[part]
+                        if fits and amount[part] + others[middle] <= limits.other[part]:
+                            low = middle
+                        else:
+                            high = middle - 1
+                    if chosen == NONE or low > count or (low == count and heap[at] < heap[at_of[chosen]]):
+                        chosen, count = part, low
+                    if at == NONE and low == rows:
+                        break
+                count = max(count, 1)
+            for at in range(first, first + count):
+                part_of[by_unit[at]] = chosen
+            load[chosen] += sums[count]
+            amount[chosen] += others[count]
+            size[chosen] += count
+            first += count
+            if size[chosen] == limits.most:  # it leaves the heap
+                end -= 1
+                if at_of[chosen] < end:
+                    _sift(heap, at_of, mask, at_of[chosen], end, heap[end])
+            else:
+                key = ((load[chosen] + largest - limits.load[chosen]) << bits) | chosen
+                _sift(heap, at_of, mask, at_of[chosen], end, key)
+
+
+@compiled
+def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarray) -> None:
+    """Makes exchanges that save costs and keep to the limits, between parts that share a group.
+
+    1. The parts that have some of a group are sorted, those with most of it first.
+    2. Each, from the last on, meets some of those before it that have other samples, too: the cheapest
+       exchange of what one has of any group for what the other has is made, if it saves costs.
+    3. Parts that have not changed since they met for the same group do not meet again.
+
+    Example: with equal rows, part 0 has [a a a b], part 1 [a b b b], all of the same work. A copy costs 64.
+    They meet for a: part 1 gives its a for the b of part 0, which saves two copies at the cost of two moves.
+    """
+    num_parts, start_of = len(limits.load), 0
+    lists = _make_lists(samples, part_of, num_parts)
+    load, members, start, size = lists.load, lists.members, lists.start, lists.size
+    by_group, ends = bucket(groups.of, len(groups.copy))
+    rows, parts = np.zeros(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
+    changed, tried_at = np.ones(num_parts, dtype=np.int64), np.zeros(len(groups.copy), dtype=np.int64)
+    clock, looks = 1, LOOKS * len(part_of)
+    for _ in range(REUNITE_PASSES):
+        start_of, before = 0, clock
+        for group in range(len(groups.copy)):
+            begin, start_of = start_of, ends[group]
+            count = 0
+            for at in range(begin, start_of):
+                part = part_of[by_group[at]]
+                if rows[part] == 0:
+                    parts[count] = part
+                    count += 1
+                rows[part] += 1
+            for at in range(count):
+                part = parts[at]
+                parts[at] -= rows[part] * num_parts
+                rows[part] = 0
+            if count == 1:
+                continue
+            ordered = _sorted(parts[:count]) % num_parts
+            last_try, tried_at[group] = tried_at[group], clock
+            for at in range(count - 1, 0, -1):
+                part, tried = ordered[at], 0
+                for to in ordered[:at]:
+                    if tried == MOST_TO_JOIN or (tried > 0 and size[part] > MANY_ROWS):
+                        break
+                    first, last = members[start[to]], members[start[to] + size[to] - 1]
+                    if groups.of[first] == group and groups.of[last] == group:
+                        continue  # likely all of the part
+                    tried += 1
+                    if max(changed[part], changed[to]) <= last_try or looks < 0:
+                        continue
+                    looks -= size[part] + size[to]
+                    may_give = _list_runs(samples, limits, groups, lists, part, to)
+                    may_return = _list_runs(samples, limits, groups, lists, to, part)
+                    least, most = load[part] - limits.load[part], limits.load[to] - load[to]
+                    _, give, back = _find_exchange(
+                        limits, lists, part, may_give, to, may_return, least, most, 0
+                    )
+                    if give != NONE:
+                        gives = may_give.sample[may_give.begin[give] : give + 1]
+                        returns = may_return.sample[may_return.begin[back] : back + 1]
+                        for i in range(max(len(gives), len(returns))):
+                            given = gives[i] if i < len(gives) else NONE
+                            returned = returns[i] if i < len(returns) else NONE
+                            if given != NONE:
+                                _move(samples, lists, part_of, given, to)
+                            if returned != NONE:
+                                _move(samples, lists, part_of, returned, part)
+                        clock += 1
+                        changed[part], changed[to] = clock, clock
+        if clock == before:
+            break
