@@ -100,8 +100,10 @@ class Unweighted(Weighted):
 
 
 def unlabeled(rank: int, step: int) -> dict[str, torch.Tensor]:
-    """All weights of a step are on one rank."""
-    return drawn(rank, float(step % 2 == rank))
+    """One row of a step has a weight, so that the other rank has none."""
+    batch = drawn(rank, float(step % 2 == rank))
+    batch["weight"][1:] = 0.0
+    return batch
 
 
 @pytest.mark.parametrize("micro_batches", [False, True])
