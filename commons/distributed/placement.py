@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from ..partition import lower_bound, rebalance, refine, refined
-from ..partition.problem import number_of_part, token_goal
+from ..partition.problem import indices_of_parts, number_of_part, token_goal
 from ..partition.workloads import MOST_TOKENS
 from .feature import Feature
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan, join_plans
 from .shuffler_settings import OWN_PARTITIONERS, PARTITIONERS, ShufflerSettings
 from .slow_start import show_if_slow
+
+# Pairs of rows that are looked at together, for memory.
+_MOST_PAIRS = 1_000_000
 
 
 class Partitioning:
@@ -37,7 +40,7 @@ class Partitioning:
         """Returns int64 `[rows]`, the rank of each.
 
         Keeps rows as loaded if the partitioner does no better, in load or in tokens above their tolerance,
-        unless it also heeds a feature's column.
+        unless it also heeds a feature's column. Last, ranks without loss tokens swap a row for one with some.
 
         Raises:
             ValueError: `max_tokens` cannot be kept, or no placement that keeps it was found.
@@ -79,7 +82,12 @@ class Partitioning:
             near = np.searchsorted(rows.workloads[givers], rows.workloads[takes])[:, None] + np.arange(-2, 2)
             similar = givers[np.unique(near[(near >= 0) & (near < len(givers))])]
             for candidates in (similar, givers):
-                swap = self._swap_within_limits(rows, rank_of, candidates, takes, max_tokens)
+                chunk = max(_MOST_PAIRS // max(len(candidates), 1), 1)
+                swaps = (
+                    self._swap_within_limits(rows, rank_of, candidates, takes[at : at + chunk], max_tokens)
+                    for at in range(0, len(takes), chunk)
+                )
+                swap = next((each for each in swaps if each is not None), None)
                 if swap is not None:
                     with_loss[rank_of[swap[0]]] -= 1
                     with_loss[rank] += 1
@@ -287,6 +295,7 @@ def compile_placement(settings: ShufflerSettings, features: Sequence[Feature] = 
     if partitioning.token_tolerance(rows) is not None:
         rebalance(ones, np.arange(2), 2, tokens=3 * np.arange(2), token_tolerance=0.0)
     lower_bound(ones, 2)  # for reports
+    indices_of_parts(home, 2)  # for plans
 
 
 def compile_refine() -> None:

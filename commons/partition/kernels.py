@@ -27,7 +27,7 @@ ACROSS_NODES = 1000
 # Swaps alone settle most steps. Where more than 1 of so many parts is stuck, those above their limit give
 # their heaviest samples away at once.
 MANY_PARTS = 128
-# Partners that `level` tries for a part, near the top of the heap; then many, where few do not help.
+# Partners that leveling tries for a part, near the top of the heap; then many, where few do not help.
 FEW_PARTNERS, MANY_PARTNERS = 7, 63
 # Halvings of what a swap has to take off a part; fewer inside a node, after which all parts follow, and where
 # moves cost nothing, because the next target will do.
@@ -36,7 +36,7 @@ HALVINGS, NODE_HALVINGS, FEW_HALVINGS = 10, 4, 2
 MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
 TRIES = 8
-# `level` looks at so many samples in all, for each that there is.
+# Leveling looks at so many samples in all, for each that there is.
 LOOKS = 512
 # Runs of a merge sort that insertion sorts.
 SHORT_RUN = 16
@@ -392,8 +392,9 @@ def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, 
                 work[members[first + count - surplus + changes]] if changes < surplus else lightest
             )
             changes += 1
+        skipped = min(skipped, count - surplus)
         if only_surplus:
-            changes, skipped = min(changes, surplus), min(skipped, count - surplus)
+            changes = min(changes, surplus)
         light = max(surplus - changes, 0)
         for at in range(changes):
             part_of[members[first + skipped + at]] = NONE
@@ -508,7 +509,9 @@ def _level_range(
             queue[write], is_queued[part] = part, True
             write += 1
     visits = np.zeros(len(limits.load), dtype=np.int64)
-    num_stuck, is_free = ZERO, len(home) > 0 and home[0] == NONE  # any swap that helps is as cheap as others
+    num_stuck, is_free = ZERO, True  # without homes, any swap that helps is as cheap as others
+    for sample in range(len(home)):
+        is_free = is_free and home[sample] == NONE
     halvings = HALVINGS if first == 0 and end == len(limits.load) else NODE_HALVINGS
     if is_free:
         halvings = FEW_HALVINGS
@@ -647,7 +650,9 @@ def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lis
 def settle(
     samples: Samples, limits: Limits, part_of: np.ndarray, swaps_only: bool, most_stuck: int, most_moved: int
 ) -> bool:
-    """Brings parts within their limits, near home if samples have one; returns whether all are.
+    """Brings parts within their limits, near home if samples have one.
+
+    Returns whether all samples have a part, and no load is above its limit.
 
     1. Samples that no part may keep leave, and are placed near home. Swaps level the rest, inside each node
        and then over all.
@@ -1162,7 +1167,7 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
     Example: with equal rows, part 0 has [a a a b], part 1 [a b b b], all of the same work. A copy costs 64.
     They meet for a: part 1 gives its a for the b of part 0, which saves two copies at the cost of two moves.
     """
-    num_parts, start_of = len(limits.load), 0
+    num_parts = len(limits.load)
     lists = _make_lists(samples, part_of, num_parts)
     load, members, start, size = lists.load, lists.members, lists.start, lists.size
     by_group, ends = bucket(groups.of, len(groups.copy))

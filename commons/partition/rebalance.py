@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -56,8 +58,8 @@ def rebalance(
 
     Returns:
         As `longest_processing_time`. Without groups, never worse than `home` if that keeps to the limits.
-        With groups, never worse than without. Where `home` does not keep to the limits, samples leave until
-        it does, the largest parts' first, with no regard to nodes.
+        With groups, within the tolerance, or never worse than without. Where `home` does not keep to the
+        limits, samples leave until it does: the lightest, and as many of the heaviest as loads demand.
 
     Raises:
         ValueError: as `longest_processing_time`; or `home` is not a part, or `groups` not an integer, for
@@ -95,17 +97,21 @@ def _move(problem: Problem, samples: Samples, target: int, tolerance: float, per
         return part_of
     # The next target is (1 + tolerance) × the longest time of a partition from scratch, and a tenth of the
     # tolerance more, because the last step would take more moves than all before; but not above differencing.
-    scratch = place_from_scratch(problem, 0.0)
-    attained = problem.time(scratch)
+    found = [each for each in (part_of, samples.home) if problem.fault(each) is None]
+    scratch = [] if found else [place_from_scratch(problem, 0.0)]  # which raises if there is none
+    if found:
+        with suppress(ValueError):  # none under the cap of tokens
+            scratch = [place_from_scratch(problem, 0.0)]
+    attained = min(map(problem.time, scratch or found))
     relaxed = int(min(attained * (1 + 1.1 * tolerance), 2.0**61))
     by_differencing = problem.time_within_limits(difference(problem, problem.num_parts))
-    found = [each for each in (part_of, samples.home) if problem.fault(each) is None]
     relaxed = max(target, min(relaxed, by_differencing, *map(problem.time, found)))
     limits = problem.limits(relaxed, per_node)
     near = samples.home.copy() if not found else found[-1].copy()
     if settle(samples, limits, near, *ALL) and problem.fault(near) is None:
         return near
-    best = min([*found, _renumber(scratch, samples, problem.speeds)], key=problem.time)
+    renumbered = [_renumber(each, samples, problem.speeds) for each in scratch]
+    best = min([*found, *renumbered], key=problem.time).copy()
     settle(samples, problem.limits(max(relaxed, problem.time(best)), per_node), best, True, 1, 0)
     return best
 

@@ -104,7 +104,7 @@ def refine(
     """Swaps samples between heavy and light parts until the tolerance is met or no swap helps.
 
     Where part sizes allow it, a swap may move one sample and return none. The result is never worse than
-    `partition`, and within 3e-5 of what the swaps can reach.
+    `partition`, and about within 1e-4 of what the swaps can reach.
 
     Arguments and result are as of `longest_processing_time`, and the latter is what `partition` is. The
     largest load ÷ speed may be (1 + tolerance) × the lower bound.
@@ -252,9 +252,10 @@ def lower(
     """
     time = time_of(part_of)
     tried, failed = target + int(NEXT_TO * max(time, 0)), target
-    for _ in range(MAX_TRIED_TIMES):
-        if time - failed <= RESOLUTION * abs(time):
+    for number in range(MAX_TRIED_TIMES):
+        if time <= target or (number > 0 and time - failed <= RESOLUTION * abs(time)):
             break
+        tried = min(tried, time - 1)
         found = part_of.copy()
         settle(samples, limits_of(tried), found, True, 1, NO_CAP)
         reached = time_of(found)

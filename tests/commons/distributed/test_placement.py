@@ -207,7 +207,7 @@ def test_nothing_is_compiled_after_the_warm_up():
     pool = ProcessPool(1)  # a new process, in which warm_up has run and nothing else
     ((before, after),) = pool.run(_compiled_before_and_after_placing)
     pool.close()
-    assert before == after and len(before) > 10
+    assert before == after and len(before) >= 10
 
 
 @on_ranks(2)

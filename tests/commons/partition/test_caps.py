@@ -100,3 +100,17 @@ def test_a_cap_changes_nothing_where_it_is_far_away(function):
     for max_tokens in (10**6, 2**70):
         limits = {"tokens": tokens, "max_tokens": max_tokens}
         assert as_lists(function(workloads, 4, False, **limits)) == expected
+
+
+def test_a_home_that_keeps_to_the_cap_is_kept_where_nothing_else_does():
+    tokens = np.array([624, 60, 316, 578, 197, 225, 56, 169, 775, 285, 588, 127])
+    home = np.repeat(np.arange(4), 3)
+    partition = rebalance(tokens**2, home, 4, tolerance=0.0, tokens=tokens, max_tokens=1000)
+    assert max(tokens[part].sum() for part in partition) == 1000
+
+
+def test_refine_makes_the_one_swap_that_reaches_the_bound():
+    assert as_lists(refine([10001, 9999, 10000, 10000], [[0, 2], [1, 3]])) in (
+        [[0, 1], [2, 3]],
+        [[2, 3], [0, 1]],
+    )
