@@ -112,7 +112,7 @@ class GroupSearch:
         return best
 
     def _rate(self, part_of: np.ndarray, target: int, share: float = 1.0) -> tuple[bool, int, float]:
-        """What a better result has less of: faults, time above the target, and this share of the cost."""
+        """Rates a result, less being better: faults, time above the target, and this share of the cost."""
         has_fault = self.problem.fault(part_of) is not None
         return has_fault, max(self.problem.time(part_of), target), share * self._cost(part_of)
 

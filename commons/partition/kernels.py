@@ -1,8 +1,9 @@
 """All compiled functions: one state, the parts with their samples, and the operations that change it.
 
 Samples are numbered from the heaviest down, so that comparing two numbers compares work and breaks ties. Work
-is int64 of at least 1: sums are exact in any order, and samples that cost nothing spread like others. Keys of
-heaps and sorts are `value << bits | index`, one comparison each.
+is int64: sums are exact in any order. Workloads are at least 1, so that samples that cost nothing spread like
+others; tokens in their place may be 0. Keys of heaps and sorts are `value << bits | index`, one comparison
+each.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class Samples(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What parts may hold; arrays are int64 `[parts]`."""
+    """Limits of parts; arrays are int64 `[parts]`."""
 
     load: np.ndarray  # sum of work, at least 1
     other: np.ndarray  # sum of the second measure
-    node_of: np.ndarray  # ascending; each part a node of its own where nodes do not matter
+    node_of: np.ndarray  # ascending; each part a node of its own, or one node of all, without nodes
     per_node: int  # parts of a node
     fewest: int  # samples of a part
     most: int
@@ -510,8 +511,10 @@ def _level_range(
             write += 1
     visits = np.zeros(len(limits.load), dtype=np.int64)
     num_stuck, is_free = ZERO, True  # without homes, any swap that helps is as cheap as others
-    for sample in range(len(home)):
-        is_free = is_free and home[sample] == NONE
+    for own in home:
+        if own != NONE:
+            is_free = False
+            break
     halvings = HALVINGS if first == 0 and end == len(limits.load) else NODE_HALVINGS
     if is_free:
         halvings = FEW_HALVINGS
@@ -909,7 +912,7 @@ class Groups(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """What a part may give to another: the first samples of any of its groups; last, a run of none.
+    """Runs that a part may give to another: the first samples of any of its groups; last, a run of none.
 
     Run i ends with the i-th sample. All arrays but `sample` are int64 `[samples + 1]`.
     """

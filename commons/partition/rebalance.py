@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -98,10 +96,12 @@ def _move(problem: Problem, samples: Samples, target: int, tolerance: float, per
     # The next target is (1 + tolerance) × the longest time of a partition from scratch, and a tenth of the
     # tolerance more, because the last step would take more moves than all before; but not above differencing.
     found = [each for each in (part_of, samples.home) if problem.fault(each) is None]
-    scratch = [] if found else [place_from_scratch(problem, 0.0)]  # which raises if there is none
-    if found:
-        with suppress(ValueError):  # none under the cap of tokens
-            scratch = [place_from_scratch(problem, 0.0)]
+    try:
+        scratch = [place_from_scratch(problem, 0.0)]
+    except ValueError:  # none was found under the cap of tokens
+        if not found:
+            raise
+        scratch = []
     attained = min(map(problem.time, scratch or found))
     relaxed = int(min(attained * (1 + 1.1 * tolerance), 2.0**61))
     by_differencing = problem.time_within_limits(difference(problem, problem.num_parts))
