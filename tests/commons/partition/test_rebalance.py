@@ -168,3 +168,9 @@ def test_from_one_part_light_samples_stay_and_the_others_are_balanced(parts, max
     assert len(partition[0]) >= len(tokens) / parts
     if max_tokens is None:
         assert workloads[partition[0]].mean() < 0.6 * workloads.mean()
+
+
+def test_samples_that_cost_nothing_stay_at_home():
+    for home in ([0, 0], [1, 1]):
+        partition = rebalance([0, 0], home, 2, equal_size=False)
+        assert part_of(partition).tolist() == home
