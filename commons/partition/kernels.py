@@ -444,8 +444,8 @@ def _level(
     by_node: bool,
     most_stuck: int,
     most_moved: int,
-) -> int:
-    """Levels all parts, with `by_node` those of each node before; returns how many are stuck in the end."""
+) -> tuple[int, int]:
+    """Levels all parts, with `by_node` those of each node before; returns what `_level_range` does of all."""
     num_parts, first = len(limits.load), ZERO
     size = limits.per_node if by_node else num_parts
     while True:
@@ -453,7 +453,7 @@ def _level(
         most = num_parts if size < num_parts else most_stuck
         stuck, most_moved = _level_range(samples, limits, part_of, lists, first, end, most, most_moved)
         if size == num_parts:
-            return stuck
+            return stuck, most_moved
         first = end
         if end == num_parts:
             first, size = ZERO, num_parts
@@ -595,10 +595,11 @@ def _level_range(
 
 
 @inner
-def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists) -> None:
+def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, most_moved: int) -> None:
     """Returns samples to their home, or node, alone or in a swap, where that costs less within the limits.
 
-    What comes back has at least the work for which there is no room, and at most what leaves room behind.
+    What comes back has at least the work for which there is no room, and at most what leaves room behind. At
+    most `most_moved` more samples leave home, for others that so come into their nodes.
     """
     work, other, home, price, node_of = (
         samples.work,
@@ -643,9 +644,12 @@ def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lis
                 cost = gain + _away(home, price, node_of, returned, part)
                 cost -= _away(home, price, node_of, returned, to)
                 # In its node, but not at home, it has moved anyway: worth another move if that saves half.
-                if cost < best and (to == own or 2 * cost < gain):
+                is_worth_it = to == own or (2 * cost < gain and (home[returned] != to or most_moved > 0))
+                if cost < best and is_worth_it:
                     best, taker, returns = cost, to, returned
         if taker != NONE:
+            if returns != NONE and taker != own and home[returns] == taker:
+                most_moved -= 1
             _swap(samples, lists, part_of, sample, taker, returns)
 
 
@@ -687,13 +691,13 @@ def settle(
             all_placed = place(samples, limits, part_of, nearest)
             lists = _make_lists(samples, part_of, num_parts)
         by_node = has_nodes and step != DEALS
-        stuck = _level(samples, limits, part_of, lists, by_node, most_stuck, most_moved)
+        stuck, moves_left = _level(samples, limits, part_of, lists, by_node, most_stuck, most_moved)
         if step == SWAPS and stuck >= many and not swaps_only:
             for sample in range(len(part_of)):
                 part_of[sample] = given[sample]
             step = LEAVES
         elif (stuck == 0 and all_placed) or covers_all:
-            _send_home(samples, limits, part_of, lists)
+            _send_home(samples, limits, part_of, lists, moves_left)
             return stuck == 0 and all_placed
         else:
             step, most_stuck = DEALS, num_parts
