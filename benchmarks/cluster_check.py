@@ -29,7 +29,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.harness import start_forks
 from commons.distributed import BatchShuffler
-from commons.distributed.exchange import Exchange
 from commons.distributed.placement import warm_up
 from commons.features.unshuffle import Unshuffle
 
@@ -190,11 +189,10 @@ def _die_in(shuffler: BatchShuffler, where: str) -> None:
 
         return call
 
-    exchange = shuffler._exchange
     if where == "planning":
         shuffler.planner.plan = deadly(shuffler.planner.plan)  # type: ignore[method-assign]
     else:
-        shuffler._exchange = Exchange(deadly(exchange.move), exchange.traffic)
+        shuffler._move = deadly(shuffler._move)
 
 
 def _read_own_memory(pid: int | None) -> int:

@@ -26,10 +26,11 @@ from benchmarks.markdown import Cell, make_table
 from benchmarks.partition.lengths import LOGNORMAL, draw_lognormal
 from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, compute_workloads
 from commons.distributed import ShufflerSettings
-from commons.distributed.exchange import EXCHANGES
+from commons.distributed.exchange import route_of
 from commons.distributed.placement import Partitioning, place, warm_up
 from commons.distributed.row_table import RowTable
 from commons.pipeline.shuffle_stage import ShuffleStage
+from commons.sequence_batch.row_schema import FieldSchema, RowSchema
 
 # By name, the settings of a shuffler; the first moves everything everywhere.
 ARMS: dict[str, Record] = {
@@ -42,6 +43,7 @@ RANKS, WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 3, 10, 4
 # Planned, without processes.
 PLANNED_RANKS, HIDDEN_SIZE, DRAWS = (2, 4, 8, 64, 256, 1024), 128, 10
 PARTITIONERS = ("karmarkar_karp", "rebalance", "refined")
+SCHEMA = RowSchema((FieldSchema("tokens", "jagged", ("",), torch.int64, (BYTES_PER_TOKEN // 8,)),))
 
 
 def measure() -> Record:
@@ -162,9 +164,9 @@ def _plan(lengths: str, ranks: int) -> Record:
             partitioning = Partitioning(ShufflerSettings(partitioner))
             plan, taken = time_call(partial(place, loaded, partitioning))
             times[partitioner].append(taken)
-            traffic = [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]
+            traffic = [route_of(plan, rank, SCHEMA, "all_to_all").traffic.sent for rank in range(ranks)]
             sent[partitioner].append(float(np.mean(traffic)))
-        gathered.append(EXCHANGES["all_gather"].traffic(plan, 0).received)
+        gathered.append(route_of(plan, 0, SCHEMA, "all_gather").traffic.received)
     return {
         "partition_ms": {name: round(float(np.median(values)), 3) for name, values in times.items()},
         "kilobytes_sent_per_rank": {

@@ -85,8 +85,9 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
         "loss tokens": shuffler.get_loss_tokens,
     }
     counted, row_format = count_rows(shuffler.view(batch), count, {})
-    sizes = np.full(num_ranks, batch.batch_size // num_ranks)
-    rows = row_format.decode(row_format.encode(counted), sizes, sizes)
+    per_rank = np.zeros((num_ranks, 2 + row_format.schema.num_keys), dtype=np.int64)
+    per_rank[:, :2] = batch.batch_size // num_ranks  # all of them real
+    rows = row_format.decode(row_format.encode(counted), per_rank)
     if shuffler.cost is not None:
         rows = rows.with_cost(shuffler.cost)
     names = row_format.count_names

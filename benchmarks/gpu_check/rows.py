@@ -15,8 +15,15 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from benchmarks.gpu_check.parts import NotRun, forbid_synchronization
 from benchmarks.gpu_check.stand_in import is_stand_in
-from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
-from commons.sequence_batch.row_schema import RowSchema, aligned
+from commons.sequence_batch.packed_rows import (
+    PackedRows,
+    Selection,
+    gather_fields,
+    read_lengths,
+    select_rows,
+    to_chunks,
+)
+from commons.sequence_batch.row_schema import RowSchema
 
 NUM_ROWS = 300
 ALIGNMENT_DRAWS = 50
@@ -31,7 +38,7 @@ Fields = dict[str, Any]
 def check_packing(device: torch.device) -> str:
     """Packs and unpacks a batch without synchronization."""
     host = _draw_fields(seed=0)
-    _check_on_device(lambda fields: _reorder(fields, np.arange(NUM_ROWS), padding=3), host, device)
+    _check_on_device(_make_reorder(host, np.arange(NUM_ROWS), padding=3), host, device)
     return f"{len(host)} fields, {NUM_ROWS} rows, {_name_tensors()}"
 
 
@@ -49,7 +56,7 @@ def check_alignment(device: torch.device) -> str:
         rng = np.random.default_rng(seed)
         host = _draw_fields(seed, num_rows=int(rng.integers(1, 40)))
         rows = rng.permutation(len(host["flags"]))
-        for name, tensor in _list_tensors(_reorder(move(host, device), rows, padding=1)):
+        for name, tensor in _list_tensors(_make_reorder(host, rows, padding=1)(move(host, device))):
             if over := tensor.data_ptr() % FIELD_ALIGNMENT:
                 raise AssertionError(
                     f"draw {seed}: {name} starts {over} bytes after a multiple of {FIELD_ALIGNMENT}"
@@ -81,7 +88,7 @@ def check_exchange(device: torch.device) -> str:
     with group_of_one(device) as backend:
         exchange = _make_exchange(host)
         exchange(move(host, device))  # makes the communicator
-        _check_on_device(exchange, host, device, expected=_reorder(host, np.arange(NUM_ROWS)))
+        _check_on_device(exchange, host, device, expected=_make_reorder(host, np.arange(NUM_ROWS))(host))
     return f"all-to-all over {backend}, {_name_tensors()}"
 
 
@@ -196,40 +203,35 @@ def _draw_fields(seed: int, num_rows: int = NUM_ROWS) -> Fields:
     }
 
 
-def _pack(fields: Fields, num_rows: int) -> PackedRows:
-    return PackedRows.pack(fields, RowSchema.of(fields), num_rows)
+def _read_lengths(fields: Fields) -> np.ndarray:
+    """Returns the lengths of host fields, int64 `[rows, keys]`."""
+    return read_lengths(fields, RowSchema.of(fields), len(fields["flags"]))
 
 
-def _count_elements(fields: Fields) -> np.ndarray:
-    """Returns the elements of each row of host fields in each jagged field, `[rows, fields]`."""
-    return row_elements(_pack(fields, len(fields["flags"])).lengths, RowSchema.of(fields)).numpy()
-
-
-def _reorder(fields: Fields, rows: np.ndarray, padding: int = 0) -> Fields:
-    """Packs fields, gathers all rows in another order, and unpacks them with rows of padding after them."""
-    num_elements = [len(value.values()) for value in fields.values() if not isinstance(value, torch.Tensor)]
-    return gather_rows([_pack(fields, len(rows))], rows, num_elements).unpack(len(rows) + padding)
+def _make_reorder(host: Fields, rows: np.ndarray, padding: int = 0) -> Callable[[Fields], Fields]:
+    """Returns a function that packs fields, and gathers all rows in another order, and padding after them."""
+    schema, lengths = RowSchema.of(host), _read_lengths(host)
+    return lambda fields: select_rows([PackedRows.pack(fields, schema, lengths)], rows, len(rows) + padding)
 
 
 def _make_gather(host: Fields) -> Callable[[Fields], Fields]:
     """Returns a function that sends a third of the rows each through bytes, and gathers from all sources."""
     rng = np.random.default_rng(1)
-    schema, elements = RowSchema.of(host), _count_elements(host)
+    schema, lengths = RowSchema.of(host), _read_lengths(host)
     chunks = np.split(rng.permutation(NUM_ROWS), 3)
-    chunk_elements = np.array([elements[chunk].sum(0) for chunk in chunks])
-    sizes = aligned(np.array([schema.row_bytes(elements[chunk]).sum() for chunk in chunks])).tolist()
+    chunk_lengths = [lengths[chunk] for chunk in chunks]
+    leaving = Selection.of(schema, [lengths], chunks)
     positions = rng.integers(0, 2 * NUM_ROWS, NUM_ROWS)
-    sources = np.concatenate([np.arange(NUM_ROWS), *chunks])
-    num_elements = elements[sources[positions]].sum(0).tolist()
+    placed = Selection.of(schema, [lengths, *chunk_lengths], [positions])
 
     def gather(fields: Fields) -> Fields:
-        rows = _pack(fields, NUM_ROWS)
-        buffers = rows.to_chunks(chunks, chunk_elements).split(sizes)
+        rows = PackedRows.pack(fields, schema, lengths)
+        buffers = to_chunks(rows, leaving).split(leaving.chunk_bytes.tolist())
         received = [
-            PackedRows.from_bytes(buffer, schema, len(chunk), counts)
-            for buffer, chunk, counts in zip(buffers, chunks, chunk_elements.tolist(), strict=True)
+            PackedRows.from_bytes(buffer, schema, of_chunk)
+            for buffer, of_chunk in zip(buffers, chunk_lengths, strict=True)
         ]
-        return gather_rows([rows, *received], positions, num_elements).unpack()
+        return gather_fields([rows, *received], placed)
 
     return gather
 
@@ -240,22 +242,24 @@ def _make_exchange(host: Fields) -> Callable[[Fields], Fields]:
     `transfer` copies the rows that stay on their rank. So this process takes part as rank 1, and all rows go
     to rank 0 and come from it, which is itself.
     """
-    from commons.distributed.exchange import Route, RouteEnd, transfer
+    from commons.distributed.exchange import RowsOf, direct_route, transfer
 
-    elements = _count_elements(host)
-    chunk_bytes = aligned(RowSchema.of(host).row_bytes(elements).sum(keepdims=True))
-    end = RouteEnd(np.zeros(NUM_ROWS, dtype=np.int64), elements, chunk_bytes)
-    return lambda fields: transfer(_pack(fields, NUM_ROWS), Route(end, end), 1, None).unpack()
+    schema, lengths = RowSchema.of(host), _read_lengths(host)
+    end = RowsOf(np.zeros(NUM_ROWS, dtype=np.int64), lengths)
+    route = direct_route(schema, end, end, 1, 1)
+    return lambda fields: transfer(PackedRows.pack(fields, schema, lengths), route, lambda _: None)
 
 
 def _measure_peak(values: torch.Tensor, device: torch.device) -> int:
     """Returns the peak memory of gathering rows of these values."""
     num_rows = 1024
     lengths = torch.full((num_rows,), len(values) // num_rows, device=device)
-    rows = _pack({"values": JaggedTensor(values, lengths=lengths)}, num_rows)
+    fields = {"values": JaggedTensor(values, lengths=lengths)}
+    schema = RowSchema.of(fields)
+    rows = PackedRows.pack(fields, schema, read_lengths(fields, schema, num_rows))
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    gather_rows([rows], np.arange(num_rows)[::-1], [len(values)])
+    select_rows([rows], np.arange(num_rows)[::-1].copy())
     return torch.cuda.max_memory_allocated(device) - before
 
 

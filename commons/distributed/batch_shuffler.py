@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from ..checks import require_type
 from ..perf_model.cost import Cost
 from ..sequence_batch.batch_view import BatchView, view_batch
-from ..sequence_batch.packed_rows import PackedRows, gather_rows
+from ..sequence_batch.packed_rows import PackedRows
+from ..sequence_batch.row_schema import FieldValue
 from .balance_report import WORKLOAD_UNITS
-from .exchange import EXCHANGES, Traffic
+from .exchange import Route, Traffic, route_of, transfer
 from .feature import Feature, chain, order_features
 from .left_loaders import leave, was_left
 from .loss_reduction import LossScale, check_global_mean
@@ -28,6 +30,8 @@ from .shuffle_plan import ShufflePlan
 from .shuffler_settings import LEARNED, make_settings, warn_of_unread_method
 
 Batch = TypeVar("Batch")
+# Routes that are kept: a pipeline exchanges a few batches before it runs the first of them.
+_ROUTES = 8
 
 
 class BatchShuffler(ABC):
@@ -110,7 +114,7 @@ class BatchShuffler(ABC):
         if isinstance(shared, str):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
         self.planner = Planner(self, self.group)
-        self._exchange = EXCHANGES[self.settings.exchange]
+        self._routes: deque[tuple[ShufflePlan, Route]] = deque(maxlen=_ROUTES)
         self._move = chain(self.features, "around_exchange", self._move_rows)
         self._loss_scale = LossScale(self.group)
         self.expects_scale = True
@@ -204,20 +208,33 @@ class BatchShuffler(ABC):
         if self.group.num_ranks == 1:
             return batch_format.with_row_counts(self.view(batch), plan.rows.row_counts)
         view = self.view(self.prepare(batch, plan))
-        loaded = view.packed()
-        self._check_planned(batch_format, loaded, plan)
-        rows = self._move(loaded, plan)
+        loaded = view.packed(plan.rows.lengths_as_loaded(rank))
+        self._check_planned(batch_format, view, loaded, plan)
+        fields = self._move(loaded, plan)
         own_counts = plan.rows.row_counts[plan.computed_by(rank)]
-        placed = batch_format.make_batch(view, rows, int(plan.num_rows[rank]), own_counts)
+        placed = batch_format.make_batch(view, fields, int(plan.num_rows[rank]), own_counts)
         for feature in self.features:
             placed = feature.after_exchange(placed, plan)
         return placed
 
-    def _move_rows(self, loaded: PackedRows, plan: ShufflePlan) -> PackedRows:
-        if plan.moves:
-            return self._exchange.move(loaded, plan, self.group)
-        own = plan.rows.loaded_by(self.group.rank)
-        return gather_rows([loaded], np.arange(len(own)), plan.rows.num_elements[own].sum(0).tolist())
+    def _move_rows(self, loaded: PackedRows, plan: ShufflePlan) -> dict[str, FieldValue]:
+        return transfer(loaded, self.route(plan), partial(self.group.group_for, "exchange"))
+
+    def route(self, plan: ShufflePlan) -> Route:
+        """Returns what this rank sends and gets for a plan, for which the last plans are kept.
+
+        Pipelines and `plan_ahead` have their planning thread work it out.
+        """
+        for known, route in tuple(self._routes):
+            if known is plan:
+                return route
+        if self.format is None:
+            raise RuntimeError("no rank of the group has had a batch yet, so that its fields are unknown")
+        route = route_of(plan, self.group.rank, self.format.rows.schema, self.settings.exchange)
+        if job_device().type == "cuda":
+            route = route.pinned()
+        self._routes.append((plan, route))
+        return route
 
     def shuffle(self, batch: Batch) -> Batch:
         """`plan` and `exchange` in one."""
@@ -308,7 +325,7 @@ class BatchShuffler(ABC):
         """Returns the bytes that `exchange` sends and receives on this rank for a plan."""
         if self.group.num_ranks == 1 or not plan.moves:
             return Traffic(0, 0)
-        return self._exchange.traffic(plan, self.group.rank)
+        return self.route(plan).traffic
 
     def padding_batch(self) -> Any:
         """Returns a host batch of one row, for a rank whose loader has ended while others go on.
@@ -322,16 +339,17 @@ class BatchShuffler(ABC):
             raise RuntimeError("no rank of the group has had a batch yet, so that its fields are unknown")
         return self.format.padding_batch()
 
-    def _check_planned(self, batch_format: BatchFormat, rows: PackedRows, plan: ShufflePlan) -> None:
+    def _check_planned(
+        self, batch_format: BatchFormat, view: BatchView, rows: PackedRows, plan: ShufflePlan
+    ) -> None:
         """Compares the host's knowledge of a batch with the plan; any other batch would be cut mid-sample."""
-        own = plan.rows.loaded_by(self.group.rank)
-        num_rows = max(int(plan.rows.batch_sizes[self.group.rank]), 1)
-        planned = plan.rows.num_elements[own].sum(0).tolist()
-        same_elements = rows.num_elements == planned or len(own) < num_rows
+        values = [field.values() for field in view.fields.values() if not isinstance(field, torch.Tensor)]
+        elements, planned = [len(of) for of in values], rows.schema.num_elements(rows.lengths)
+        same_elements = elements == planned or not plan.rows.batch_sizes[self.group.rank]
         difference = batch_format.rows.schema.difference(rows.schema)
-        if difference or rows.num_rows != num_rows or not same_elements:
+        if difference or view.num_rows != rows.num_rows or not same_elements:
             raise ValueError(
-                f"exchange got a batch of {rows.num_rows} rows with {rows.num_elements} elements in its "
-                f"jagged fields; the plan is for {num_rows} rows with {planned} elements"
+                f"exchange got a batch of {view.num_rows} rows with {elements} elements in its jagged "
+                f"fields; the plan is for {rows.num_rows} rows with {planned} elements"
                 f"{'; ' if difference else ''}{difference}: give exchange the batch that plan was made for"
             )

@@ -11,7 +11,7 @@ import torch
 
 from ..perf_model.cost import Cost
 from ..sequence_batch.batch_view import NARROW_INTEGERS, BatchView
-from ..sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
+from ..sequence_batch.packed_rows import check_jagged_fields, read_lengths
 from ..sequence_batch.row_schema import FieldValue, RowSchema
 from .row_table import RowTable
 
@@ -47,35 +47,42 @@ class RowFormat:
     @property
     def width(self) -> int:
         """Numbers of each row on the wire."""
-        words = -(-len(self.count_names) // 2)  # row counts take two to a word
-        fields = len(self.schema.jagged_fields)
-        return self.num_work + _NUM_TOKENS + len(self.column_names) + fields + words
+        words = -(-(self.schema.num_keys + len(self.count_names)) // 2)  # two numbers to a word
+        return self.num_work + _NUM_TOKENS + len(self.column_names) + words
 
     def encode(self, rows: RowTable) -> np.ndarray:
         """Returns the rows as int64 `[rows, width]`."""
-        pairs = np.zeros((len(rows.tokens), len(self.count_names) + len(self.count_names) % 2), np.int32)
-        pairs[:, : len(self.count_names)] = rows.row_counts
+        narrow = np.concatenate([rows.key_lengths, rows.row_counts], 1)
+        pairs = np.zeros((len(narrow), narrow.shape[1] + narrow.shape[1] % 2), np.int32)
+        pairs[:, : narrow.shape[1]] = narrow
         columns = [rows.columns[name][:, None] for name in self.column_names]
         tokens = rows.tokens[:, None], rows.loss_tokens.view(np.int64)[:, None]
-        words = pairs.view(np.int64)
-        return np.concatenate([rows.work, *tokens, *columns, rows.num_elements, words], 1)
+        return np.concatenate([rows.work, *tokens, *columns, pairs.view(np.int64)], 1)
 
-    def decode(self, numbers: np.ndarray, batch_sizes: np.ndarray, num_loaded: np.ndarray) -> RowTable:
-        """Returns the rows of all ranks from `encode`; the cost of each is the sum of its work's columns."""
-        widths = [self.num_work, 1, 1, len(self.column_names), len(self.schema.jagged_fields)]
-        work, tokens, loss_tokens, columns, num_elements, words = (
+    def decode(self, numbers: np.ndarray, per_rank: np.ndarray) -> RowTable:
+        """Returns the rows of all ranks; the cost of each is the sum of its work's columns.
+
+        Args:
+            numbers: of all ranks, from `encode`.
+            per_rank: int64 `[ranks, 2 + keys]`, rows and real rows of each, and the lengths of its padding.
+        """
+        widths = [self.num_work, 1, 1, len(self.column_names)]
+        work, tokens, loss_tokens, columns, words = (
             np.ascontiguousarray(part) for part in np.split(numbers, np.cumsum(widths), axis=1)
         )
-        counts = words.view(np.int32)[:, : len(self.count_names)]
+        num_keys = self.schema.num_keys
+        narrow = words.view(np.int32)[:, : num_keys + len(self.count_names)].astype(np.int64)
+        key_lengths, row_counts = narrow[:, :num_keys].copy(), narrow[:, num_keys:].copy()
         return RowTable(
-            batch_sizes=batch_sizes,
-            num_loaded=num_loaded,
+            batch_sizes=per_rank[:, 0].copy(),
+            num_loaded=per_rank[:, 1].copy(),
             workloads=Cost.sum_of_columns(self.num_work).of(1, tokens[:, 0], work),
             tokens=tokens[:, 0],
             loss_tokens=loss_tokens[:, 0].view(self.loss_dtype),
-            num_elements=num_elements,
-            sample_bytes=self.schema.row_bytes(num_elements),
-            row_counts=counts.astype(np.int64),
+            key_lengths=key_lengths,
+            sample_bytes=self.schema.row_bytes(key_lengths),
+            row_counts=row_counts,
+            padding_lengths=per_rank[:, 2:].copy(),
             work=work,
             columns=dict(zip(self.column_names, columns.T, strict=True)),
         )
@@ -114,16 +121,17 @@ def count_rows(
     work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
     row_counts = batch.view(shown).row_counts()
     feature_columns = _count_columns(columns, shown, num_rows, num_real)
-    elements = row_elements(key_lengths(fields, schema, num_rows), schema)[:num_real].numpy()
+    lengths = read_lengths(fields, schema, num_rows)
     table = RowTable(
         batch_sizes=np.array([num_rows]),
         num_loaded=np.array([num_real]),
         workloads=tokens,  # known once all ranks agree on what rows cost
         tokens=tokens,
         loss_tokens=loss_tokens,
-        num_elements=elements,
+        key_lengths=lengths[:num_real],
         sample_bytes=tokens,
         row_counts=_check_row_counts(row_counts, num_rows, num_real, type(batch.batch).__name__),
+        padding_lengths=lengths[num_real:].sum(0, keepdims=True),
         work=work,
         columns=feature_columns,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,46 +11,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ..sequence_batch.packed_rows import PackedRows, gather_rows
-from ..sequence_batch.row_schema import aligned
-from .rank_group import RankGroup
+from ..sequence_batch.packed_rows import PackedRows, Selection, gather_fields, to_chunks
+from ..sequence_batch.row_schema import FieldValue, RowSchema
 from .shuffle_plan import ShufflePlan
-
-
-@dataclass(frozen=True)
-class RouteEnd:
-    """The rows of one rank before a transfer, or after it, in ascending order of their numbers.
-
-    Attributes:
-        ranks: int64 `[rows]`, the rank that each goes to, or comes from.
-        elements: int64 `[rows, jagged fields]`, elements of each in each jagged field.
-        chunk_bytes: int64 `[ranks]`, aligned bytes to, or from, each other rank.
-    """
-
-    ranks: np.ndarray
-    elements: np.ndarray
-    chunk_bytes: np.ndarray
-
-    @staticmethod
-    def of(
-        ranks: np.ndarray, elements: np.ndarray, row_bytes: np.ndarray, rank: int, num_ranks: int
-    ) -> RouteEnd:
-        """Makes the end at `rank`, one of `num_ranks`; `row_bytes` is int64 `[rows]`."""
-        num_bytes = np.zeros(num_ranks, dtype=np.int64)
-        np.add.at(num_bytes, ranks, row_bytes)
-        num_bytes[rank] = 0
-        return RouteEnd(ranks, elements, aligned(num_bytes))
-
-
-@dataclass(frozen=True)
-class Route:
-    """The rows that one rank holds before a transfer, and those it will hold after it.
-
-    Both are in ascending order, so that two ranks agree on the order of the rows between them.
-    """
-
-    held: RouteEnd
-    wanted: RouteEnd
 
 
 class Traffic(NamedTuple):
@@ -61,117 +24,160 @@ class Traffic(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """A way to move samples.
+class Route:
+    """What one rank sends, what it gets, and the rows that it makes of both; worked out on the host.
 
     Attributes:
-        move: turns the rows that this rank loaded, real rows first, into its samples in the plan's order,
-            without padding. One collective, whose sizes all come from the plan.
-        traffic: the bytes that `move` sends and receives on a rank.
+        leaving: of the rows that the rank holds, a chunk for each rank that gets some; None without a
+            collective.
+        sent_bytes, received_bytes: to and from each rank.
+        arriving: ranks that a chunk comes from, ascending, and the lengths of its rows, int64 `[rows, keys]`.
+        keeps: whether `placed` is of the rows that the rank holds, too, before those that arrive.
+        placed: the rows that the rank has in the end.
+        gathers: whether every rank sends the same bytes to all, by an all-gather.
     """
 
-    move: Callable[[PackedRows, ShufflePlan, RankGroup], PackedRows]
-    traffic: Callable[[ShufflePlan, int], Traffic]
+    leaving: Selection | None
+    sent_bytes: list[int]
+    received_bytes: list[int]
+    arriving: list[tuple[int, np.ndarray]]
+    keeps: bool
+    placed: Selection
+    gathers: bool = False
+
+    def pinned(self) -> Route:
+        """Returns the route with its indices in pinned memory."""
+        leaving = None if self.leaving is None else self.leaving.pinned()
+        return replace(self, leaving=leaving, placed=self.placed.pinned())
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes between this rank and the others."""
+        if self.gathers:
+            return Traffic(sum(self.sent_bytes[1:]), sum(self.received_bytes[1:]))
+        return Traffic(sum(self.sent_bytes), sum(self.received_bytes))
 
 
-def route_of(plan: ShufflePlan, rank: int) -> Route:
-    """Returns the rows that a plan moves from and to a rank."""
-    rows = plan.rows
+class RowsOf(NamedTuple):
+    """Rows of one rank before a transfer, or after it, in ascending order of their numbers.
 
-    def end(numbers: np.ndarray, rank_of: np.ndarray) -> RouteEnd:
-        elements, num_bytes = rows.num_elements[numbers], rows.sample_bytes[numbers]
-        return RouteEnd.of(rank_of[numbers], elements, num_bytes, rank, plan.num_ranks)
+    Attributes:
+        ranks: int64 `[rows]`, the rank that each goes to, or comes from.
+        lengths: int64 `[rows, keys]`; padding may follow the rows.
+    """
 
-    return Route(end(rows.loaded_by(rank), plan.destination), end(plan.computed_by(rank), rows.home))
+    ranks: np.ndarray
+    lengths: np.ndarray
 
 
-def transfer(rows: PackedRows, route: Route, rank: int, group: dist.ProcessGroup | None) -> PackedRows:
-    """Sends each row straight to its rank, and copies those that stay.
+def direct_route(
+    schema: RowSchema, held: RowsOf, wanted: RowsOf, rank: int, num_ranks: int, num_rows: int | None = None
+) -> Route:
+    """Returns the route on which each row goes straight to its rank.
 
-    One all-to-all of bytes, whatever the number of fields, dtypes and ranks; no host-device synchronization.
+    Rows are in ascending order on both sides, so that two ranks agree on the order of those between them.
+    `num_rows` are those in the end, padding included; None for no padding.
+    """
+    leaving, starts = _by_rank(held.ranks, rank)
+    to = held.ranks[leaving[starts]]
+    chunks = np.split(leaving, starts[1:])
+    selection = Selection.of(schema, [held.lengths], chunks)
+    sent, received = np.zeros((2, num_ranks), dtype=np.int64)
+    sent[to] = selection.chunk_bytes[: len(to)]
+    coming, starts = _by_rank(wanted.ranks, rank)
+    sources = wanted.ranks[coming[starts]].tolist()
+    lengths = np.split(wanted.lengths[coming], starts[1:])[: len(sources)]
+    received[sources] = [schema.chunk_bytes(of_chunk) for of_chunk in lengths]
+    stays = wanted.ranks == rank
+    keeps = bool(stays.any()) or not sources
+    positions = np.empty(len(wanted.ranks), dtype=np.int64)
+    positions[stays] = np.flatnonzero(held.ranks == rank)
+    positions[coming] = (len(held.lengths) if keeps else 0) + np.arange(len(coming))
+    num_padding = 0 if num_rows is None else num_rows - len(positions)
+    placed = Selection.of(schema, [held.lengths, *lengths] if keeps else lengths, [positions], num_padding)
+    arriving = list(zip(sources, lengths, strict=True))
+    return Route(selection, sent.tolist(), received.tolist(), arriving, keeps, placed)
+
+
+def local_route(schema: RowSchema, lengths: np.ndarray, num_real: int, num_rows: int) -> Route:
+    """Returns the route of a rank whose rows stay, without those that were padding, and with new padding."""
+    placed = Selection.of(schema, [lengths], [np.arange(num_real)], num_rows - num_real)
+    return Route(None, [], [], [], True, placed)
+
+
+def transfer(
+    rows: PackedRows, route: Route, group: Callable[[torch.device], dist.ProcessGroup | None]
+) -> dict[str, FieldValue]:
+    """Sends rows, and returns those that the rank has then.
+
+    One collective on bytes, whatever the number of fields, dtypes and ranks; none on a local route. No
+    host-device synchronization.
 
     Args:
-        rows: the rows that this rank holds; padding may follow the rows of the route.
-        route: which rows leave, and which arrive.
-        rank: this process's place in `group`, which carries the bytes.
+        rows: that this rank holds.
+        route: of this rank.
+        group: returns the group that carries the bytes, on a device.
     """
-    held, wanted = route.held, route.wanted
-    leaving, arriving = _by_rank(held, rank), _by_rank(wanted, rank)
-    send = rows.lengths.new_empty(0, dtype=torch.uint8)
-    if len(leaving):
-        starts = _starts(held.ranks[leaving])
-        send = rows.to_chunks(np.split(leaving, starts[1:]), np.add.reduceat(held.elements[leaving], starts))
-    received = send.new_empty(int(wanted.chunk_bytes.sum()))
-    received_bytes, sent_bytes = wanted.chunk_bytes.tolist(), held.chunk_bytes.tolist()
-    dist.all_to_all_single(received, send, received_bytes, sent_bytes, group=group)
-    sources = [rows]
-    if len(arriving):
-        starts = _starts(wanted.ranks[arriving])
-        elements = np.add.reduceat(wanted.elements[arriving], starts)
-        counts = np.diff(np.append(starts, len(arriving)))
-        chunks = received.split(wanted.chunk_bytes[wanted.ranks[arriving][starts]].tolist())
+    sources = [rows] if route.keeps else []
+    if route.leaving is not None:
+        received = _send(rows, route, group)
+        chunks = received.split(route.received_bytes)
         sources += [
-            PackedRows.from_bytes(chunk, rows.schema, int(count), chunk_elements.tolist())
-            for chunk, count, chunk_elements in zip(chunks, counts, elements, strict=True)
+            PackedRows.from_bytes(chunks[rank], rows.schema, lengths) for rank, lengths in route.arriving
         ]
-    positions = np.empty(len(wanted.ranks), dtype=np.int64)
-    positions[wanted.ranks == rank] = np.flatnonzero(held.ranks == rank)
-    positions[arriving] = rows.num_rows + np.arange(len(arriving))
-    return gather_rows(sources, positions, wanted.elements.sum(0).tolist())
+    return gather_fields(sources, route.placed)
 
 
-def _all_to_all(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
-    carrier = group.group_for("exchange", rows.lengths.device)
-    return transfer(rows, route_of(plan, group.rank), group.rank, carrier)
+def _send(
+    rows: PackedRows, route: Route, group: Callable[[torch.device], dist.ProcessGroup | None]
+) -> torch.Tensor:
+    """Sends what leaves, and returns what arrives, uint8."""
+    device = rows.sections[0].device
+    send = torch.empty(0, dtype=torch.uint8, device=device)
+    if route.leaving is not None and len(route.leaving.lengths):
+        send = to_chunks(rows, route.leaving)
+    received = send.new_empty(sum(route.received_bytes))
+    if route.gathers:
+        send = F.pad(send, (0, route.sent_bytes[0] - len(send)))
+        dist.all_gather_into_tensor(received, send, group=group(device))
+    else:
+        dist.all_to_all_single(received, send, route.received_bytes, route.sent_bytes, group=group(device))
+    return received
 
 
-def _all_to_all_traffic(plan: ShufflePlan, rank: int) -> Traffic:
-    route = route_of(plan, rank)
-    return Traffic(int(route.held.chunk_bytes.sum()), int(route.wanted.chunk_bytes.sum()))
+def route_of(plan: ShufflePlan, rank: int, schema: RowSchema, exchange: str) -> Route:
+    """Returns the route of a rank on which a plan moves rows.
+
+    Args:
+        exchange: "all_to_all" or "all_gather".
+    """
+    rows = plan.rows
+    lengths, num_rows = rows.lengths_as_loaded(rank), int(plan.num_rows[rank])
+    if not plan.moves:
+        return local_route(schema, lengths, int(rows.num_loaded[rank]), num_rows)
+    if exchange == "all_gather":
+        return _gathering_route(plan, rank, schema, lengths)
+    own, wanted = rows.loaded_by(rank), plan.computed_by(rank)
+    held = RowsOf(plan.destination[own], lengths)
+    placed = RowsOf(rows.home[wanted], rows.key_lengths[wanted])
+    return direct_route(schema, held, placed, rank, plan.num_ranks, num_rows)
 
 
-def _all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
-    """Sends every sample to every rank; each rank sends as many bytes as the one with most."""
-    by_rank = np.split(plan.rows.num_elements, plan.rows.home_start[1:])
-    elements = np.stack([rank_elements.sum(0) for rank_elements in by_rank])
-    size = _all_gather_size(plan)
-    mine = np.arange(plan.rows.num_loaded[group.rank])
-    packed = rows.to_chunks([mine], elements[group.rank : group.rank + 1])
-    received = packed.new_empty(group.num_ranks, size)
-    send = F.pad(packed, (0, size - len(packed)))
-    dist.all_gather_into_tensor(received.view(-1), send, group=group.group_for("exchange", send.device))
-    sources = [
-        PackedRows.from_bytes(buffer, rows.schema, int(loaded), rank_elements.tolist())
-        for buffer, loaded, rank_elements in zip(received, plan.rows.num_loaded, elements, strict=True)
-    ]
-    samples = plan.partition[group.rank]
-    return gather_rows(sources, samples, plan.rows.num_elements[samples].sum(0).tolist())
+def _gathering_route(plan: ShufflePlan, rank: int, schema: RowSchema, lengths: np.ndarray) -> Route:
+    """Returns the route on which every sample goes to every rank; each sends as much as that with most."""
+    rows, samples = plan.rows, plan.computed_by(rank)
+    leaving = Selection.of(schema, [lengths], [np.arange(rows.num_loaded[rank])])
+    by_rank = np.split(rows.key_lengths, rows.home_start[1:])
+    size = max(schema.chunk_bytes(of_rank) for of_rank in by_rank)
+    num_padding = int(plan.num_rows[rank]) - len(samples)
+    placed = Selection.of(schema, by_rank, [samples], num_padding)
+    sizes = [size] * plan.num_ranks
+    return Route(leaving, sizes, sizes, list(enumerate(by_rank)), False, placed, gathers=True)
 
 
-def _all_gather_traffic(plan: ShufflePlan, rank: int) -> Traffic:
-    bytes_of_others = _all_gather_size(plan) * (plan.num_ranks - 1)
-    return Traffic(bytes_of_others, bytes_of_others)
-
-
-def _all_gather_size(plan: ShufflePlan) -> int:
-    num_bytes = np.zeros(plan.num_ranks, dtype=np.int64)
-    np.add.at(num_bytes, plan.rows.home, plan.rows.sample_bytes)
-    return int(aligned(num_bytes).max())
-
-
-def _by_rank(end: RouteEnd, rank: int) -> np.ndarray:
-    """int64: the samples that go to, or come from, other ranks, sorted by rank."""
-    others = np.flatnonzero(end.ranks != rank)
-    return others[np.argsort(end.ranks[others], kind="stable")]
-
-
-def _starts(sorted_ranks: np.ndarray) -> np.ndarray:
-    """The indices at which runs of equal numbers start."""
-    return np.flatnonzero(np.append(True, sorted_ranks[1:] != sorted_ranks[:-1]))
-
-
-# By the names of `shuffler_settings.EXCHANGE_NAMES`.
-EXCHANGES = {
-    "all_gather": Exchange(_all_gather, _all_gather_traffic),
-    "all_to_all": Exchange(_all_to_all, _all_to_all_traffic),
-}
+def _by_rank(ranks: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows that go to, or come from, other ranks, sorted by rank; and where each rank's start."""
+    others = np.flatnonzero(ranks != rank)
+    others = others[np.argsort(ranks[others], kind="stable")]
+    found = ranks[others]
+    return others, np.flatnonzero(np.append(True, found[1:] != found[:-1])[: len(found)])

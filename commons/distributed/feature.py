@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..sequence_batch.packed_rows import PackedRows
+    from ..sequence_batch.row_schema import FieldValue
     from .batch_shuffler import BatchShuffler
     from .count_rows import RowFormat
     from .rank_group import RankGroup
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .shuffler_settings import ShufflerSettings
 
 Place = Callable[["RowTable"], "ShufflePlan"]
+Fields = dict[str, "FieldValue"]
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,9 @@ class Feature:
         return batch
 
     def around_exchange(
-        self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], PackedRows]
-    ) -> PackedRows:
-        """Exchanges packed rows by calling `exchange`."""
+        self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], Fields]
+    ) -> Fields:
+        """Exchanges the rows of a batch for other fields, by calling `exchange`."""
         return exchange(rows, plan)
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:

@@ -192,6 +192,8 @@ class PlanAhead:
         if not everyone.has_batch:
             return None
         plan = self._planner.within_set(everyone)
+        if self._shuffler.group.num_ranks > 1:
+            self._shuffler.route(plan)  # so that the training thread only launches copies
         batch = self._shuffler.prepare(on_host, plan)
         if batch is on_host:
             batch = given  # what came on the device stays there

@@ -12,7 +12,6 @@ import numpy as np
 
 from ..sequence_batch import containers
 from ..sequence_batch.batch_view import BatchView
-from ..sequence_batch.packed_rows import PackedRows
 from ..sequence_batch.row_schema import FieldValue, RowSchema
 from .count_rows import RowFormat
 from .failures import portable, raise_first
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 # _CHANGED is a batch in which tensors that all samples share are not those of the first batch.
 _OK, _NO_BATCH, _FAILED, _CHANGED = range(4)
-# What a rank gathers begins with its status, the schema's fingerprint, its rows and real rows. Posts follow,
-# then the rows.
+# What a rank gathers begins with its status, the schema's fingerprint, its rows and real rows. Then come the
+# lengths of its padding, its posts, and the rows.
 _HEADER, _NUM_ROWS, _NUM_REAL = 4, 2, 3
 
 _LIST_REMEDY = (
@@ -79,13 +78,15 @@ class BatchFormat:
         row = self.padding.copy()  # a model may work in place on what it is given
         return containers.pin(row) if self.pinned else row
 
-    def make_batch(self, like: BatchView, rows: PackedRows, num_rows: int, row_counts: np.ndarray) -> Any:
-        """Makes a batch of samples, padded to `num_rows`; a copy of a real row if there are none.
+    def make_batch(
+        self, like: BatchView, fields: dict[str, FieldValue], num_rows: int, row_counts: np.ndarray
+    ) -> Any:
+        """Makes a batch of samples, and of padding up to `num_rows`; a copy of a real row if there are none.
 
         Type, and what all samples share, are those of `like`; `row_counts` is int64 `[samples, names]`.
         """
-        if rows.num_rows or like.pads:
-            made = like.unpack(rows, num_rows)
+        if len(row_counts) or like.pads:
+            made = like.with_rows(fields, num_rows, len(row_counts))
             return self.with_row_counts(like.view(made), row_counts)
         copied = containers.move_to(self.padding_batch(), like.device, non_blocking=True)
         return like.with_rows(like.view(copied).fields, 1, 0)
@@ -153,11 +154,12 @@ class PlanGather:
             self._capacity = most
             table = self._channel.all_gather(self._encode(counted, failure, expected, post, status))
         self._raise_if_any_failed(table, counted, failure, expected.schema)
-        _, posted, numbers = np.split(table, [_HEADER, _HEADER + len(post)], axis=1)
-        batch_sizes, num_loaded = table[:, _NUM_ROWS].copy(), table[:, _NUM_REAL].copy()
-        per_rank = numbers.reshape(self._channel.num_ranks, self._capacity, -1)
-        real = np.concatenate([rows[:count] for rows, count in zip(per_rank, num_loaded, strict=True)])
-        return expected.decode(real, batch_sizes, num_loaded), posted.copy()
+        header = _HEADER + expected.schema.num_keys
+        _, per_rank, posted, numbers = np.split(table, [_NUM_ROWS, header, header + len(post)], axis=1)
+        rows_of_all = numbers.reshape(self._channel.num_ranks, self._capacity, -1)
+        counts = table[:, _NUM_REAL].tolist()
+        real = np.concatenate([rows[:count] for rows, count in zip(rows_of_all, counts, strict=True)])
+        return expected.decode(real, per_rank), posted.copy()
 
     def _encode(
         self,
@@ -168,9 +170,10 @@ class PlanGather:
         status: int,
     ) -> np.ndarray:
         """Returns this rank's part; without the rows if they are too many, which the header tells."""
-        header = _HEADER + len(post)
+        before_post = _HEADER + expected.schema.num_keys
+        header = before_post + len(post)
         encoded = np.zeros(header + self._capacity * expected.width, dtype=np.int64)
-        encoded[_HEADER:header] = post
+        encoded[before_post:header] = post
         if counted is None:
             encoded[0] = _NO_BATCH if failure is None else _FAILED
             return encoded
@@ -178,6 +181,7 @@ class PlanGather:
         sizes = rows.batch_sizes[0], rows.num_loaded[0]
         encoded[:_HEADER] = status, row_format.schema.fingerprint, *sizes
         if rows.batch_sizes[0] <= self._capacity and row_format.schema == expected.schema:
+            encoded[_HEADER:before_post] = rows.padding_lengths[0]
             numbers = expected.encode(rows).ravel()
             encoded[header : header + len(numbers)] = numbers
         return encoded

@@ -27,9 +27,11 @@ class RowTable:
         workloads: int64 `[rows]`, the cost of each.
         tokens: int64 `[rows]`.
         loss_tokens: int64 `[rows]`, or float64 where they are weights.
-        num_elements: int64 `[rows, jagged fields]`, elements of each row in each jagged field.
+        key_lengths: int64 `[rows, keys]`, lengths of every key of every jagged field.
         sample_bytes: int64 `[rows]`, bytes of a row on the wire.
         row_counts: int64 `[rows, names]`, what `BaseBatch.row_counts` says of each.
+        padding_lengths: int64 `[ranks, keys]`, sums of the lengths in each rank's padding rows; None for
+            zeros.
         work: int64 `[rows, columns]`, what `get_workloads` says of each; None for `workloads`.
         starts_sample: bool `[rows]`, False for the second and later pieces of a sample; None if there are
             none.
@@ -45,19 +47,23 @@ class RowTable:
     workloads: np.ndarray
     tokens: np.ndarray
     loss_tokens: np.ndarray
-    num_elements: np.ndarray
+    key_lengths: np.ndarray
     sample_bytes: np.ndarray
     row_counts: np.ndarray
-    work: np.ndarray = None  # type: ignore[assignment]  # see __post_init__
+    padding_lengths: np.ndarray = None  # type: ignore[assignment]  # see __post_init__
+    work: np.ndarray = None  # type: ignore[assignment]
     starts_sample: np.ndarray = None  # type: ignore[assignment]
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     cost: Cost = None  # type: ignore[assignment]
     speeds: np.ndarray | None = None
     ranks_per_node: int | None = None
 
-    _per_rank: ClassVar = ("batch_sizes", "num_loaded", "speeds")
+    _per_rank: ClassVar = ("batch_sizes", "num_loaded", "padding_lengths", "speeds")
 
     def __post_init__(self) -> None:
+        if self.padding_lengths is None:
+            none = np.zeros((self.num_ranks, self.key_lengths.shape[1]), dtype=np.int64)
+            object.__setattr__(self, "padding_lengths", none)
         if self.work is None:
             object.__setattr__(self, "work", self.workloads[:, None])
         if self.starts_sample is None:
@@ -102,6 +108,17 @@ class RowTable:
         start, count = self.home_start[ranks], self.num_loaded[ranks]
         before = np.cumsum(count) - count  # rows of the ranks before
         return np.repeat(start - before, count) + np.arange(count.sum())
+
+    def lengths_as_loaded(self, rank: int) -> np.ndarray:
+        """Returns the lengths of a rank's batch, padding rows included, int64 `[rows, keys]`.
+
+        The first padding row has what all of them have: together they take the same place.
+        """
+        own = self.key_lengths[self.loaded_by(rank)]
+        lengths = np.zeros((max(int(self.batch_sizes[rank]), 1), own.shape[1]), dtype=np.int64)
+        lengths[: len(own)] = own
+        lengths[len(own) : len(own) + 1] = self.padding_lengths[rank]
+        return lengths
 
     def where_loaded(self, number: int) -> tuple[int, int]:
         """Returns the rank that loaded a row, and the row in its batch.

@@ -12,7 +12,7 @@ import torch
 
 from . import containers
 from .optional_types import JaggedTensor, KeyedJaggedTensor, Pipelineable
-from .packed_rows import PackedRows, check_jagged_fields, select_from
+from .packed_rows import PackedRows, check_jagged_fields, read_lengths, select_rows
 from .row_lists import row_lists, with_entries
 from .row_remedies import PER_SAMPLE, remedy_for_field
 from .row_schema import FieldValue, RowSchema, lengths_of
@@ -135,8 +135,9 @@ class BaseBatch(Pipelineable):
             raise ValueError("index_select got a padding row before a real row; real rows come first")
         fields, out_rows = self.per_sample_fields(), max(len(rows), 1)
         check_jagged_fields(fields)
-        packed = select_from([PackedRows.pack(fields, RowSchema.of(fields), self.batch_size)], rows.numpy())
-        selected = self.with_fields(packed.unpack(out_rows), out_rows, num_real)
+        schema = RowSchema.of(fields)
+        packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, self.batch_size))
+        selected = self.with_fields(select_rows([packed], rows.numpy(), out_rows), out_rows, num_real)
         return with_entries(selected, row_lists(self, {self.batch_size, self.num_samples}), rows, out_rows)
 
     def num_tokens(self) -> torch.Tensor:

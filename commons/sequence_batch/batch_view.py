@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from .. import NAME
 from . import containers
 from .base_batch import BaseBatch, num_rows
-from .packed_rows import PackedRows, gather_rows, select_from
+from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import check_no_samples, hash_lists, hash_shared, lists_in_attributes, lists_of, lists_of_one
 from .row_remedies import remedy_for_rows
 from .row_schema import FieldValue, RowSchema, lengths_of, with_parts
@@ -35,7 +35,7 @@ def view_batch(batch: Any, shared: Collection[str] = ()) -> BatchView:
 class BatchView:
     """The rows of a batch that cannot tell its padding, and so has none; made by `view_batch`.
 
-    `packed` is the way from a batch to its rows, `unpack` the way back.
+    `packed` is the way from a batch to its rows, `select` or `with_rows` the way back.
 
     Attributes:
         batch: as given.
@@ -90,6 +90,11 @@ class BatchView:
         return self.num_rows
 
     @cached_property
+    def schema(self) -> RowSchema:
+        """The schema of the fields."""
+        return RowSchema.of(self.fields)
+
+    @cached_property
     def device(self) -> torch.device:
         """The device of the rows."""
         return self._any_tensor.device
@@ -108,13 +113,20 @@ class BatchView:
         value = next(iter(self.fields.values()))
         return value if isinstance(value, torch.Tensor) else value.values()
 
-    def packed(self) -> PackedRows:
-        """Returns all rows as machine words; no host-device synchronization."""
-        return PackedRows.pack(self.fields, RowSchema.of(self.fields), self.num_rows)
+    def packed(self, lengths: np.ndarray | None = None) -> PackedRows:
+        """Returns all rows as machine words.
 
-    def unpack(self, rows: PackedRows, batch_size: int) -> Any:
-        """Returns a batch of the same kind with samples from `gather_rows`, then padding."""
-        return self.with_rows(rows.unpack(batch_size), batch_size, rows.num_rows)
+        Args:
+            lengths: of the rows, int64 `[rows, keys]`; None to read them, for which the host waits.
+        """
+        if lengths is None:
+            lengths = read_lengths(self.fields, self.schema, self.num_rows)
+        return PackedRows.pack(self.fields, self.schema, lengths)
+
+    def select(self, sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int) -> Any:
+        """Returns a batch of the same kind with the rows at these positions among those of all sources, and
+        then padding up to `num_rows`."""
+        return self.with_rows(select_rows(sources, positions, num_rows), num_rows, len(positions))
 
     def with_rows(self, fields: dict[str, FieldValue], batch_size: int, num_samples: int) -> Any:
         """Returns a batch of the same kind with other rows; what is not in `fields` stays."""
@@ -123,14 +135,12 @@ class BatchView:
     def first_row(self) -> Any:
         """Returns a batch of one row for a rank without samples: padding, or a copy of the first row where
         the batch does not know padding. The batch is on the host."""
-        chosen = np.zeros(0 if self.pads else 1, dtype=np.int64)
-        return self.unpack(select_from([self.packed()], chosen), 1)
+        return self.select([self.packed()], np.zeros(0 if self.pads else 1, dtype=np.int64), 1)
 
     def copy(self) -> Any:
         """Returns the batch with its rows in memory of their own; no host-device synchronization."""
-        packed = self.packed()
-        rows = gather_rows([packed], np.arange(self.num_rows), packed.num_elements)
-        return self.with_rows(rows.unpack(), self.num_rows, self.num_samples)
+        fields = {name: _copy_of(value) for name, value in self.fields.items()}
+        return self.with_rows(fields, self.num_rows, self.num_samples)
 
     def to_host(self) -> Any:
         """Returns the batch itself if it is on the host, else a copy, for which this waits."""
@@ -242,6 +252,14 @@ class _PaddedView(BatchView):
         containers.check_replaceable(self.batch)
 
 
+def _copy_of(value: FieldValue) -> FieldValue:
+    """Returns a field whose tensors have memory of their own."""
+    if isinstance(value, torch.Tensor):
+        return value.clone(memory_format=torch.contiguous_format)
+    parts = {"values": value.values(), "lengths": lengths_of(value), "weights": value.weights_or_none()}
+    return with_parts(value, **{name: part.clone() for name, part in parts.items() if part is not None})
+
+
 def without_copied_row(output: Any) -> Any:
     """Returns a model's output for a batch whose only row is a copy, with no row in place of one, so that
     outputs add up to those of the samples: of tensors, arrays and lists of plain values. What has another
@@ -260,7 +278,7 @@ def without_copied_row(output: Any) -> Any:
             return leaf
         if isinstance(field, torch.Tensor):
             return containers.like(field[:0], leaf)
-        return view.unpack(select_from([view.packed()], np.zeros(0, dtype=np.int64)), 0)
+        return view.select([view.packed()], np.zeros(0, dtype=np.int64), 0)
 
     try:
         at: dict[str, Any] = {path: [] for path in lists_of_one(output)}

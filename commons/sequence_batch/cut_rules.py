@@ -214,10 +214,10 @@ class CutRules:
         raise ValueError(f"cut_rules has no rule for {name!r}; it has {sorted(self.fields)}")
 
     def check(self, schema: RowSchema, count_names: Sequence[str]) -> None:
-        """Checks that every field has a rule, and that planning knows the lengths of every key.
+        """Checks that every field and count has a rule.
 
         Raises:
-            ValueError: it does not.
+            ValueError: one does not; or the rules count what planning does not know.
         """
         for field in schema.fields:
             for key in field.keys:
@@ -226,14 +226,10 @@ class CutRules:
                     raise ValueError(
                         f"{field.name!r} is dense and has rule {rule.place!r}; expected first, last or every"
                     )
-                if len(field.keys) > 1 and f"{field.name}.{key}" not in count_names:
-                    raise ValueError(
-                        f"samples cannot be cut: planning does not know the lengths of key {key!r} of "
-                        f"{field.name!r}; add feature_row_counts() to row_counts()"
-                    )
         for name in (*count_names, "loss_tokens"):
             self.rule(name)
         known = {*count_names, *(field.name for field in schema.jagged_fields)}
+        known.update(f"{field.name}.{key}" for field in schema.jagged_fields for key in field.keys)
         for name in (*(group.name for group in self.items), *self.head, self.kept_together):
             if name and name not in known:
                 raise ValueError(f"cut_rules counts {name!r}; planning knows {sorted(known)}")

@@ -5,30 +5,21 @@ bits, so fields share tensors of words: dense fields by the width of their words
 their elements. Rows then cost the same few tensor operations for fifty fields as for two, and the indices
 that select them take 8 bytes per element, however large it is.
 
-The way in is `PackedRows.pack`, the way out `PackedRows.unpack`. Between them `gather_rows` selects rows, and
-`to_chunks` and `from_bytes` turn rows into the bytes that ranks exchange, and back.
+The lengths of rows are on the host, where all indices are worked out: `Selection` has them. What is left for
+the device is to copy words, in `gather_fields` and `to_chunks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from .optional_types import JaggedTensor, KeyedJaggedTensor
-from .row_schema import (
-    BUFFER_ALIGNMENT,
-    LENGTH_WIDTH,
-    WORD_DTYPES,
-    FieldValue,
-    RowSchema,
-    Section,
-    lengths_of,
-)
+from .row_schema import BUFFER_ALIGNMENT, WORD_DTYPES, FieldValue, RowSchema, Section, aligned, lengths_of
 
 
 @dataclass(frozen=True)
@@ -36,239 +27,285 @@ class PackedRows:
     """Rows of a batch as words.
 
     Attributes:
-        num_elements: elements of each jagged field, over all rows.
-        lengths: int32 `[keys, rows]`, lengths of every key of every jagged field.
+        lengths: int64 `[rows, keys]`, lengths of every key of every jagged field; on the host.
         sections: the words of each section of the schema, `[rows or elements, words]`.
     """
 
     schema: RowSchema
-    num_rows: int
-    num_elements: list[int]
-    lengths: torch.Tensor
+    lengths: np.ndarray
     sections: list[torch.Tensor]
 
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(self.lengths)
+
     @staticmethod
-    def pack(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> PackedRows:
-        """Copies all rows of a batch's per-sample fields; no host-device synchronization."""
-        num_elements = [fields[field.name].values().shape[0] for field in schema.jagged_fields]
+    def pack(fields: Mapping[str, Any], schema: RowSchema, lengths: np.ndarray) -> PackedRows:
+        """Returns all rows of a batch's per-sample fields; a lone field is not copied."""
         sections = [
-            torch.cat(
+            _together(
                 [block.to_words(fields[block.field]) for block in section.blocks], int(section.is_dense)
             )
             for section in schema.sections
         ]
-        return PackedRows(schema, num_rows, num_elements, key_lengths(fields, schema, num_rows), sections)
-
-    def unpack(self, num_rows: int | None = None) -> dict[str, FieldValue]:
-        """Returns the fields, bit for bit as they were packed, each tensor in memory of its own.
-
-        So TorchRec may free one early, a model may change it in place, and who keeps it keeps no other.
-        Memory that holds a single field is handed over: unpack rows once.
-
-        Args:
-            num_rows: rows of the fields; those after the packed ones are padding, with zero length in jagged
-                fields and zeros in dense ones. None for no padding.
-
-        Raises:
-            ValueError: there are more than `num_rows` rows.
-        """
-        num_rows = self.num_rows if num_rows is None else num_rows
-        missing = num_rows - self.num_rows
-        if missing < 0:
-            raise ValueError(f"unpack got num_rows={num_rows} for {self.num_rows} rows; it drops none")
-        values: dict[tuple[str, bool], torch.Tensor] = {}
-        for section, words in zip(self.schema.sections, self.sections, strict=True):
-            block_words = _block_words(words, section, self.num_elements, missing)
-            for block, words_of_block in zip(section.blocks, block_words, strict=True):
-                values[block.field, block.is_weights] = block.from_words(words_of_block)
-        lengths = F.pad(self.lengths, (0, missing)) if missing else self.lengths
-        lengths_of = iter(lengths.split([len(field.keys) for field in self.schema.jagged_fields]))
-        fields: dict[str, FieldValue] = {}
-        for field in self.schema.fields:
-            if field.is_dense:
-                fields[field.name] = values[field.name, False]
-                continue
-            parts: dict[str, Any] = {
-                "values": values[field.name, False],
-                "weights": values.get((field.name, True)),
-                "lengths": next(lengths_of).to(field.lengths_dtype, copy=True).view(-1),
-            }
-            if field.kind == "keyed":
-                fields[field.name] = KeyedJaggedTensor(keys=list(field.keys), stride=num_rows, **parts)
-            else:
-                fields[field.name] = JaggedTensor(**parts)
-        return fields
-
-    def to_chunks(self, rows: Sequence[np.ndarray], num_elements: np.ndarray) -> torch.Tensor:
-        """Copies chunks of rows into one uint8 buffer, each as `from_bytes` reads it.
-
-        Takes as many device operations for many chunks as for one; no host-device synchronization.
-
-        Args:
-            rows: for each chunk the rows in it.
-            num_elements: int64 `[chunks, jagged fields]`, elements of each jagged field in each chunk.
-
-        Returns:
-            The chunks one after another, each taking the bytes of its rows, up to the next multiple of
-            `BUFFER_ALIGNMENT`.
-        """
-        schema, counts = self.schema, np.array([len(chunk) for chunk in rows])
-        lengths, sections = _gather([self], rows, num_elements)
-        sized = [
-            (words, section.num_bytes(counts, num_elements.T))
-            for words, section in zip(sections, schema.sections, strict=True)
-        ]
-        sized.insert(schema.lengths_at, (lengths, counts * schema.num_keys * LENGTH_WIDTH))
-        section_bytes = [w.view(-1).view(torch.uint8).split(num_bytes.tolist()) for w, num_bytes in sized]
-        missing = -sum(num_bytes for _, num_bytes in sized) % BUFFER_ALIGNMENT
-        padding = lengths.new_zeros(BUFFER_ALIGNMENT, dtype=torch.uint8)
-        chunk_parts = zip(zip(*section_bytes, strict=True), missing.tolist(), strict=True)
-        return torch.cat([part for parts, count in chunk_parts for part in (*parts, padding[:count])])
+        return PackedRows(schema, lengths, sections)
 
     @staticmethod
-    def from_bytes(
-        buffer: torch.Tensor, schema: RowSchema, num_rows: int, num_elements: Sequence[int]
-    ) -> PackedRows:
-        """Returns the rows in a chunk that `to_chunks` made, as views of it, for `gather_rows` to copy.
+    def from_bytes(buffer: torch.Tensor, schema: RowSchema, lengths: np.ndarray) -> PackedRows:
+        """Returns the rows in a chunk that `to_chunks` made, as views of it.
 
         Args:
             buffer: uint8, aligned to eight bytes; may be longer than the rows need.
-            schema, num_rows: of the rows in the buffer.
-            num_elements: their elements in each jagged field.
+            schema: of the rows in the buffer.
+            lengths: of the rows, int64 `[rows, keys]`.
         """
-        shapes = [
-            (section.width, section.size(num_rows, num_elements), section.words)
-            for section in schema.sections
-        ]
-        shapes.insert(schema.lengths_at, (LENGTH_WIDTH, schema.num_keys, num_rows))
         sections, start = [], 0
-        for width, size, words in shapes:
-            end = start + width * size * words
-            sections.append(buffer[start:end].view(WORD_DTYPES[width]).view(size, words))
+        for section in schema.sections:
+            size = int(section.sizes(lengths).sum())
+            end = start + size * section.words * section.width
+            words = buffer[start:end].view(WORD_DTYPES[section.width])
+            sections.append(words.view(size, section.words))
             start = end
-        lengths = sections.pop(schema.lengths_at)
-        return PackedRows(schema, num_rows, list(num_elements), lengths, sections)
+        return PackedRows(schema, lengths, sections)
 
 
-def gather_rows(
-    sources: Sequence[PackedRows], positions: np.ndarray, num_elements: Sequence[int]
-) -> PackedRows:
-    """Copies rows of several packed batches of one schema and device; no host-device synchronization.
+@dataclass(frozen=True)
+class Selection:
+    """Chunks of rows of several packed batches, as the indices that copy their words.
+
+    Example: two batches of a field with lengths [2, 1] and [3], and the rows [2, 0] of both together. These
+    start at elements 3 and 0, and have 3 and 2 elements: indices [3, 4, 5, 0, 1].
+
+    Attributes:
+        lengths: int64 `[rows, keys]`, of the selected rows, one chunk after another; then of padding.
+        num_padding: rows of padding, with zero length in jagged fields and zeros in dense ones.
+        sizes: int64 `[sections, chunks]`, rows or elements of each section in each chunk.
+        indices: int64, of all sections one after another, and then the lengths by field and key. sections
+            have the rows, jagged ones for each run of elements the first, less the elements before the run in
+            its section, and then how many there are.
+        index_sizes: how many indices each section has, in one or two parts, and then each field's lengths.
+    """
+
+    schema: RowSchema
+    lengths: np.ndarray
+    num_padding: int
+    sizes: np.ndarray
+    indices: torch.Tensor
+    index_sizes: list[int]
+
+    @staticmethod
+    def of(
+        schema: RowSchema, sources: Sequence[np.ndarray], chunks: Sequence[np.ndarray], num_padding: int = 0
+    ) -> Selection:
+        """Selects rows.
+
+        Args:
+            schema: of all sources.
+            sources: lengths of the rows of each, int64 `[rows, keys]`.
+            chunks: int64 `[selected]` each, positions among all rows of all sources.
+            num_padding: rows of padding after a single chunk.
+        """
+        positions, together = np.concatenate(chunks), np.concatenate(sources)
+        ends = np.cumsum([len(chunk) for chunk in chunks])
+        chosen = together[positions]
+        parts: list[np.ndarray] = []
+        for section in schema.sections:
+            if section.is_dense:
+                padding = np.full(num_padding, len(together))
+                parts.append(np.append(positions, padding) if num_padding else positions)
+            else:
+                parts += _runs(section, sources, positions, chosen, ends)
+        lengths = np.concatenate([chosen, np.zeros((num_padding, schema.num_keys), dtype=np.int64)])
+        first_key = 0
+        for field in schema.jagged_fields:
+            parts.append(lengths[:, first_key : first_key + len(field.keys)].T.ravel())
+            first_key += len(field.keys)
+        sizes = np.array([_sums(section.sizes(chosen), ends) for section in schema.sections], dtype=np.int64)
+        indices = torch.from_numpy(np.concatenate([*parts, np.zeros(0, dtype=np.int64)]))
+        return Selection(schema, lengths, num_padding, sizes, indices, [len(part) for part in parts])
+
+    def pinned(self) -> Selection:
+        """Returns the selection with its indices in pinned memory."""
+        return replace(self, indices=self.indices.pin_memory())
+
+    @property
+    def chunk_bytes(self) -> np.ndarray:
+        """int64 `[chunks]`, bytes of each, up to the next multiple of `BUFFER_ALIGNMENT`."""
+        return aligned(np.array([of.width * of.words for of in self.schema.sections]) @ self.sizes)
+
+
+def to_chunks(rows: PackedRows, selection: Selection) -> torch.Tensor:
+    """Copies chunks of rows into one uint8 buffer, each as `PackedRows.from_bytes` reads it.
+
+    Takes as many device operations for many chunks as for one; no host-device synchronization.
+    """
+    sections = [_choose(*pair) for pair in _locate([rows], selection)[0]]
+    parts = []
+    for section, words, sizes in zip(selection.schema.sections, sections, selection.sizes, strict=True):
+        num_bytes = sizes * (section.width * section.words)
+        parts.append(words.view(-1).view(torch.uint8).split(num_bytes.tolist()))
+    missing = selection.chunk_bytes - sum(np.array([len(part) for part in of]) for of in parts)
+    if len(parts) == 1 and not missing.any():
+        return sections[0].view(-1).view(torch.uint8)
+    padding = torch.zeros(BUFFER_ALIGNMENT, dtype=torch.uint8, device=sections[0].device)
+    chunks = zip(zip(*parts, strict=True), missing.tolist(), strict=True)
+    return torch.cat([part for of, count in chunks for part in (*of, padding[:count])])
+
+
+def gather_fields(sources: Sequence[PackedRows], selection: Selection) -> dict[str, FieldValue]:
+    """Copies rows of packed batches of one device into fields, bit for bit as they were packed.
+
+    Each tensor has memory of its own: TorchRec may free one early, a model may change it in place, and who
+    keeps it keeps no other. No host-device synchronization.
 
     Args:
-        sources: the batches.
-        positions: int64 `[selected]`, each selected row's position among all rows of all sources.
-        num_elements: elements of each jagged field in the selected rows together.
+        sources: the batches that the selection is of.
+        selection: a single chunk.
     """
-    schema, num_rows = sources[0].schema, len(positions)
-    chunk_elements = np.array([num_elements], dtype=np.int64)
-    lengths, sections = _gather(sources, [positions], chunk_elements)
-    return PackedRows(schema, num_rows, list(num_elements), lengths.view(schema.num_keys, num_rows), sections)
-
-
-def select_from(sources: Sequence[PackedRows], positions: np.ndarray) -> PackedRows:
-    """Runs `gather_rows` with numbers of elements that it reads itself: one host-device synchronization."""
-    lengths = _together([source.lengths for source in sources], 1).cpu()[:, torch.from_numpy(positions)]
-    return gather_rows(sources, positions, row_elements(lengths, sources[0].schema).sum(0).tolist())
-
-
-def _gather(
-    sources: Sequence[PackedRows], chunks: Sequence[np.ndarray], num_elements: np.ndarray
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Copies chunks of rows, with as many device operations for many chunks as for one.
-
-    `chunks` are positions among all rows of all sources, int64 `[selected]` each; `num_elements` is int64
-    `[chunks, jagged fields]`. Returns lengths, flat, and the words of each section; in each tensor one chunk
-    follows another.
-    """
-    schema, num_rows = sources[0].schema, np.array([source.num_rows for source in sources])
-    all_elements = num_elements.sum(0).tolist()
-    keys = np.arange(schema.num_keys)[:, None] * num_rows.sum()
-    indices = [np.concatenate(chunks), np.concatenate([(keys + rows).ravel() for rows in chunks])]
-    for section in schema.sections:
-        if not section.is_dense:
-            indices += _segments(section, num_rows, chunks)
-    in_order, key_indices, *section_indices = to_device_together(indices, sources[0].lengths.device)
-    segments = iter(section_indices)
-    lengths = _together([source.lengths for source in sources], 1).view(-1)
-    selected = []
-    for number, section in enumerate(schema.sections):
-        words, rows = _together([source.sections[number] for source in sources]), in_order
-        if not section.is_dense:
-            total = section.size(None, all_elements)
-            rows = _elements(lengths, next(segments), next(segments), total)
-        if section.words == 1:  # torch selects from flat tensors faster
-            selected.append(words.view(-1).index_select(0, rows).view(-1, 1))
+    schema = selection.schema
+    pairs, lengths = _locate(sources, selection)
+    values: dict[tuple[str, bool], torch.Tensor] = {}
+    for section, (words, index) in zip(schema.sections, pairs, strict=True):
+        for block, of_block in zip(section.blocks, _select(section, words, index, selection), strict=True):
+            values[block.field, block.is_weights] = block.from_words(of_block)
+    fields: dict[str, FieldValue] = {}
+    for field in schema.fields:
+        if field.is_dense:
+            fields[field.name] = values[field.name, False]
+            continue
+        parts: dict[str, Any] = {
+            "values": values[field.name, False],
+            "weights": values.get((field.name, True)),
+            "lengths": next(lengths).to(
+                field.lengths_dtype, copy=True, memory_format=torch.contiguous_format
+            ),
+        }
+        if field.kind == "keyed":
+            stride = len(selection.lengths)
+            fields[field.name] = KeyedJaggedTensor(keys=list(field.keys), stride=stride, **parts)
         else:
-            selected.append(words.index_select(0, rows))
-    return lengths.index_select(0, key_indices), selected
+            fields[field.name] = JaggedTensor(**parts)
+    return fields
 
 
-def _segments(
-    section: Section, num_rows: np.ndarray, chunks: Sequence[np.ndarray]
+def select_rows(
+    sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int | None = None
+) -> dict[str, FieldValue]:
+    """Copies the rows at these positions among all rows of all sources, then padding up to `num_rows`."""
+    num_padding = 0 if num_rows is None else num_rows - len(positions)
+    if num_padding < 0:
+        raise ValueError(f"select_rows got num_rows={num_rows} for {len(positions)} rows; it drops none")
+    lengths = [source.lengths for source in sources]
+    return gather_fields(sources, Selection.of(sources[0].schema, lengths, [positions], num_padding))
+
+
+def _locate(
+    sources: Sequence[PackedRows], selection: Selection
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Iterator[torch.Tensor]]:
+    """Returns for each section the words of all sources, and which to copy; and each field's lengths."""
+    device = _device_of(sources)
+    parts = iter(_to_device(selection.indices, device).split(selection.index_sizes))
+    found = []
+    for number, section in enumerate(selection.schema.sections):
+        of_sources = [source.sections[number] for source in sources]
+        if section.is_dense:
+            if selection.num_padding:
+                of_sources.append(of_sources[0].new_zeros(1, section.words))
+            index = next(parts)
+        else:
+            first, counts = next(parts), next(parts)
+            total = int(selection.sizes[number].sum())
+            index = first.repeat_interleave(counts, output_size=total).add_(
+                torch.arange(total, device=device)
+            )
+        found.append((_together(of_sources), index))
+    return found, parts
+
+
+def _select(
+    section: Section, words: torch.Tensor, index: torch.Tensor, selection: Selection
+) -> Sequence[torch.Tensor]:
+    """Returns the chosen words of each block of a section, in memory of their own."""
+    if section.is_dense:
+        rows = _choose(words, index)
+        widths = [block.words for block in section.blocks]
+        if len(widths) == 1:
+            return [rows]
+        of_blocks = [rows.new_empty(len(rows), width) for width in widths]
+        torch.split_with_sizes_copy(rows, widths, dim=1, out=of_blocks)
+        return of_blocks
+    by_key = selection.lengths.sum(0)
+    ends = np.cumsum([len(block_keys) for block_keys in section.keys_of_blocks])[:-1]
+    sizes = [int(keys.sum()) for keys in np.split(by_key[section.keys], ends)]
+    return [_choose(words, part) for part in index.split(sizes)]
+
+
+def _choose(words: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Returns these rows of words, `[chosen, words]`."""
+    if words.shape[1] == 1:  # torch selects from flat tensors faster
+        return words.view(-1).index_select(0, index).view(-1, 1)
+    return words.index_select(0, index)
+
+
+def _runs(
+    section: Section,
+    sources: Sequence[np.ndarray],
+    positions: np.ndarray,
+    chosen: np.ndarray,
+    ends: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Works out which segments of a jagged section to gather: the elements of one key of one row each.
+    """Works out the runs of elements to copy of a jagged section: those of one key of one row each.
 
-    Segments are numbered source by source, column by column, row by row.
-
-    Args:
-        section, chunks: as in `_gather`.
-        num_rows: int64 `[sources]`, rows of each source.
+    A source has them key by key and row by row. The selection has them chunk by chunk, key by key and row by
+    row.
 
     Returns:
-        int64 `[segments]`: where each segment's size is among all lengths. And int64 `[chosen]`: the segments
-        to gather, chunk by chunk, column by column, row by row.
+        int64 `[runs]`: the first element of each, less the elements of the runs before it; and how many.
     """
-    positions, ends, num_columns = np.concatenate(chunks), num_rows.cumsum(), len(section.keys)
-    firsts, lengths_at = ends - num_rows, section.keys[:, None] * ends[-1]
-    sizes_at = [(lengths_at + np.arange(*rows)).ravel() for rows in zip(firsts, ends, strict=True)]
-    source = np.searchsorted(ends, positions, side="right")
-    first_column = firsts[source] * (num_columns - 1) + positions
-    chosen = first_column + np.arange(num_columns)[:, None] * num_rows[source]
-    if len(chunks) > 1:
-        bounds = np.cumsum([len(rows) for rows in chunks])[:-1]
-        chosen = np.concatenate([chunk.ravel() for chunk in np.split(chosen, bounds, 1)])
-    return np.concatenate(sizes_at), chosen.ravel()
+    starts, before = [], 0
+    for lengths in sources:
+        of_keys = lengths[:, section.keys].T  # [keys, rows]
+        through = np.cumsum(of_keys.ravel()).reshape(of_keys.shape)
+        starts.append(through - of_keys + before)
+        before += int(of_keys.sum())
+    first, counts = np.concatenate(starts, 1)[:, positions], chosen[:, section.keys].T
+    if len(ends) > 1:
+        first, counts = (
+            np.concatenate([chunk.ravel() for chunk in np.split(runs, ends[:-1], 1)])
+            for runs in (first, counts)
+        )
+    counts = counts.ravel()
+    return first.ravel() - (np.cumsum(counts) - counts), counts
 
 
-def _elements(
-    lengths: torch.Tensor, sizes_at: torch.Tensor, chosen: torch.Tensor, total: int
-) -> torch.Tensor:
-    """int64 `[total]`: the elements in the chosen segments, as `_segments` returns them."""
-    segment_sizes = lengths.index_select(0, sizes_at)
-    starts = segment_sizes.cumsum(0, dtype=torch.int64) - segment_sizes
-    return spread(starts.index_select(0, chosen), segment_sizes.index_select(0, chosen), total)
+def _sums(sizes: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Returns the sums of chunks of int64 `[rows]` that end at `ends`."""
+    through = np.append(0, np.cumsum(sizes))
+    return np.diff(through[np.append(0, ends)])
 
 
-def _block_words(
-    words: torch.Tensor, section: Section, num_elements: Sequence[int], missing: int
-) -> list[torch.Tensor]:
-    """Returns the words of each block in memory of their own, with `missing` rows of padding."""
-    if section.is_dense:
-        # Not by F.pad, which refuses words without columns in some versions of torch.
-        words = torch.cat([words, words.new_zeros(missing, words.shape[1])]) if missing else words
-        parts = words.split([block.words for block in section.blocks], 1)
-    else:
-        parts = words.split([num_elements[block.jagged_field] for block in section.blocks])
-    return [_in_own_memory(part) for part in parts]
+def read_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> np.ndarray:
+    """Returns the lengths of every key of every jagged field, int64 `[rows, keys]`; the host waits for those
+    on a device."""
+    return read_all_lengths([fields], schema, [num_rows])[0]
 
 
-def _in_own_memory(words: torch.Tensor) -> torch.Tensor:
-    """Returns contiguous words, copied unless they are all that their memory holds."""
-    if words.untyped_storage().nbytes() == words.nbytes:
-        return words
-    return words.clone(memory_format=torch.contiguous_format)
-
-
-def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> torch.Tensor:
-    """int32 `[keys, rows]`: lengths of every key of every jagged field."""
-    lengths = [
-        lengths_of(fields[field.name]).view(len(field.keys), num_rows) for field in schema.jagged_fields
+def read_all_lengths(
+    batches: Sequence[Mapping[str, Any]], schema: RowSchema, num_rows: Sequence[int]
+) -> list[np.ndarray]:
+    """Returns `read_lengths` of each of several batches of one schema; the host waits once."""
+    if not schema.jagged_fields:
+        return [np.zeros((count, 0), dtype=np.int64) for count in num_rows]
+    of_batches = [
+        torch.cat([lengths_of(fields[field.name]) for field in schema.jagged_fields]) for fields in batches
     ]
-    if lengths:
-        return torch.cat(lengths).int()
-    dense = fields[schema.fields[0].name]
-    return torch.zeros(0, num_rows, dtype=torch.int32, device=dense.device)
+    together = _together(of_batches).cpu().long().numpy()
+    parts = np.split(together, np.cumsum([len(lengths) for lengths in of_batches])[:-1])
+    return [
+        np.ascontiguousarray(part.reshape(schema.num_keys, count).T)
+        for part, count in zip(parts, num_rows, strict=True)
+    ]
 
 
 def check_jagged_fields(fields: Mapping[str, Any]) -> None:
@@ -324,19 +361,6 @@ def _given_offsets(field: Any) -> torch.Tensor | None:
     return field.offsets_or_none() if hasattr(field, "offsets_or_none") else None
 
 
-def row_elements(lengths: torch.Tensor, schema: RowSchema) -> torch.Tensor:
-    """Returns the elements of each row in each jagged field, int64 `[rows, jagged fields]`.
-
-    Args:
-        lengths: `[keys, rows]`, lengths of every key of every jagged field.
-        schema: the fields.
-    """
-    per_field = lengths.split([len(field.keys) for field in schema.jagged_fields])
-    if not per_field:
-        return torch.zeros(lengths.shape[1], 0, dtype=torch.int64, device=lengths.device)
-    return torch.stack([key_rows.sum(0, dtype=torch.int64) for key_rows in per_field], 1)
-
-
 def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:
     """Returns for each row b the `lengths[b]` indices `starts[b]`, `starts[b] + step`, …; int64 `[total]`.
 
@@ -354,9 +378,17 @@ def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 
 def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """Copies int64 arrays `[any]` to a device at once, from pinned memory so that the host does not wait."""
     together = torch.from_numpy(np.concatenate(arrays).astype(np.int64, copy=False))
-    if device.type == "cuda":
-        together = together.pin_memory()
-    return list(together.to(device, non_blocking=True).split([len(array) for array in arrays]))
+    return list(_to_device(together, device).split([len(array) for array in arrays]))
+
+
+def _to_device(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "cuda" and not indices.is_pinned():
+        indices = indices.pin_memory()
+    return indices.to(device, non_blocking=True)
+
+
+def _device_of(sources: Sequence[PackedRows]) -> torch.device:
+    return sources[0].sections[0].device
 
 
 def _together(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from .optional_types import JaggedTensor, KeyedJaggedTensor
 FieldValue: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor
 
 WORD_DTYPES: dict[int, torch.dtype] = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-LENGTH_WIDTH = 4  # lengths travel as int32
+LENGTH_WIDTH = 4  # lengths travel as int32, in the planning gather
 BUFFER_ALIGNMENT = max(WORD_DTYPES)
 
 
@@ -122,12 +122,17 @@ class Section:
     size follow one another, `[elements, words]`: all rows of a block's first key, then all of the second, ...
 
     Attributes:
-        keys: int64 `[columns]`: for each key of each jagged block its index among the keys of all fields.
+        keys_of_blocks: int64 `[keys]` of each jagged block: where its keys are among those of all fields.
     """
 
     blocks: tuple[Block, ...]
     is_dense: bool
-    keys: np.ndarray
+    keys_of_blocks: tuple[np.ndarray, ...]
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """int64 `[columns]`, the keys of all jagged blocks, one block after another."""
+        return np.concatenate([np.zeros(0, dtype=np.int64), *self.keys_of_blocks])
 
     @cached_property
     def width(self) -> int:
@@ -139,18 +144,14 @@ class Section:
         """Words of one row of dense blocks, or of one element of jagged ones."""
         return sum(block.words for block in self.blocks) if self.is_dense else self.blocks[0].words
 
-    def size(self, num_rows: Any, num_elements: Any) -> Any:
-        """Returns the rows or elements in the section; integers or arrays, as given.
+    def sizes(self, lengths: np.ndarray) -> np.ndarray:
+        """Returns how many rows of words each row has, int64 `[rows]`: 1, or its elements.
 
-        Args:
-            num_rows: rows.
-            num_elements: for each jagged field its elements.
+        `lengths` is int64 `[rows, keys]`.
         """
-        return num_rows if self.is_dense else sum(num_elements[block.jagged_field] for block in self.blocks)
-
-    def num_bytes(self, num_rows: Any, num_elements: Any) -> Any:
-        """Returns the bytes of `size` rows or elements."""
-        return self.size(num_rows, num_elements) * self.width * self.words
+        if self.is_dense:
+            return np.ones(len(lengths), dtype=np.int64)
+        return lengths[:, self.keys].sum(1)
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,8 @@ class RowSchema:
     def sections(self) -> tuple[Section, ...]:
         """The tensors that hold the fields.
 
-        The widest words come first: in a buffer in which one section follows another, with the int32 lengths
-        before the first of narrower words, each starts at a multiple of its words.
+        The widest words come first: in a buffer in which one section follows another, each starts at a
+        multiple of its words.
         """
         members: dict[tuple[int, int], list[Block]] = {}
         for field in self.fields:
@@ -193,11 +194,10 @@ class RowSchema:
                 members.setdefault((-block.width, size), []).append(block)
         ends = np.cumsum([len(field.keys) for field in self.jagged_fields])
         keys = np.split(np.arange(self.num_keys), ends[:-1]) if len(ends) else []
-        sections = []
-        for (_, size), blocks in sorted(members.items()):
-            block_keys = [keys[block.jagged_field] for block in blocks] if size else [np.arange(0)]
-            sections.append(Section(tuple(blocks), not size, np.concatenate(block_keys)))
-        return tuple(sections)
+        return tuple(
+            Section(tuple(blocks), not size, tuple(keys[block.jagged_field] for block in blocks if size))
+            for (_, size), blocks in sorted(members.items())
+        )
 
     def _blocks(self, field: FieldSchema) -> list[Block]:
         if field.is_dense:
@@ -209,19 +209,27 @@ class RowSchema:
             blocks.append(Block(field.name, field.weights_dtype, shape, number, is_weights=True))
         return blocks
 
-    @cached_property
-    def lengths_at(self) -> int:
-        """How many sections come before the lengths in a buffer."""
-        return sum(section.width >= LENGTH_WIDTH for section in self.sections)
-
-    def row_bytes(self, num_elements: np.ndarray) -> np.ndarray:
-        """Returns the bytes that rows take in a buffer, int64 `[rows]`.
+    def row_bytes(self, lengths: np.ndarray) -> np.ndarray:
+        """Returns the bytes of rows, int64 `[rows]`: their values and weights, and an int32 per length.
 
         Args:
-            num_elements: int64 `[rows, jagged fields]`, elements of each row in each jagged field.
+            lengths: int64 `[rows, keys]`, lengths of every key of every jagged field.
         """
-        lengths = np.full(len(num_elements), LENGTH_WIDTH * self.num_keys, dtype=np.int64)
-        return sum((section.num_bytes(1, num_elements.T) for section in self.sections), lengths)
+        num_bytes = np.full(len(lengths), LENGTH_WIDTH * self.num_keys, dtype=np.int64)
+        for section in self.sections:
+            num_bytes += section.sizes(lengths) * (section.width * section.words)
+        return num_bytes
+
+    def chunk_bytes(self, lengths: np.ndarray) -> int:
+        """Returns the aligned bytes that rows of these lengths, int64 `[rows, keys]`, take in a buffer."""
+        sizes = (int(of.sizes(lengths).sum()) * of.width * of.words for of in self.sections)
+        return int(aligned(np.array(sum(sizes))))
+
+    def num_elements(self, lengths: np.ndarray) -> list[int]:
+        """Returns the elements of each jagged field in rows of int64 `[rows, keys]` lengths."""
+        ends = np.cumsum([len(field.keys) for field in self.jagged_fields])[:-1]
+        by_field = np.split(lengths.sum(0), ends) if self.jagged_fields else []
+        return [int(of_keys.sum()) for of_keys in by_field]
 
     def difference(self, other: RowSchema) -> str:
         """Returns one line that tells where `other` differs from this schema; empty if it does not."""

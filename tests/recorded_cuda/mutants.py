@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torchrec.distributed.train_pipeline.train_pipelines as torchrec_pipelines
@@ -19,6 +18,7 @@ from commons.perf_model import compute_clock
 from commons.pipeline import train_pipelines
 from commons.pipeline.shuffle_stage import InFlightBatch
 from commons.sequence_batch import containers, packed_rows
+from commons.sequence_batch.packed_rows import Selection
 from commons.training import step_vote
 
 from . import modes
@@ -153,35 +153,34 @@ def _only_in_fact(wait: Any) -> Any:
 def _reuses_buffer(_: Any) -> Any:
     buffer: list[torch.Tensor] = []
 
-    def to_device_together(arrays: Any, device: torch.device) -> list[torch.Tensor]:
-        together = torch.from_numpy(np.concatenate(arrays).astype(np.int64))
+    def to_device(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
         if device.type != "cuda":
-            return list(together.split([len(array) for array in arrays]))
+            return indices
         if not buffer:
             buffer.append(torch.empty(100_000, dtype=torch.int64, pin_memory=True))
-        filled = buffer[0][: len(together)].copy_(together)
-        return list(filled.to(device, non_blocking=True).split([len(array) for array in arrays]))
+        return buffer[0][: len(indices)].copy_(indices).to(device, non_blocking=True)
 
-    return to_device_together
+    return to_device
 
 
-def _to_device(pinned: bool, moved: bool) -> Callable[[Any], Any]:
-    def make(_: Any) -> Any:
-        def to_device_together(arrays: Any, device: torch.device) -> list[torch.Tensor]:
-            together = torch.from_numpy(np.concatenate(arrays).astype(np.int64))
-            together = together.pin_memory() if pinned else together
-            together = together.to(device, non_blocking=True) if moved else together
-            return list(together.split([len(array) for array in arrays]))
+def _as_it_is(_: Any) -> Any:
+    return lambda self: self
 
-        return to_device_together
 
-    return make
+def _copies_pageable(_: Any) -> Any:
+    return lambda indices, device: indices.to(device, non_blocking=True)
+
+
+def _stays_on_host(_: Any) -> Any:
+    return lambda indices, device: indices
 
 
 def _reads_a_size(gather: Any) -> Any:
-    def gathers(sources: Any, positions: Any, num_elements: Any) -> Any:
-        gathered = gather(sources, positions, num_elements)
-        int(gathered.lengths.sum())
+    def gathers(sources: Any, selection: Any) -> Any:
+        gathered = gather(sources, selection)
+        for field in gathered.values():
+            if not isinstance(field, torch.Tensor):
+                int(field.lengths().sum())
         return gathered
 
     return gathers
@@ -251,10 +250,12 @@ MUTANTS: dict[str, Mutant] = {
     "streams of its own for evaluation": _instead(train_pipelines, "_stream", _own_streams),
     "the exchange is not waited for": _not_ordered(exchange),
     "a fetch of pieces is not waited for": _instead(modes.RecordedWork, "wait", _only_in_fact),
-    "a pinned buffer is used again": _instead(packed_rows, "to_device_together", _reuses_buffer),
-    "indices in pageable memory": _instead(packed_rows, "to_device_together", _to_device(False, True)),
-    "indices on the host": _instead(packed_rows, "to_device_together", _to_device(False, False)),
-    "a size is read": _instead(exchange, "gather_rows", _reads_a_size),
+    "a pinned buffer is used again": _instead(packed_rows, "_to_device", _reuses_buffer),
+    "indices in pageable memory": _both(
+        _instead(Selection, "pinned", _as_it_is), _instead(packed_rows, "_to_device", _copies_pageable)
+    ),
+    "indices on the host": _instead(packed_rows, "_to_device", _stays_on_host),
+    "a size is read": _instead(exchange, "gather_fields", _reads_a_size),
     "a vote is read early": _instead(step_vote._Loss, "read", _read_early),
     "times are read early": _both(
         _instead(compute_clock.ComputeSpan, "seconds", _times_early),

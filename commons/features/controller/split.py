@@ -23,13 +23,7 @@ from ...partition.workloads import as_workloads, check_count, check_wide, number
 from ...perf_model.cost import Cost
 from ...sequence_batch import containers
 from ...sequence_batch.batch_view import BatchView
-from ...sequence_batch.packed_rows import (
-    PackedRows,
-    check_jagged_fields,
-    gather_rows,
-    row_elements,
-    select_from,
-)
+from ...sequence_batch.packed_rows import PackedRows, check_jagged_fields
 from ...sequence_batch.row_lists import check_no_samples, lists_in_attributes
 from ...sequence_batch.row_objects import join_objects, view_with_objects
 from ...sequence_batch.row_results import check_results, hashes_at, shared_in_results
@@ -124,13 +118,8 @@ def split_balanced(
     chunk_rows = tuple(len(samples) for samples in partition)
     if view.pads:
         chunk_rows = (max(1, *chunk_rows),) * num_chunks
-    packed = view.packed()
-    elements = row_elements(packed.lengths.cpu(), packed.schema).numpy()
-    chunks = []
-    sums = _sums(elements, partition)
-    for samples, num_elements, num_rows in zip(partition, sums, chunk_rows, strict=True):
-        fields = gather_rows([packed], samples, num_elements).unpack(num_rows)
-        chunks.append(view.with_rows(fields, num_rows, len(samples)))
+    sources = [view.packed()]
+    chunks = [view.select(sources, *chunk) for chunk in zip(partition, chunk_rows, strict=True)]
     all_share = frozenset([*shared, *view.shared_lists])
     hashes = hashes_at(batch, all_share)
     return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, all_share, hashes)
@@ -203,7 +192,7 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
     for first, samples in zip(first_rows, order.partition, strict=False):
         positions[samples] = first + np.arange(len(samples))
     join_objects(views)
-    return views[0].unpack(select_from(sources, positions), order.batch_size)
+    return views[0].select(sources, positions, order.batch_size)
 
 
 def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
@@ -259,14 +248,6 @@ def _numbered_groups(groups: Any, num_rows: int, num_real: int, has_none: bool) 
         is_none = has_none and isinstance(label, Integral) and label < 0
         number_of.append(numbers.setdefault((sample, label) if is_none else label, len(numbers)))
     return np.array(number_of, dtype=np.int64)
-
-
-def _sums(elements: np.ndarray, partition: Sequence[np.ndarray]) -> list[list[int]]:
-    """`[chunks, jagged fields]` elements, of int64 `[rows, jagged fields]`; all chunks at once."""
-    ends = np.cumsum([0, *map(len, partition)])
-    before = np.zeros((ends[-1] + 1, elements.shape[1]), dtype=np.int64)
-    np.cumsum(elements[np.concatenate(partition)], axis=0, out=before[1:])
-    return np.diff(before[ends], axis=0).tolist()
 
 
 def _pack_chunk(view: BatchView, chunk: int, num_rows: int) -> PackedRows:

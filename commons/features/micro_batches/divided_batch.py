@@ -8,7 +8,7 @@ import numpy as np
 
 from ...distributed import BatchShuffler, ShufflePlan
 from ...partition.problem import indices_of_parts
-from ...sequence_batch.packed_rows import gather_rows
+from ...sequence_batch.packed_rows import select_rows
 from ...sequence_batch.row_lists import row_lists, with_entries
 
 Batch = TypeVar("Batch")
@@ -42,12 +42,14 @@ def micro_batches(shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan) -> l
     # Of several ranks, lists are equal on all of them, and so shared.
     counts = {view.num_rows, view.num_samples} if plan.num_ranks == 1 else set()
     lists = row_lists(batch, counts, shuffler.shared_fields)
-    packed, own = view.packed(), plan.computed_by(rank)
-    elements, row_counts = plan.rows.num_elements[own], plan.rows.row_counts[own]
+    own = plan.computed_by(rank)
+    lengths = np.zeros((view.num_rows, plan.rows.key_lengths.shape[1]), dtype=np.int64)
+    lengths[: len(own)] = plan.rows.key_lengths[own]
+    packed, row_counts = view.packed(lengths), plan.rows.row_counts[own]
     parts = []
     for rows in micro_batch_rows(shuffler, batch, plan):
-        selected = gather_rows([packed], rows, elements[rows].sum(0).tolist())
         num_rows = max(len(rows), 1)
-        part = batch_format.make_batch(view, selected, num_rows, row_counts[rows])
+        fields = select_rows([packed], rows, num_rows)
+        part = batch_format.make_batch(view, fields, num_rows, row_counts[rows])
         parts.append(with_entries(part, lists, rows, num_rows))
     return parts

@@ -19,7 +19,7 @@ from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.slow_start import show_if_slow
 from ...partition.problem import number_of_part
 from ...sequence_batch import containers
-from ...sequence_batch.packed_rows import check_jagged_fields, select_from
+from ...sequence_batch.packed_rows import check_jagged_fields, read_all_lengths
 from ...sequence_batch.row_lists import check_no_samples
 from ...sequence_batch.row_objects import join_objects, view_with_objects
 from ...sequence_batch.row_results import check_results, shared_in_results
@@ -143,7 +143,7 @@ class MicroBatches(Feature):
             )
         counts = [len(rows) for rows in rows_of_each]
         shared = shared_in_results(values, self._shuffler.shared_fields, counts)
-        sources, views, first_row = [], [], 0
+        views, first_row = [], 0
         jagged: dict[str, FieldValue] = {}
         for number, (part_values, rows) in enumerate(zip(values, rows_of_each, strict=True)):
             view = view_with_objects(part_values, shared, first_row)
@@ -156,19 +156,21 @@ class MicroBatches(Feature):
             views.append(view)
             if found not in (len(rows), max(len(rows), 1)):
                 raise ValueError(f"got {found} rows of micro-batch {number}, which has {len(rows)} samples")
-            sources.append(view.packed())
-            if difference := sources[0].schema.difference(sources[number].schema):
+            if difference := views[0].schema.difference(view.schema):
                 raise ValueError(f"got other values of micro-batch {number} than of the first: {difference}")
         check_jagged_fields(jagged)
-        ends = np.cumsum([source.num_rows for source in sources])
+        ends = np.cumsum([view.num_rows for view in views])
         places = [
-            end - source.num_rows + np.arange(len(rows))
-            for end, source, rows in zip(ends, sources, rows_of_each, strict=True)
+            end - view.num_rows + np.arange(len(rows))
+            for end, view, rows in zip(ends, views, rows_of_each, strict=True)
         ]
-        joined = select_from(sources, np.concatenate(places)[np.argsort(np.concatenate(rows_of_each))])
+        joined = np.concatenate(places)[np.argsort(np.concatenate(rows_of_each))]
+        every = [view.fields for view in views]
+        lengths = read_all_lengths(every, views[0].schema, [view.num_rows for view in views])
+        sources = [view.packed(of_view) for view, of_view in zip(views, lengths, strict=True)]
         join_objects(views)
         view = views[0]
-        return view.unpack(joined, int(plan.num_rows[rank]) if view.pads else joined.num_rows)
+        return view.select(sources, joined, int(plan.num_rows[rank]) if view.pads else len(joined))
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
         """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""

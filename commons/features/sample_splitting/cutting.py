@@ -49,8 +49,11 @@ class Cutting:
 
     def counts(self, samples: RowTable) -> dict[str, np.ndarray]:
         """Returns what planning knows of each sample by name, int64 `[samples]` each."""
-        elements = zip(self._jagged_fields, samples.num_elements.T, strict=True)
-        named = {field.name: elements_of for field, elements_of in elements}
+        named: dict[str, np.ndarray] = {}
+        lengths = iter(samples.key_lengths.T)
+        for field in self._jagged_fields:
+            of_keys = {f"{field.name}.{key}": next(lengths) for key in field.keys}
+            named |= of_keys | {field.name: sum(of_keys.values(), np.zeros_like(samples.tokens))}
         named |= dict(zip(self.count_names, samples.row_counts.T, strict=True))
         return named | {"tokens": samples.tokens, "loss_tokens": samples.loss_tokens}
 
@@ -175,7 +178,7 @@ class Cutting:
         whole = samples.take(sample_of)  # each row still has the numbers of its sample
         chosen = np.flatnonzero(num_pieces.take(sample_of) > 1)
         cut_pieces = pieces[chosen]
-        columns = (whole.row_counts, whole.num_elements, whole.loss_tokens[:, None])
+        columns = (whole.row_counts, whole.key_lengths, whole.loss_tokens[:, None])
         counts = np.concatenate([counts_of_all.take(chosen, axis=0) for counts_of_all in columns], 1)
         begin, end = spans(self._rules_of_columns, counts, cut_pieces)
         lengths = end - begin
@@ -185,12 +188,12 @@ class Cutting:
             "workloads": workloads,
             "tokens": cut_pieces["last_token"] - cut_pieces["first_token"],
             "row_counts": lengths[:, : len(self.count_names)],
-            "num_elements": lengths @ self._counts_of_elements,
+            "key_lengths": lengths[:, len(self.count_names) : -1],
             "loss_tokens": lengths[:, -1],
         }
         self._check_sums(samples, numbers, changed["loss_tokens"])
         if self.schema is not None:
-            changed["sample_bytes"] = self.schema.row_bytes(changed["num_elements"])
+            changed["sample_bytes"] = self.schema.row_bytes(changed["key_lengths"])
         for name, rows in changed.items():
             changed[name] = _with_rows(getattr(whole, name), chosen, rows)
         changed["starts_sample"] = pieces["first_item"] == 0
@@ -286,20 +289,9 @@ class Cutting:
 
     @cached_property
     def _rules_of_columns(self) -> list[FieldRule]:
-        """The rules of all row counts, of the jagged fields with one key, and of loss tokens."""
-        fields = [f"{field.name}.{field.keys[0]}" for field in self._jagged_fields]
-        return [self.rules.rule(name) for name in (*self.count_names, *fields, "loss_tokens")]
-
-    @cached_property
-    def _counts_of_elements(self) -> np.ndarray:
-        """int64 `[columns, jagged fields]`, 1 for each of these columns whose lengths a field adds up."""
-        names, fields = self.count_names, self._jagged_fields
-        adds = np.zeros((len(names) + len(fields) + 1, len(fields)), dtype=np.int64)
-        for column, field in enumerate(fields):
-            for key in field.keys:
-                name = f"{field.name}.{key}"
-                adds[names.index(name) if name in names else len(names) + column, column] = 1
-        return adds
+        """The rules of all row counts, of all keys of jagged fields, and of loss tokens."""
+        keys = [f"{field.name}.{key}" for field in self._jagged_fields for key in field.keys]
+        return [self.rules.rule(name) for name in (*self.count_names, *keys, "loss_tokens")]
 
 
 def _select(counts: Counts, numbers: np.ndarray) -> dict[str, np.ndarray]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ...distributed.exchange import Route, RouteEnd, transfer
+from ...distributed.exchange import RowsOf, direct_route, transfer
 from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
 from ...distributed.shuffle_plan import ShufflePlan
@@ -20,14 +21,14 @@ from ...sequence_batch.packed_rows import (
     PackedRows,
     check_extents,
     check_jagged_fields,
-    gather_rows,
     jagged_extents,
-    row_elements,
+    read_lengths,
+    select_rows,
     to_device_together,
 )
 from ...sequence_batch.row_lists import check_no_samples
 from ...sequence_batch.row_results import check_results
-from ...sequence_batch.row_schema import FieldValue, RowSchema, hash_bytes
+from ...sequence_batch.row_schema import FieldValue, RowSchema, hash_bytes, lengths_of
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -84,50 +85,58 @@ class Unshuffle(Feature):
                 f"unshuffle got {named}, which the shuffler's shared_fields name: leave out what samples "
                 "share, and give a result of samples another name"
             )
-        rows = self._rows_at_home(view, plan)
-        starts = plan.rows.starts_sample[plan.rows.loaded_by(rank)]
-        num_rows = int(plan.rows.batch_sizes[rank]) - int((~starts).sum())
-        if not starts.all():
-            rows = _join_pieces(rows, starts)
+        own = plan.rows.loaded_by(rank)
+        starts = plan.rows.starts_sample[own]
+        num_samples = int(starts.sum())
+        num_rows = int(plan.rows.batch_sizes[rank]) - (len(own) - num_samples)
         # A rank that had no batch gave one padding row to the exchange, where batches know padding.
         batch_format = self._shuffler.format
-        return view.unpack(rows, max(num_rows, int(batch_format is None or batch_format.pads)))
+        num_rows = max(num_rows, int(batch_format is None or batch_format.pads))
+        if starts.all():
+            fields, _ = self._rows_at_home(view, plan, num_rows)
+        else:
+            fields = _join_pieces(*self._rows_at_home(view, plan, len(own)), starts, num_rows)
+        return view.with_rows(fields, num_rows, num_samples)
 
-    def _rows_at_home(self, values: BatchView, plan: ShufflePlan) -> PackedRows:
-        """Returns the values of the real rows that this rank loaded, in their order."""
+    def _rows_at_home(
+        self, values: BatchView, plan: ShufflePlan, num_rows: int
+    ) -> tuple[dict[str, FieldValue], np.ndarray]:
+        """Returns the values of the real rows that this rank loaded, in their order, padded to `num_rows`;
+        and their lengths, int64 `[real rows, keys]`."""
         group, rank = self._group, self._group.rank
         held, at_home = plan.computed_by(rank), plan.rows.loaded_by(rank)
         fields = dict(sorted(values.fields.items()))  # the same order on every rank
-        packed = _pack(fields, int(plan.num_placed[rank]), int(plan.num_rows[rank]))
+        rows = _check_rows(fields, int(plan.num_placed[rank]), int(plan.num_rows[rank]))
         check_no_samples(values.batch)
         containers.check_replaceable(values.batch)
-        counts = row_elements(packed.lengths[:, : len(held)], packed.schema)  # on the device
+        schema = RowSchema.of(fields)
         if group.num_ranks == 1:
             check_jagged_fields(fields)
-            return gather_rows([packed], np.arange(len(held)), counts.sum(0).tolist())
-        self._check_kind(packed.schema, values.list_hashes())
-        device = packed.lengths.device
+            packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, rows))
+            return select_rows([packed], np.arange(len(held)), num_rows), packed.lengths[: len(held)]
+        self._check_kind(schema, values.list_hashes())
+        device = values.device
         # It is called on another stream than the exchange, and would wait for that of a later step.
-        carrier = group.group_for("exchange" if device.type == "cpu" else "unshuffle", device)
+        use = "exchange" if device.type == "cpu" else "unshuffle"
         to, come_from = plan.rows.home[held], plan.destination[at_home]
-        elements, elements_to_come = (np.zeros((len(ranks), 0), dtype=np.int64) for ranks in (held, at_home))
 
-        def move(sent: PackedRows, elements: np.ndarray, elements_to_come: np.ndarray) -> PackedRows:
-            ends = (
-                RouteEnd.of(ranks, elements_of, sent.schema.row_bytes(elements_of), rank, group.num_ranks)
-                for ranks, elements_of in ((to, elements), (come_from, elements_to_come))
-            )
-            return transfer(sent, Route(*ends), rank, carrier)
+        def move(sent: PackedRows, to_come: np.ndarray, num_rows: int) -> dict[str, FieldValue]:
+            ends = RowsOf(to, sent.lengths), RowsOf(come_from, to_come)
+            route = direct_route(sent.schema, *ends, rank, group.num_ranks, num_rows)
+            return transfer(sent, route, partial(group.group_for, use))
 
-        if packed.schema.jagged_fields:
-            # Only the ranks that computed them know how long they are. The host reads all counts at once.
-            of_counts = {_COUNTS: counts}
-            counted = PackedRows.pack(of_counts, RowSchema.of(of_counts), len(held))
-            arrived = move(counted, elements, elements_to_come).unpack()[_COUNTS]
-            every = torch.cat([jagged_extents(fields), counts, arrived]).cpu().numpy()
-            extents, elements, elements_to_come = np.split(every, [2, 2 + len(held)])
+        lengths, to_come = (np.zeros((count, 0), dtype=np.int64) for count in (rows, len(at_home)))
+        if schema.jagged_fields:
+            # Only the ranks that computed them know how long they are. The host reads all lengths at once.
+            of_fields = [
+                lengths_of(fields[field.name]).view(len(field.keys), rows) for field in schema.jagged_fields
+            ]
+            on_device = torch.cat(of_fields).long().T.contiguous()
+            counts = {_COUNTS: on_device}
+            arrived = move(PackedRows.pack(counts, RowSchema.of(counts), lengths), to_come, len(at_home))
+            extents, lengths, to_come = _read_together([jagged_extents(fields), on_device, arrived[_COUNTS]])
             check_extents(fields, extents)
-        return move(packed, elements, elements_to_come)
+        return move(PackedRows.pack(fields, schema, lengths), to_come, num_rows), to_come
 
     def _check_kind(self, schema: RowSchema, lists: dict[str, int]) -> None:
         """Checks that all ranks return values of this kind. Collective where the kind is new.
@@ -154,30 +163,37 @@ class Unshuffle(Feature):
         self._agreed[schema] = lists
 
 
-def _join_pieces(rows: PackedRows, starts: np.ndarray) -> PackedRows:
+def _read_together(tensors: Sequence[Any]) -> list[np.ndarray]:
+    """Returns int64 tensors of two dimensions on the host, which waits once."""
+    together = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().numpy()
+    parts = np.split(together, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _join_pieces(
+    fields: dict[str, FieldValue], lengths: np.ndarray, starts: np.ndarray, num_rows: int
+) -> dict[str, FieldValue]:
     """Joins the rows of each sample's pieces: jagged values one after another, dense ones of the last piece.
 
     Args:
-        rows: in the order of the pieces.
+        fields, lengths: in the order of the pieces.
         starts: bool `[rows]`, whether a row is the first of its sample.
+        num_rows: rows of the result, padding included.
     """
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(starts))[: len(first)] - 1
-    sample_of, last_row = to_device_together([np.cumsum(starts) - 1, last], rows.lengths.device)
-    lengths = rows.lengths.new_zeros(rows.lengths.shape[0], len(first))
+    packed = PackedRows.pack(fields, RowSchema.of(fields), lengths)
+    (last_row,) = to_device_together([last], packed.sections[0].device)
     sections = [
         words.index_select(0, last_row) if section.is_dense else words
-        for section, words in zip(rows.schema.sections, rows.sections, strict=True)
+        for section, words in zip(packed.schema.sections, packed.sections, strict=True)
     ]
-    return replace(
-        rows,
-        num_rows=len(first),
-        lengths=lengths.index_add_(1, sample_of, rows.lengths),
-        sections=sections,
-    )
+    joined = replace(packed, lengths=np.add.reduceat(lengths, first, axis=0), sections=sections)
+    return select_rows([joined], np.arange(len(first)), num_rows)
 
 
-def _pack(fields: Mapping[str, FieldValue], num_real: int, num_padded: int) -> PackedRows:
+def _check_rows(fields: Mapping[str, FieldValue], num_real: int, num_padded: int) -> int:
+    """Returns the rows of all fields; raises a ValueError unless they are those of the exchanged batch."""
     check_results(fields, "unshuffle")
     sizes = {name: num_rows(name, value) for name, value in fields.items()}
     first = next(iter(sizes.values()))
@@ -187,4 +203,4 @@ def _pack(fields: Mapping[str, FieldValue], num_real: int, num_padded: int) -> P
                 f"unshuffle got {rows} rows in {name or 'values'!r}, expected {num_padded}, as the exchange "
                 f"gave this rank, or {num_real} without the padding; join values of micro-batches first"
             )
-    return PackedRows.pack(fields, RowSchema.of(fields), first)
+    return first

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...distributed.failures import portable, raise_first
-from ...distributed.feature import Feature, Place
+from ...distributed.feature import Feature, Fields, Place
 from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
-from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, select_from
+from ...sequence_batch.base_batch import num_rows
+from ...sequence_batch.packed_rows import PackedRows, select_rows
 from ...sequence_batch.row_hashes import row_hashes
 
 if TYPE_CHECKING:
@@ -58,14 +59,18 @@ class Verification(Feature):
         return plan
 
     def around_exchange(
-        self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], PackedRows]
-    ) -> PackedRows:
+        self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], Fields]
+    ) -> Fields:
         """Compares the plans that ranks are about to carry out; raises RuntimeError on every rank."""
         _raise_if_different(self._exchanging.all_gather(np.array([plan.fingerprint]))[:, 0])
-        placed, planned = exchange(rows, plan), int(plan.num_rows[self._rank])
-        self._loaded, self._num_moved = rows, placed.num_rows
-        # A batch of too many rows could not be made here, and the other ranks would wait for the comparison.
-        return select_from([placed], np.arange(planned)) if placed.num_rows > planned else placed
+        fields, planned = exchange(rows, plan), int(plan.num_rows[self._rank])
+        found = num_rows(*next(iter(fields.items())))
+        self._loaded, self._more = rows, found - planned
+        if found == planned or not found:
+            return fields
+        # Such a batch could not be made here, and the other ranks would wait for the comparison.
+        packed = self._view(fields).packed()
+        return select_rows([packed], np.arange(planned) % found)
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
         """Compares each rank's samples with the plan and with the loaded ones.
@@ -75,19 +80,17 @@ class Verification(Feature):
                 rank.
         """
         view = self._view(batch)
-        num_samples = min(view.num_samples, self._num_moved)  # a copied row is no sample
-        rows = select_from([view.packed()], np.arange(num_samples))
-        more = max(self._num_moved - int(plan.num_rows[self._rank]), 0)
         here, own = plan.computed_by(self._rank), plan.rows.loaded_by(self._rank)
-        elements = row_elements(rows.lengths.cpu(), rows.schema).numpy()
-        wrong, own_elements = 0, plan.rows.num_elements[own]
-        brought = gather_rows([self._loaded], np.arange(len(own)), own_elements.sum(0).tolist())
+        num_samples = min(view.num_samples, len(here)) if not view.pads else view.num_samples
+        packed, wrong = view.packed(), 0
         changed = np.zeros(len(plan.rows.workloads), dtype=np.int64)
-        changed[own] = row_hashes(brought.unpack(), brought.num_rows)
-        if len(elements) == len(here):
-            wrong = len(here) - int((elements == plan.rows.num_elements[here]).all(1).sum())
-            changed[here] -= row_hashes(rows.unpack(), rows.num_rows)
-        _raise_if_wrong(self._exchanging.all_gather(np.append([num_samples + more, wrong], changed)), plan)
+        changed[own] = row_hashes(select_rows([self._loaded], np.arange(len(own))), len(own))
+        if num_samples == len(here):
+            same = packed.lengths[:num_samples] == plan.rows.key_lengths[here]
+            wrong = len(here) - int(same.all(1).sum())
+            changed[here] -= row_hashes(select_rows([packed], np.arange(num_samples)), num_samples)
+        numbers = np.append([num_samples + self._more, wrong], changed)
+        _raise_if_wrong(self._exchanging.all_gather(numbers), plan)
         return batch
 
 

@@ -142,9 +142,7 @@ def test_pieces_are_those_of_training(tmp_path):
     for work, num_tokens in zip(steps.workloads.reshape(-1, 32), steps.tokens.reshape(-1, 32), strict=True):
         items, one = num_tokens // 2, np.ones_like(num_tokens)
         counts = np.stack([one, items, items], 1)  # user, item, action
-        samples = RowTable(
-            loaded, loaded, work, num_tokens, items, num_tokens[:, None], 8 * num_tokens, counts
-        )
+        samples = RowTable(loaded, loaded, work, num_tokens, items, counts, 8 * num_tokens, counts)
         plan = make_plan(*cut_and_place(samples, Partitioning(settings), hstu_cutting(flops)))
         loads = np.bincount(plan.destination, plan.rows.workloads, minlength=ranks)
         imbalance.append(loads.max() / loads.mean())
@@ -179,7 +177,7 @@ def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal):
     loaded = np.full(3, 2)
     samples = RowTable(
         *(loaded, loaded, flops.per_sample(tokens), tokens, tokens),
-        num_elements=np.zeros((6, 0), dtype=np.int64),
+        key_lengths=np.zeros((6, 0), dtype=np.int64),
         sample_bytes=8 * tokens,
         row_counts=np.zeros((6, 0), dtype=np.int64),
     )

@@ -11,12 +11,12 @@ from tensordict import TensorDictBase
 from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.distributed.exchange import EXCHANGES
+from commons.distributed.shuffler_settings import EXCHANGE_NAMES
 from commons.sequence_batch import BaseBatch
 from tests.drawn_batches import draw_batch
 from tests.process_pool import rank_device
 
-BOTH = sorted(EXCHANGES)
+BOTH = sorted(EXCHANGE_NAMES)
 # Collectives in which they move samples.
 PAYLOAD = {"all_gather": "all_gather_into_tensor", "all_to_all": "all_to_all_single"}
 

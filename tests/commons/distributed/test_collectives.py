@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed.exchange import EXCHANGES
+from commons.distributed.exchange import route_of
 from commons.distributed.placement import Partitioning, place
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.sequence_batch.row_schema import FieldSchema, RowSchema
 from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
 from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, agreed, check_identical, many_fields
 from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler
@@ -128,7 +129,8 @@ def test_all_to_all_sends_at_most_a_hundredth_of_an_all_gather_at_64_ranks_of_mo
     ranks, rows = 64, 32
     ratings = np.bincount(np.loadtxt(MOVIELENS_100K / "u.data", usecols=0, dtype=np.int64))[1:]
     rng = np.random.default_rng(0)
-    sent, received = [], []
+    fields = [FieldSchema(name, "jagged", ("",), torch.int64, ()) for name in ("features", "labels")]
+    schema, sent, received = RowSchema(tuple(fields)), [], []
     for _ in range(3):
         lengths = rng.choice(ratings, ranks * rows)
         tokens = 2 * lengths + 1
@@ -138,6 +140,7 @@ def test_all_to_all_sends_at_most_a_hundredth_of_an_all_gather_at_64_ranks_of_mo
         each = np.full(ranks, rows)
         loaded = RowTable(each, each, workloads, tokens, lengths, elements, size, elements)
         plan = place(loaded, Partitioning(ShufflerSettings("rebalance")))
-        sent += [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]
-        received += [EXCHANGES["all_gather"].traffic(plan, rank).received for rank in range(ranks)]
+        straight = [route_of(plan, rank, schema, "all_to_all").traffic for rank in range(ranks)]
+        sent += [traffic.sent for traffic in straight]
+        received.append(route_of(plan, 0, schema, "all_gather").traffic.received)
     assert 0 < np.mean(sent) <= np.mean(received) / 100

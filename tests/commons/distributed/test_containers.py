@@ -14,7 +14,7 @@ from tensordict import NonTensorStack, TensorDict
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
-from commons.distributed.exchange import EXCHANGES
+from commons.distributed.shuffler_settings import EXCHANGE_NAMES
 from commons.sequence_batch.batch_view import view_batch
 from tests.commons.distributed.container_batches import (
     KINDS,
@@ -60,7 +60,7 @@ def test_nothing_of_any_container_is_lost(pools, kind):
             st.integers(1, 5).map(lambda rows: (rows,) * 3),
             st.tuples(*[st.integers(1, 5)] * 3),
         ),
-        exchange=st.sampled_from(sorted(EXCHANGES)),
+        exchange=st.sampled_from(sorted(EXCHANGE_NAMES)),
         equal_rows=st.booleans(),
     )
     def conserved(seed, rows, exchange, equal_rows):

@@ -335,7 +335,7 @@ class Handling(Named):
 
     def around_exchange(self, rows, plan, exchange):
         moved = exchange(rows, plan)
-        self.seen.append((rows.num_rows, moved.num_rows))
+        self.seen.append((rows.num_rows, len(moved["matrix"])))
         return moved
 
     def after_exchange(self, batch, plan):
@@ -354,7 +354,7 @@ def _handled() -> list[bool]:
         outer, [inner, moved] = shuffler.exchange(batch, plan)
         assert (outer, inner) == ("b", "a") and sample_ids(moved)
         assert features[0].seen == features[1].seen
-        assert features[0].seen[-1] == (batch.batch_size, plan.num_placed[rank])
+        assert features[0].seen[-1] == (batch.batch_size, plan.num_rows[rank])
         moves.append(plan.moves)
     return moves
 

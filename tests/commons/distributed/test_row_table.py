@@ -73,7 +73,7 @@ def test_taken_rows_stay_with_the_ranks_that_loaded_them(drawn):
     assert np.array_equal(taken.home, rows.home[numbers])
     # Padding stays, too.
     assert np.array_equal(taken.batch_sizes - taken.num_loaded, rows.batch_sizes - rows.num_loaded)
-    for name in ("tokens", "num_elements", "row_counts", "work", "starts_sample"):
+    for name in ("tokens", "key_lengths", "row_counts", "work", "starts_sample"):
         assert np.array_equal(getattr(taken, name), getattr(rows, name)[numbers]), name
     for name, column in rows.columns.items():
         assert np.array_equal(taken.columns[name], column[numbers])

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 import numpy as np
+import torch
 from hypothesis import given
 
 from commons.distributed import ShufflePlan
 from commons.distributed.exchange import route_of
 from commons.distributed.shuffle_plan import join_plans
-from commons.sequence_batch.row_schema import aligned
+from commons.sequence_batch.row_schema import FieldSchema, RowSchema
 from tests.commons.distributed.drawn_plans import plans
 
 
@@ -58,16 +59,22 @@ def test_a_plan_moves_rows_unless_all_stay_where_they_were_loaded(drawn):
 @given(drawn=plans())
 def test_both_ends_of_a_route_agree(drawn):
     plan, _ = drawn
-    routes = [route_of(plan, rank) for rank in range(plan.num_ranks)]
+    fields = [FieldSchema(name, "jagged", ("",), torch.int64, ()) for name in ("ids", "labels")]
+    schema = RowSchema(tuple(fields))
+    routes = [route_of(plan, rank, schema, "all_to_all") for rank in range(plan.num_ranks)]
     for here, route in enumerate(routes):
-        assert np.array_equal(route.held.ranks, plan.destination[plan.rows.home == here])
+        if not plan.moves:
+            assert route.leaving is None
+            continue
         for there, other in enumerate(routes):
-            sent, received = route.held.ranks == there, other.wanted.ranks == here
-            assert np.array_equal(route.held.elements[sent], other.wanted.elements[received])
-            num_bytes = route.held.chunk_bytes[there]
-            assert num_bytes == other.wanted.chunk_bytes[here]
             moving = (plan.rows.home == here) & (plan.destination == there)
-            assert num_bytes == (0 if here == there else aligned(plan.rows.sample_bytes[moving].sum()))
+            lengths = plan.rows.key_lengths[moving]
+            num_bytes = route.sent_bytes[there]
+            assert num_bytes == other.received_bytes[here]
+            assert num_bytes == (0 if here == there else 8 * lengths.sum())
+            if here != there:
+                arriving = dict(other.arriving).get(here, lengths[:0])
+                assert np.array_equal(arriving, lengths)
 
 
 def _changes(plan: ShufflePlan) -> Iterator[tuple[str, ShufflePlan]]:

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from commons.distributed import BatchShufflerFactory
-from commons.distributed.exchange import EXCHANGES
 from commons.distributed.placement import Partitioning
 from commons.distributed.row_table import RowTable
-from commons.distributed.shuffler_settings import EXCHANGE_NAMES, MOVED, PARTITIONERS, ShufflerSettings
+from commons.distributed.shuffler_settings import MOVED, PARTITIONERS, ShufflerSettings
 from tests.commons.distributed.shufflers import FieldShuffler
 
 
@@ -71,10 +70,6 @@ def test_the_error_of_a_window_names_the_ways_left(settings):
     (sentence,) = error.value.args
     for way in ("SplitSamples", "more rows", "datasets.BucketSampler", "partition.balance_window"):
         assert way in sentence
-
-
-def test_settings_name_every_exchange():
-    assert sorted(EXCHANGE_NAMES) == sorted(EXCHANGES)
 
 
 def test_every_shuffler_checks_its_settings():

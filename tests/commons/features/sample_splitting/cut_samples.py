@@ -26,6 +26,7 @@ from commons.sequence_batch.cut_rules import (
     FieldRule,
     ItemGroup,
 )
+from commons.sequence_batch.packed_rows import read_lengths
 from commons.sequence_batch.row_schema import RowSchema
 from tests.commons.histories import FLOPS, drawn_lengths, histories, keyed
 
@@ -158,9 +159,7 @@ def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[RowTable, Cutting
     fields, row_counts = batch.per_sample_fields(), batch.row_counts()
     schema, names = RowSchema.of(fields), tuple(row_counts)
     counts = np.stack([of_rows.long().numpy() for of_rows in row_counts.values()], 1)
-    elements = np.stack(
-        [_elements(fields[field.name], batch.batch_size) for field in schema.jagged_fields], 1
-    )
+    lengths = read_lengths(fields, schema, batch.batch_size)
     view, per_rank = view_batch(batch), np.array(ranks, dtype=np.int64)
     samples = RowTable(
         per_rank,
@@ -168,18 +167,14 @@ def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[RowTable, Cutting
         np.zeros(batch.batch_size, dtype=np.int64),
         view.num_tokens().long().numpy(),
         view.num_loss_tokens().long().numpy(),
-        elements,
-        schema.row_bytes(elements),
+        lengths,
+        schema.row_bytes(lengths),
         counts,
     )
     cutting = Cutting(rules, schema, names, flops if hasattr(batch, "num_candidates") else quadratic)
     known = cutting.counts(samples)
     costs = cutting.prefix_cost(samples.tokens, known | rules.fixed_tokens(known))
     return replace(samples, workloads=costs, work=costs[:, None]), cutting
-
-
-def _elements(value: KeyedJaggedTensor, num_rows: int) -> np.ndarray:
-    return value.lengths().view(-1, num_rows).sum(0).numpy()
 
 
 def placed(
@@ -234,7 +229,5 @@ def check_cut(batch: BaseBatch, plan: ShufflePlan, cutting: Cutting) -> None:
     for column, lengths in enumerate(cut.row_counts().values()):
         assert (lengths.numpy() == plan.rows.row_counts[:, column]).all()
     fields = cut.per_sample_fields()
-    for column, field in enumerate(RowSchema.of(fields).jagged_fields):
-        lengths = fields[field.name].lengths().view(-1, cut.batch_size).sum(0)
-        assert (lengths.numpy() == plan.rows.num_elements[:, column]).all()
-    assert (plan.rows.sample_bytes == cutting.schema.row_bytes(plan.rows.num_elements)).all()
+    assert np.array_equal(read_lengths(fields, RowSchema.of(fields), cut.batch_size), plan.rows.key_lengths)
+    assert (plan.rows.sample_bytes == cutting.schema.row_bytes(plan.rows.key_lengths)).all()

@@ -100,11 +100,6 @@ class Uncuttable(AheadBatch):
         return None
 
 
-class OfUnknownLengths(AheadBatch):
-    def row_counts(self):
-        return {}
-
-
 class WithoutCost(TokenShuffler):
     prefix_cost = None
 
@@ -130,15 +125,13 @@ def test_what_cannot_be_cut_is_refused_with_one_sentence():
         partial(TokenShuffler, features=[SplitSamples()]),
     ]
     errors = [error_of(maker) for maker in makers]
-    for kind in (Uncuttable, OfUnknownLengths):
-        batch = draw_history(rng, 3, 3)
-        batch.__class__ = kind
-        errors.append(error_of(splitting().plan, batch))
+    batch = draw_history(rng, 3, 3)
+    batch.__class__ = Uncuttable
+    errors.append(error_of(splitting().plan, batch))
     expected = [
         "give it the argument, or WithoutCost a method of this name",
         "equal_rows=True with SplitSamples: a piece takes a row, and rows follow the load; set it False",
         f"SplitSamples: a {__name__}.Uncuttable cannot be cut; give it cut_rules",
-        "planning does not know the lengths of key 'user' of 'features'",
     ]
     for error, part in zip(errors, expected, strict=True):
         assert part in error
