@@ -8,7 +8,8 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 import torch.distributed as dist
@@ -53,12 +54,28 @@ def cause_elsewhere(error: BaseException) -> str | None:
     return f"rank {_this_rank()} ends, because {reason}"
 
 
+@contextmanager
+def note_if_lost() -> Iterator[None]:
+    """While active, an error of a lost connection gets a note that another rank shows the cause."""
+    try:
+        yield
+    except RuntimeError as error:
+        if (line := cause_elsewhere(error)) is not None:
+            error.add_note(line)
+        raise
+
+
 @functools.cache
 def show_first_cause_only() -> None:
-    """Has ranks that another rank's failure ends print one line in place of a traceback, in any program.
+    """Has ranks that another rank's failure ends print one line in place of a traceback.
 
-    Sets `sys.excepthook`, as `init_process_group` does; what it was before prints the other errors. A lost
-    connection has its traceback, too, if nothing ends this rank for it within `GRACE_S`.
+    For a program with a loop of its own: call it once, on every rank, after `init_process_group`. Nothing
+    else calls it but our trainer. Without it each rank prints a traceback, in which a note names the rank
+    that failed first.
+
+    Sets `sys.excepthook`, as `init_process_group` does; what it was before prints the other errors. A rank
+    that another one's failure ends waits `GRACE_S` for torchrun to end it. A lost connection has its
+    traceback, too, if nothing ends this rank within that time.
     """
     show = sys.excepthook
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,10 @@ class Unshuffle(Feature):
 
     name = "unshuffle"
     order = 50
+
+    def uses(self, device: torch.device) -> Sequence[str]:
+        """Returns a group of its own on GPUs, where it runs on another stream than the exchange."""
+        return () if device.type == "cpu" else ("unshuffle",)
 
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
         """Makes a channel for the ranks to agree on what they return."""
@@ -107,7 +111,6 @@ class Unshuffle(Feature):
             return gather_rows([packed], np.arange(len(held)), counts.sum(0).tolist())
         self._check_kind(packed.schema, values.list_hashes())
         device = packed.lengths.device
-        # It is called on another stream than the exchange, and would wait for that of a later step.
         carrier = group.group_for("exchange" if device.type == "cpu" else "unshuffle", device)
         to, come_from = plan.rows.home[held], plan.destination[at_home]
         elements, elements_to_come = (np.zeros((len(ranks), 0), dtype=np.int64) for ranks in (held, at_home))
