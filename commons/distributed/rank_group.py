@@ -133,8 +133,8 @@ class RankGroup:
     def of(process_group: dist.ProcessGroup | None = None, uses: Sequence[str] = ()) -> RankGroup:
         """Returns the group of the ranks of `process_group`, or of all ranks. Collective over the job.
 
-        All ranks call it at the same time, each with a group of its own, which may be of this rank alone. A
-        group of all ranks that has all uses is there at once.
+        All ranks call it at the same time, each with a group of its own, which may be of this rank alone.
+        Without uses, a group of all ranks that has been made is there at once.
 
         Args:
             process_group: has this rank; None for all ranks.
@@ -281,8 +281,8 @@ class _Job:
 
     def group(self, ranks: Ranks, uses: Uses) -> RankGroup:
         """Returns the group of a set, connected for these uses; collective, as `RankGroup.of`."""
-        known = self._uses.get(ranks)
-        if len(ranks) < dist.get_world_size() or known is None or not known.issuperset(uses):
+        is_there = len(ranks) == dist.get_world_size() and ranks in self.groups
+        if uses or not is_there:
             for each in agree_on_sets(next(self._agreements), ranks, uses):
                 self._connect(*each)
         return self.groups.get(ranks) or RankGroup.alone()

@@ -88,10 +88,13 @@ def _find_sets(posts: Sequence[_Post]) -> list[tuple[Ranks, Uses]] | Exception:
     for ranks, present in members.items():
         for rank in sorted({*ranks} - {*present})[:1]:
             others = next(each for each, theirs in members.items() if rank in theirs)
-            here, there = ("all ranks" if each == everyone else ranks_text(each) for each in (ranks, others))
+            here, there = (
+                ", or a pipeline, for all ranks" if each == everyone else f" for {ranks_text(each)}"
+                for each in (ranks, others)
+            )
             return ValueError(
-                f"rank {present[0]} makes a shuffler for {here}, and rank {rank} at the same time one, or a "
-                f"pipeline, for {there}: {_TOGETHER}"
+                f"rank {present[0]} makes a shuffler{here}, and rank {rank} at the same time one{there}: "
+                f"{_TOGETHER}"
             )
     counts = [count for _, _, count in posts]
     if len({*counts}) > 1:
@@ -99,7 +102,8 @@ def _find_sets(posts: Sequence[_Post]) -> list[tuple[Ranks, Uses]] | Exception:
         return ValueError(
             f"torch {torch.__version__} counts {counts[fewest]} process groups on rank {fewest} and "
             f"{counts[most]} on rank {most}. It names the next one after this number, so ranks would not "
-            "find each other: have all ranks of the job make all groups, without use_local_synchronization=True"
+            "find each other: have all ranks of the job make all groups, without "
+            "use_local_synchronization=True"
         )
     return [(ranks, sorted(uses[ranks])) for ranks in sorted(members) if len(ranks) > 1]
 

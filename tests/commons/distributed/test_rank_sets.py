@@ -63,11 +63,12 @@ def test_ranks_that_do_not_come_in_time_are_named(late):
     results = pool.run(_errors, sets, [0.0, 0.5, late, late], 2.0)
     pool.close(kill=True)
     error = (
-        "RuntimeError: ranks 2 and 3 have not made a shuffler within 2 s: making one for some of the ranks is "
-        "collective over the job: all ranks make theirs at the same time. A rank that keeps its samples makes "
-        "the same shuffler in a group of itself, as in own, _ = dist.new_subgroups_by_enumeration([[0, 1], "
-        "[2]]), because an identity shuffler, or one with enabled=False, takes no part. If they are only "
-        "late, have all ranks wait for them before, as in dist.barrier()"
+        "RuntimeError: ranks 2 and 3 have not made a shuffler within 2 s: making one for some of the ranks "
+        "is collective over the job: all ranks make theirs at the same time. A rank that keeps its samples "
+        "makes the same shuffler in a group of itself, as in own, _ = "
+        "dist.new_subgroups_by_enumeration([[0, 1], [2]]), because an identity shuffler, or one with "
+        "enabled=False, takes no part. If they are only late, have all ranks wait for them before, as in "
+        "dist.barrier()"
     )
     assert results[:2] == [error] * 2
     assert results[2:] == (["(2,)", "(3,)"] if late is None else [error] * 2)
@@ -79,15 +80,15 @@ def test_a_rank_that_does_not_come_to_all_ranks_is_named():
     pool.close(kill=True)
     assert absent == "(1,)"
     assert waiting.startswith(
-        "RuntimeError: rank 1 has not made a shuffler within 1 s: making one for all ranks, or a pipeline, is "
-        "collective over them. If they are only late"
+        "RuntimeError: rank 1 has not made a shuffler within 1 s: making one for all ranks, or a pipeline, "
+        "is collective over them. If they are only late"
     )
 
 
 @pytest.mark.parametrize(
     ("sets", "error"),
     [
-        ([[0, 1], [0, 1], None], "rank 0 makes a shuffler for ranks 0 and 1, and rank 2"),
+        ([[0, 1], [0, 1], None], "rank 2 makes a shuffler, or a pipeline, for all ranks, and rank 0"),
         ([[0, 1], [1, 2], [1, 2]], "rank 0 makes a shuffler for ranks 0 and 1, and rank 1"),
         ([[0, 1], [0, 1], [0, 1]], "rank 2 is not in the process_group it was given"),
     ],
@@ -98,17 +99,19 @@ def test_sets_that_do_not_agree_are_an_error_on_all_ranks(pools, sets, error):
     assert results[0].startswith(f"ValueError: {error}")
 
 
-@on_ranks(3)
-def test_a_pipeline_of_an_identity_beside_a_set_is_an_error_on_all_ranks():
-    """Ranks that wait with a set meet the pipelines of those with an identity."""
+def _error_beside_a_pipeline() -> str:
     pair = dist.new_group([0, 1])
-    error = error_of(RankGroup.of) if dist.get_rank() == 2 else error_of(FieldShuffler, pair)
-    assert error.startswith(
-        "ValueError: rank 2 makes a shuffler for all ranks, and rank 0 at the same time one, or a pipeline, "
+    return error_of(RankGroup.of) if dist.get_rank() == 2 else error_of(FieldShuffler, pair)
+
+
+def test_a_set_beside_the_pipeline_of_an_identity_is_an_error_on_all_ranks():
+    pool = ProcessPool(3)  # in which nothing has connected all ranks
+    errors = pool.run(_error_beside_a_pipeline)
+    pool.close()
+    assert errors == errors[:1] * 3
+    assert errors[0].startswith(
+        "ValueError: rank 2 makes a shuffler, or a pipeline, for all ranks, and rank 0 at the same time one "
         "for ranks 0 and 1: making one for some of the ranks is collective over the job"
-    ) or error.startswith(
-        "ValueError: rank 0 makes a shuffler for ranks 0 and 1, and rank 2 at the same time one, or a "
-        "pipeline, for all ranks"
     )
 
 
