@@ -18,6 +18,7 @@ import torch.distributed as dist
 # ends it, and names the other one as the cause.
 GRACE_S = 10.0
 _RAISED_ON = "raised_on_another_rank"
+_LOST = (dist.DistBackendError, dist.DistNetworkError)  # of messages, and of the job's store
 
 
 def portable(failure: Exception | None) -> tuple[Exception | None, bool]:
@@ -47,7 +48,7 @@ def cause_elsewhere(error: BaseException) -> str | None:
     """Returns a line about the other rank's failure that this error follows from; None for one of its own."""
     if is_copy(error):
         reason = f"rank {error.__dict__[_RAISED_ON]} raised {type(error).__name__}, and shows the traceback"
-    elif isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error):
+    elif isinstance(error, _LOST) or "gloo/transport" in str(error):
         reason = "it lost the connection to another rank, which shows the cause"
     else:
         return None

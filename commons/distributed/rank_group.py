@@ -283,7 +283,9 @@ class _Job:
         """Returns the group of a set, connected for these uses; collective, as `RankGroup.of`."""
         is_there = len(ranks) == dist.get_world_size() and ranks in self.groups
         if uses or not is_there:
-            for each in agree_on_sets(next(self._agreements), ranks, uses):
+            with show_if_slow("waiting for all ranks to make a shuffler"), note_if_lost():
+                sets = agree_on_sets(next(self._agreements), ranks, uses)
+            for each in sets:
                 self._connect(*each)
         return self.groups.get(ranks) or RankGroup.alone()
 
