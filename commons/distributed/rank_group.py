@@ -191,10 +191,11 @@ class RankGroup:
         Raises:
             KeyError: `of` was not asked for this use.
         """
-        backend, control = job_backend(device), self.control
-        if backend == "gloo" and job_backend(job_device()) != "gloo" and control is not None:
-            return control
-        return self._groups[use, backend]
+        key = use, job_backend(device)
+        if key not in self._groups and key[1] == "gloo" and job_device().type != "cpu":
+            assert self.control is not None
+            return self.control
+        return self._groups[key]
 
 
 @functools.cache
@@ -213,9 +214,10 @@ def close_connections() -> None:
     A receive that times out makes gloo do so. Its `abort` and `shutdown` do nothing.
     """
     for group in [] if _job is None else _job.groups.values():
-        next_rank = (group.rank + 1) % group.num_ranks
+        next_rank, control = (group.rank + 1) % group.num_ranks, group.control
+        assert control is not None
         with suppress(RuntimeError):  # it timed out
-            group.control.recv([torch.empty(1, device="cpu")], next_rank, _NEVER_SENT).wait(
+            control.recv([torch.empty(1, device="cpu")], next_rank, _NEVER_SENT).wait(
                 timedelta(milliseconds=1)
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,7 @@ def agree_on_sets(number: int, ranks: Ranks, uses: Uses) -> list[tuple[Ranks, Us
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     job_store = dist.distributed_c10d._get_default_store()
-    store = dist.PrefixStore(f"workload_balancer/sets_{number}", job_store)
+    store: Any = dist.PrefixStore(f"workload_balancer/sets_{number}", job_store)
     posts = [f"post_{of}" for of in range(num_ranks)]
     of_all = ranks == tuple(range(num_ranks))
     post: _Post = None if of_all else ranks, uses, dist.distributed_c10d._world.group_count
@@ -65,7 +66,7 @@ def agree_on_sets(number: int, ranks: Ranks, uses: Uses) -> list[tuple[Ranks, Us
     return end
 
 
-def _end(store: dist.Store, end: list[tuple[Ranks, Uses]] | Exception) -> None:
+def _end(store: Any, end: list[tuple[Ranks, Uses]] | Exception) -> None:
     """Ends a meeting, unless another rank has: all ranks go on with the same."""
     if store.add("ended", 1) == 1:
         store.set("end", pickle.dumps(end))

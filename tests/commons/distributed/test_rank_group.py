@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from datetime import timedelta
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShuffler
+from commons.distributed import BatchShuffler, rank_group
 from commons.distributed.rank_group import RankGroup
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import lopsided_batch
@@ -117,6 +118,16 @@ def test_shufflers_for_the_same_ranks_share_groups():
     # The job's, the user's, control and exchange of all ranks, and of the set where it has several.
     assert pool.run(_groups_of_two_shufflers) == [[4, 6, 6, 6]] * 2 + [[4, 4, 4, 4]]
     pool.close()
+
+
+@on_ranks(2)
+def test_the_host_of_a_job_on_gpus_uses_the_group_for_planning():
+    cpu, group = torch.device("cpu"), RankGroup.of(None, ["exchange"])
+    assert group.group_for("exchange", cpu) is not group.control
+    with pytest.raises(KeyError):
+        group.group_for("another use", cpu)
+    with mock.patch.object(rank_group, "job_device", lambda: torch.device("cuda", 0)):
+        assert group.group_for("another use", cpu) is group.control
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
