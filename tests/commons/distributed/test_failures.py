@@ -29,6 +29,7 @@ def _own_hook(kind: type[BaseException], error: BaseException, where: TracebackT
 def test_a_shuffler_and_a_pipeline_leave_a_programs_hook_alone():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "excepthook", _own_hook)
+        show_first_cause_only.cache_clear()  # another test in this process may have called it
         FieldShuffler().shuffle(lopsided_batch())
         ranking_pipeline("native", TokenShuffler())
         assert sys.excepthook is _own_hook
