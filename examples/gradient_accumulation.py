@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchrec import JaggedTensor
-from workload_balancer.distributed import BatchShuffler  # balancing
+from workload_balancer.distributed import BatchShuffler, show_first_cause_only  # balancing
 
 ACCUMULATED = 2  # batches per optimizer step
 
@@ -85,6 +85,7 @@ def train(data: list[tuple[torch.Tensor, ...]], device: torch.device) -> tuple[t
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
+    show_first_cause_only()  # balancing
     rank = dist.get_rank()
     losses, _ = train([draw(rank, row) for row in range(317 - 3 * rank)], torch.device("cpu"))
     for loss in losses if rank == 0 else ():

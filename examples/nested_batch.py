@@ -13,7 +13,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from workload_balancer.distributed import BatchShuffler  # balancing
+from workload_balancer.distributed import BatchShuffler, show_first_cause_only  # balancing
 from workload_balancer.pipeline import TrainPipelineFactory  # balancing
 
 FEATURES = ["viewed", "bought", "shown"]
@@ -94,6 +94,7 @@ def train(data: list[dict[str, torch.Tensor]], device: torch.device) -> tuple[to
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
+    show_first_cause_only()  # balancing
     rank = dist.get_rank()
     losses, _ = train([draw(rank, row) for row in range(157 - 3 * rank)], torch.device("cpu"))
     for loss in losses if rank == 0 else ():

@@ -12,7 +12,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from workload_balancer.distributed import BalanceReport, BatchShuffler
+from workload_balancer.distributed import BalanceReport, BatchShuffler, show_first_cause_only
 from workload_balancer.sequence_batch import BaseBatch
 
 
@@ -53,6 +53,7 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    show_first_cause_only()
     model = PurchaseModel().to(device)
     apply_optimizer_in_backward(torch.optim.SGD, model.embeddings.parameters(), {"lr": 0.1})
     optimizer = torch.optim.Adam(model.head.parameters(), lr=0.03)

@@ -18,7 +18,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 # before: from torchrec.distributed import TrainPipelineSparseDist
-from workload_balancer.distributed import BatchShuffler  # balancing
+from workload_balancer.distributed import BatchShuffler, show_first_cause_only  # balancing
 from workload_balancer.pipeline import TrainPipelineFactory  # balancing
 
 LEARNING_RATE = 0.5
@@ -84,6 +84,7 @@ def train(data: list[Row], device: torch.device) -> tuple[torch.Tensor, torch.nn
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
+    show_first_cause_only()  # balancing
     rank = dist.get_rank()
     losses, _ = train([draw(rank, row) for row in range(157 - 3 * rank)], torch.device("cpu"))
     for loss in losses if rank == 0 else ():

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Sampler
+from workload_balancer.distributed import show_first_cause_only
 from workload_balancer.partition import rebalance
 
 ROWS, ITEMS = 16, 300
@@ -125,6 +126,7 @@ def train(steps: int, checkpoint: dict | None = None) -> tuple[torch.Tensor, dic
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
+    show_first_cause_only()
     first, checkpoint = train(steps=10)
     rest, _ = train(steps=100, checkpoint=checkpoint)
     for loss in torch.cat([first, rest]) if dist.get_rank() == 0 else ():

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .balance_report import BalanceReport
     from .batch_shuffler import BatchShuffler
     from .batch_shuffler_factory import BatchShufflerFactory, IdentityShuffler, register_batch_shuffler
+    from .failures import show_first_cause_only
     from .feature import Feature
     from .shuffle_plan import ShufflePlan
     from .shuffler_settings import PARTITIONERS, ShufflerSettings
@@ -22,6 +23,7 @@ __all__ = [
     "ShufflePlan",
     "ShufflerSettings",
     "register_batch_shuffler",
+    "show_first_cause_only",
 ]
 
 __getattr__ = imported_on_use(
@@ -30,6 +32,7 @@ __getattr__ = imported_on_use(
         "balance_report": ["BalanceReport"],
         "batch_shuffler": ["BatchShuffler"],
         "batch_shuffler_factory": ["BatchShufflerFactory", "IdentityShuffler", "register_batch_shuffler"],
+        "failures": ["show_first_cause_only"],
         "feature": ["Feature"],
         "shuffle_plan": ["ShufflePlan"],
         "shuffler_settings": ["PARTITIONERS", "ShufflerSettings"],

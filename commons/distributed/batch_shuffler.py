@@ -53,7 +53,8 @@ class BatchShuffler(ABC):
     first step until the loaders have ended or the pipeline is reset. Meanwhile `plan` is an error.
 
     Args:
-        process_group: the ranks to balance among; None means all. Making a shuffler is collective over them.
+        process_group: the ranks to balance among; None means all. Making a shuffler is collective over the
+            job, also for a rank that is the only one of its group, unless it moves no samples.
         enabled: whether samples move. If False, everything else is the same: the stage, the loss, and the
             report, whose loads are those as loaded. Settings of placement then have no effect.
         cost: of samples, tokens, and each column of `get_workloads`, in nanoseconds, as a calibration of the
@@ -74,8 +75,10 @@ class BatchShuffler(ABC):
     Raises:
         TypeError: a setting is unknown or has the wrong type, or `features` has something else.
         KeyError: unknown partitioner or exchange.
-        ValueError: this rank is not in `process_group`; a setting is out of range, or has no effect; or
-            `enabled` is False, and features need samples that move.
+        ValueError: a rank is not in its `process_group`, or ranks name groups that do not agree, raised on
+            all ranks; a setting is out of range, or has no effect; or `enabled` is False, and features need
+            samples that move.
+        RuntimeError: ranks have not made theirs within a minute.
     """
 
     shared_fields: Sequence[str] = ()
@@ -109,7 +112,9 @@ class BatchShuffler(ABC):
                 "compare with"
             )
         self.partitioning = Partitioning(self.settings, self.features)
-        self.group = RankGroup.of(process_group) if self.moves_samples else RankGroup.alone()
+        # Connected here, so that no step waits for it.
+        uses = ["exchange", *(use for feature in self.features for use in feature.uses(job_device()))]
+        self.group = RankGroup.of(process_group, uses) if self.moves_samples else RankGroup.alone()
         shared = self.shared_fields
         if isinstance(shared, str):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
@@ -118,8 +123,8 @@ class BatchShuffler(ABC):
         self._move = chain(self.features, "around_exchange", self._move_rows)
         self._loss_scale = LossScale(self.group)
         self.expects_scale = True
-        if self.group.num_ranks > 1:
-            self.group.group_for("exchange", job_device())  # connected here, so that no step waits for it
+        if self.moves_samples and dist.is_initialized() and dist.get_world_size() > 1:
+            # A rank alone, too: it places the others' rows in a pipeline, and would wait for them there.
             warm_up(self.settings, self.features)
         for feature in self.features:
             feature.is_taken = True
@@ -165,8 +170,6 @@ class BatchShuffler(ABC):
     def plan_over(self, ranks: RankGroup) -> None:
         """Plans for all of these ranks from now on, as pipelines need it; collective over them."""
         if ranks.ranks != self.planner.ranks.ranks:
-            if self.group.num_ranks == 1 and self.moves_samples:  # it places the others' rows, too
-                warm_up(self.settings, self.features)
             self.planner = Planner(self, ranks)
 
     def plan(self, batch: Any) -> ShufflePlan:

@@ -8,7 +8,8 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 import torch.distributed as dist
@@ -17,6 +18,7 @@ import torch.distributed as dist
 # ends it, and names the other one as the cause.
 GRACE_S = 10.0
 _RAISED_ON = "raised_on_another_rank"
+_LOST = (dist.DistBackendError, dist.DistNetworkError)  # of messages, and of the job's store
 
 
 def portable(failure: Exception | None) -> tuple[Exception | None, bool]:
@@ -46,19 +48,35 @@ def cause_elsewhere(error: BaseException) -> str | None:
     """Returns a line about the other rank's failure that this error follows from; None for one of its own."""
     if is_copy(error):
         reason = f"rank {error.__dict__[_RAISED_ON]} raised {type(error).__name__}, and shows the traceback"
-    elif isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error):
+    elif isinstance(error, _LOST) or "gloo/transport" in str(error):
         reason = "it lost the connection to another rank, which shows the cause"
     else:
         return None
     return f"rank {_this_rank()} ends, because {reason}"
 
 
+@contextmanager
+def note_if_lost() -> Iterator[None]:
+    """While active, an error of a lost connection gets a note that another rank shows the cause."""
+    try:
+        yield
+    except RuntimeError as error:
+        if (line := cause_elsewhere(error)) is not None:
+            error.add_note(line)
+        raise
+
+
 @functools.cache
 def show_first_cause_only() -> None:
-    """Has ranks that another rank's failure ends print one line in place of a traceback, in any program.
+    """Has ranks that another rank's failure ends print one line in place of a traceback.
 
-    Sets `sys.excepthook`, as `init_process_group` does; what it was before prints the other errors. A lost
-    connection has its traceback, too, if nothing ends this rank for it within `GRACE_S`.
+    For a program with a loop of its own: call it once, on every rank, after `init_process_group`. Nothing
+    else calls it but our trainer. Without it each rank prints a traceback, in which a note names the rank
+    that failed first.
+
+    Sets `sys.excepthook`, as `init_process_group` does; what it was before prints the other errors. A rank
+    that another one's failure ends waits `GRACE_S` for torchrun to end it. A lost connection has its
+    traceback, too, if nothing ends this rank within that time.
     """
     show = sys.excepthook
 

@@ -99,6 +99,10 @@ class Feature:
     def check(self, settings: ShufflerSettings) -> None:
         """Raises a `SettingError` if it does not work with the core's settings; before all else."""
 
+    def uses(self, device: torch.device) -> Sequence[str]:
+        """Returns names of process groups that it needs on the job's device; see `RankGroup.group_for`."""
+        return ()
+
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
         """Prepares for plans of these ranks; called again when a pipeline plans for more. Collective."""
 

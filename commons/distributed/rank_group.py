@@ -13,15 +13,14 @@ the device keeps to it, too. Messages between hosts are no part of it, whichever
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import itertools
 import logging
 import os
 import pickle
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -32,7 +31,8 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ..tried_versions import warn_of_untried
-from .failures import portable, raise_first, show_first_cause_only
+from .failures import note_if_lost, portable, raise_first
+from .rank_sets import Ranks, Uses, agree_on_sets
 from .slow_start import show_if_slow
 
 logger = logging.getLogger(__name__)
@@ -72,11 +72,12 @@ class Channel:
         while there < self.num_ranks:
             end = min(2 * there, self.num_ranks)
             source, target = ((self.rank + ahead) % self.num_ranks for ahead in (there, -there))
-            arriving = dist.irecv(rows[there:end], group=self.group, tag=self.tag, group_src=source)
-            leaving = dist.isend(rows[: end - there], group=self.group, tag=self.tag, group_dst=target)
-            for message in (arriving, leaving):
-                if message is not None:
-                    message.wait()
+            with note_if_lost():
+                arriving = dist.irecv(rows[there:end], group=self.group, tag=self.tag, group_src=source)
+                leaving = dist.isend(rows[: end - there], group=self.group, tag=self.tag, group_dst=target)
+                for message in (arriving, leaving):
+                    if message is not None:
+                        message.wait()
             there = end
         return np.roll(table, self.rank, axis=0)
 
@@ -111,7 +112,8 @@ class RankGroup:
     Attributes:
         ranks: ascending ranks of the job in the group.
         rank: this process's place among them.
-        control: gloo, for channels; None for a single rank. Only checkpoints run collectives on it.
+        control: gloo, for channels; None for a single rank. Only checkpoints run collectives on it, and
+            exchanges on the host of a job on GPUs.
         hosts: names of the hosts of all its ranks.
         ranks_per_node: if each node has this many consecutive ranks of the group; None if nodes do not
             matter, as on one machine, or have different numbers of ranks.
@@ -128,38 +130,40 @@ class RankGroup:
         self.wait_seconds = 0.0
 
     @staticmethod
-    def of(process_group: dist.ProcessGroup | None = None) -> RankGroup:
-        """Returns the group of the ranks of `process_group`, or of all ranks. Collective over those ranks.
+    def of(process_group: dist.ProcessGroup | None = None, uses: Sequence[str] = ()) -> RankGroup:
+        """Returns the group of the ranks of `process_group`, or of all ranks. Collective over the job.
+
+        All ranks call it at the same time, each with a group of its own, which may be of this rank alone.
+        Without uses, a group of all ranks that has been made is there at once.
+
+        Args:
+            process_group: has this rank; None for all ranks.
+            uses: what `group_for` gets process groups for, on the job's device.
 
         Raises:
-            ValueError: this rank is not in `process_group`.
+            ValueError: a rank is not in its `process_group`, or the ranks of one name another; on all ranks.
+            RuntimeError: ranks have not come within a minute; on the others, and on those that come later.
         """
         warn_of_untried()
-        if process_group is not None and dist.get_rank(process_group) < 0:
-            raise ValueError(
-                f"rank {dist.get_rank()} is not in the process_group it was given; a rank balances among the "
-                "ranks of a group that it belongs to"
-            )
-        if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
+        if not dist.is_initialized() or dist.get_world_size() == 1:
             return RankGroup.alone()
-        show_first_cause_only()
-        job = dist.group.WORLD
-        if _groups_of_job[0] is not job:  # the process has left a job, and joined another
-            _groups_of_job[:] = [job, {}]
-        ranks = tuple(sorted(dist.get_process_group_ranks(process_group)))  # as new_group sorts them
-        known: dict[tuple[int, ...], RankGroup] = _groups_of_job[1]
-        if ranks not in known:
-            with show_if_slow(f"connecting {len(ranks)} ranks for planning"):
-                named = [0] * len(ranks)
-                dist.all_gather_object(named, _groups_named, group=process_group)
-                control = _new_group(ranks, "gloo", max(named))
-                known[ranks] = RankGroup(ranks, dist.get_rank(control), control)
-        return known[ranks]
+        is_in = process_group is None or dist.get_rank(process_group) >= 0
+        ranks = tuple(sorted(dist.get_process_group_ranks(process_group))) if is_in else ()
+        return _this_job().group(ranks, [(use, job_backend(job_device())) for use in uses])
 
     @staticmethod
     def alone() -> RankGroup:
         """Returns the group of this rank only: nothing to communicate."""
         return RankGroup(ranks=(dist.get_rank() if dist.is_initialized() else 0,), rank=0)
+
+    def add_group(self, use: str, backend: str, group: dist.ProcessGroup) -> None:
+        """Takes a process group of these ranks for a use, and connects them. Collective over them."""
+        if backend == "nccl":
+            _warn_of_launch_order()
+        self._groups[use, backend] = group
+        # NCCL would connect them in the first step.
+        nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=job_device())
+        dist.all_to_all_single(torch.empty_like(nothing), nothing, group=group)
 
     @property
     def num_ranks(self) -> int:
@@ -180,19 +184,17 @@ class RankGroup:
     def group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
         """Returns the process group of these ranks for one use, such as "exchange", on a device.
 
-        The first call for a use is collective. On GPUs, what runs on another stream needs another use, or it
-        would wait for the exchange of a later step.
+        `of` has connected it on the job's device. On the host of a job on GPUs, it is that for planning. On
+        GPUs, what runs on another stream needs another use, or it would wait for the exchange of a later
+        step.
+
+        Raises:
+            KeyError: `of` was not asked for this use.
         """
         key = use, job_backend(device)
-        if key not in self._groups:
-            if key[1] == "nccl":
-                _warn_of_launch_order()
-            with show_if_slow(f"connecting {self.num_ranks} ranks for the {use}"):
-                named = int(self._base.all_gather(np.array([_groups_named])).max())
-                self._groups[key] = _new_group(self.ranks, key[1], named)
-                # NCCL would connect them in the first step.
-                nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
-                dist.all_to_all_single(torch.empty_like(nothing), nothing, group=self._groups[key])
+        if key not in self._groups and key[1] == "gloo" and job_device().type != "cpu":
+            assert self.control is not None
+            return self.control
         return self._groups[key]
 
 
@@ -211,17 +213,22 @@ def close_connections() -> None:
 
     A receive that times out makes gloo do so. Its `abort` and `shutdown` do nothing.
     """
-    for group in _groups_of_job[1].values():
-        next_rank = (group.rank + 1) % group.num_ranks
+    for group in [] if _job is None else _job.groups.values():
+        next_rank, control = (group.rank + 1) % group.num_ranks, group.control
+        assert control is not None
         with suppress(RuntimeError):  # it timed out
-            group.control.recv([torch.empty(1, device="cpu")], next_rank, _NEVER_SENT).wait(
+            control.recv([torch.empty(1, device="cpu")], next_rank, _NEVER_SENT).wait(
                 timedelta(milliseconds=1)
             )
 
 
 def job_device() -> torch.device:
-    """Returns the device on which the job's default group communicates: this rank's GPU if it has NCCL."""
-    if job_backend(torch.device("cuda")) != "nccl" or not torch.cuda.is_available():
+    """Returns the device on which the job's default group communicates: this rank's GPU if it has NCCL.
+
+    The host without a job.
+    """
+    has_gpus = dist.is_initialized() and torch.cuda.is_available()
+    if not has_gpus or job_backend(torch.device("cuda")) != "nccl":
         return torch.device("cpu")
     job: Any = dist.group.WORLD
     return job.bound_device_id or torch.device("cuda", torch.cuda.current_device())
@@ -231,19 +238,6 @@ def job_backend(device: torch.device) -> str:
     """Returns the backend of the job's default group on a device; if it has none, the usual one."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
     return backends.get(device.type) or dist.get_default_backend_for_device(device)
-
-
-# The job, and the groups of more than one rank that this process has made in it.
-_groups_of_job: list = [None, {}]
-
-
-def _new_group(ranks: Sequence[int], backend: str, groups_named: int) -> dist.ProcessGroup:
-    """Makes a process group of the ranks, where one of them has named `groups_named` at most. Collective."""
-    only_these = len(ranks) < dist.get_world_size()
-    with _agreed_names(groups_named) if only_these else nullcontext():
-        return dist.new_group(
-            ranks, timeout=job_timeout(backend), backend=backend, use_local_synchronization=only_these
-        )
 
 
 def job_timeout(backend: str) -> timedelta | None:
@@ -270,34 +264,59 @@ def ranks_per_node(nodes: list[str]) -> int | None:
     return size if even and 1 < size < len(nodes) else None
 
 
-_groups_named = 0  # by this process
+class _Job:
+    """The groups of the job that this process is in. All ranks make the same ones, in the same order.
 
+    Torch names a group after a count of groups that each rank keeps. So also those that are not in a group
+    take part, or a later one would have another name on them, and wait for the others until it times out.
 
-@contextmanager
-def _agreed_names(groups_named: int) -> Iterator[None]:
-    """While active, some ranks can make groups without the other ranks of the job.
-
-    Torch names a group of some ranks after a count of groups: those that the process is in, or from 2.14 on
-    those it has made. Ranks with different counts would wait for each other under different names until they
-    time out. A group that raises the count on its members alone would break a later group of all ranks in the
-    same way. So these groups have names of their own, and leave torch's counts alone.
+    Attributes:
+        world: the job's default group.
+        groups: of more than one rank, with this one.
     """
-    global _groups_named
-    _groups_named = groups_named
-    c10d: Any = dist.distributed_c10d
-    name_by_torch = c10d._process_group_name
 
-    def name(ranks: Sequence[int], use_hashed_name: bool) -> str:
-        global _groups_named
-        _groups_named += 1
-        members = hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:16]
-        return f"balanced_{members}_{_groups_named}"
+    def __init__(self, world: dist.ProcessGroup | None) -> None:
+        self.world = world
+        self.groups: dict[Ranks, RankGroup] = {}
+        self._uses: dict[Ranks, set[tuple[str, str]]] = {}  # of the sets of all ranks
+        self._agreements = itertools.count()
 
-    c10d._process_group_name = name
-    try:
-        yield
-    finally:
-        c10d._process_group_name = name_by_torch
+    def group(self, ranks: Ranks, uses: Uses) -> RankGroup:
+        """Returns the group of a set, connected for these uses; collective, as `RankGroup.of`."""
+        is_there = len(ranks) == dist.get_world_size() and ranks in self.groups
+        if uses or not is_there:
+            with show_if_slow("waiting for all ranks to make a shuffler"), note_if_lost():
+                sets = agree_on_sets(next(self._agreements), ranks, uses)
+            for each in sets:
+                self._connect(*each)
+        return self.groups.get(ranks) or RankGroup.alone()
+
+    def _connect(self, ranks: Ranks, uses: Uses) -> None:
+        """Connects ranks for planning and for uses, where they are not. Collective over the job."""
+        rank, num_ranks = dist.get_rank(), len(ranks)
+        if ranks not in self._uses:
+            with show_if_slow(f"connecting {num_ranks} ranks for planning"):
+                control = dist.new_group(ranks, timeout=job_timeout("gloo"), backend="gloo")
+                if rank in ranks:
+                    self.groups[ranks] = RankGroup(ranks, ranks.index(rank), control)
+            self._uses[ranks] = set()
+        for use, backend in uses:
+            if (use, backend) not in self._uses[ranks]:
+                with show_if_slow(f"connecting {num_ranks} ranks for the {use}"):
+                    group = dist.new_group(ranks, timeout=job_timeout(backend), backend=backend)
+                    if rank in ranks:
+                        self.groups[ranks].add_group(use, backend, group)
+                self._uses[ranks].add((use, backend))
+
+
+_job: _Job | None = None
+
+
+def _this_job() -> _Job:
+    global _job
+    if _job is None or _job.world is not dist.group.WORLD:  # the process may have left another
+        _job = _Job(dist.group.WORLD)
+    return _job
 
 
 def to_bytes(value: Any) -> bytes:

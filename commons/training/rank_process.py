@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from ..distributed.failures import GRACE_S, cause_elsewhere
+from ..distributed.failures import GRACE_S, cause_elsewhere, show_first_cause_only
 
 
 @contextmanager
@@ -45,6 +45,7 @@ def rank_process() -> Iterator[torch.device]:
     else:
         device = torch.device("cpu")
         _join("gloo")
+    show_first_cause_only()  # for programs without `run_rank`
     yield device
     # A gloo process that ends while others still talk to it aborts, and so do they.
     dist.barrier()

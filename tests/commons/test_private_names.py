@@ -65,7 +65,7 @@ READ: dict[str, tuple[Callable[[Table], Any], str]] = {
     "torch.autograd": (lambda t: torch.autograd, "_profiler_enabled"),
     "torch.autograd.Variable": (lambda t: torch.autograd.Variable, "_execution_engine"),
     "torch.distributed": (lambda t: dist, "_shard"),
-    "distributed_c10d": (lambda t: dist.distributed_c10d, "_process_group_name"),
+    "distributed_c10d": (lambda t: dist.distributed_c10d, "_get_default_store _world"),
     "ProcessGroup": (lambda t: dist.group.WORLD, "_get_backend"),
     "Options": (lambda t: dist.group.WORLD._get_backend(torch.device("cpu")).options, "_timeout"),
     "checkpoints on disk": (lambda t: filesystem, "_StorageInfo"),

@@ -18,7 +18,7 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from commons.distributed import PARTITIONERS, BatchShuffler
+from commons.distributed import PARTITIONERS, BatchShuffler, show_first_cause_only
 from commons.partition import karmarkar_karp
 from commons.pipeline import TrainPipelineFactory
 
@@ -77,6 +77,7 @@ def load(rows=8):
 
 def main():
     dist.init_process_group("gloo")
+    show_first_cause_only()
     device, model = torch.device("cpu"), Model()
     apply_optimizer_in_backward(torch.optim.SGD, model.embeddings.parameters(), {"lr": 0.1})
     plan = construct_module_sharding_plan(model.embeddings, {"table": row_wise(compute_kernel="fused")})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from ...checks import SettingError
 from ...distributed.count_rows import RowFormat
 from ...distributed.feature import Feature, Place
 from ...distributed.placement import make_plan
-from ...distributed.rank_group import RankGroup, job_device
+from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
@@ -78,8 +78,12 @@ class SplitSamples(Feature):
                 equal_rows=True,
             )
 
+    def uses(self, device: torch.device) -> Sequence[str]:
+        """Returns the group for the fetch."""
+        return ("fetch",)
+
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
-        """Finds the shuffler's costs, and connects the ranks for the fetch."""
+        """Finds the shuffler's costs."""
         prefix_cost = self._given or getattr(shuffler, "prefix_cost", None)
         if prefix_cost is None:
             raise ValueError(
@@ -88,8 +92,6 @@ class SplitSamples(Feature):
             )
         self._shuffler, self._prefix_cost = shuffler, prefix_cost
         self._checks_cuts = any(feature.verifies for feature in shuffler.features)
-        if shuffler.group.num_ranks > 1:
-            shuffler.group.group_for("fetch", job_device())
 
     def warm_up(self) -> None:
         """Compiles the search for cuts."""

@@ -46,6 +46,10 @@ class Unshuffle(Feature):
     name = "unshuffle"
     order = 50
 
+    def uses(self, device: torch.device) -> Sequence[str]:
+        """Returns a group of its own on GPUs, where it runs on another stream than the exchange."""
+        return () if device.type == "cpu" else ("unshuffle",)
+
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
         """Makes a channel for the ranks to agree on what they return."""
         self._shuffler, self._group = shuffler, shuffler.group
@@ -116,7 +120,6 @@ class Unshuffle(Feature):
             return select_rows([packed], np.arange(len(held)), num_rows), packed.lengths[: len(held)]
         self._check_kind(schema, values.list_hashes())
         device = values.device
-        # It is called on another stream than the exchange, and would wait for that of a later step.
         use = "exchange" if device.type == "cpu" else "unshuffle"
         to, come_from = plan.rows.home[held], plan.destination[at_home]
 

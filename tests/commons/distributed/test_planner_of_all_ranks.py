@@ -41,12 +41,18 @@ def test_a_planner_of_all_ranks_places_as_each_group_does(pools):
 
 def _errors_of_inconsistent_ranks() -> list[str]:
     rank = dist.get_rank()
-    low, high, outer = dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([0, 2])
-    identity_in_a_group = BatchShufflerFactory.create("identity") if rank == 1 else FieldShuffler(outer)
-    # Rank 1 belongs to two groups, and takes part with the shuffler that rank 0 does not expect.
-    made = [FieldShuffler(group) for group in (low, high) if dist.get_rank(group) >= 0]
+    low, high, outer = (
+        FieldShuffler(dist.new_subgroups_by_enumeration(sets)[0])
+        for sets in ([[0, 1], [2]], [[0], [1, 2]], [[0, 2], [1]])
+    )
+    # The group of rank 1 alone has no shuffler there, and later rank 1 takes part with one that rank 0 does
+    # not expect.
+    identity_in_a_group = BatchShufflerFactory.create("identity") if rank == 1 else outer
     everyone = RankGroup.of()
-    return [error_of(shuffler.plan_over, everyone) for shuffler in (identity_in_a_group, made[-1])]
+    return [
+        error_of(shuffler.plan_over, everyone)
+        for shuffler in (identity_in_a_group, low if rank == 0 else high)
+    ]
 
 
 def _errors_of_other_settings() -> list[str]:

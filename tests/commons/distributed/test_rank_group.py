@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from datetime import timedelta
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShuffler
+from commons.distributed import BatchShuffler, rank_group
 from commons.distributed.rank_group import RankGroup
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import lopsided_batch
@@ -26,37 +27,40 @@ def _sum_over(group: dist.ProcessGroup | None) -> int:
     return int(rank)
 
 
-def _balance_among_some() -> list[int]:
-    """Ranks are in different numbers of groups, and make different numbers of them to balance among."""
-    low, outer = dist.new_group([0, 1]), dist.new_group([0, 3])
+def _sums(made: RankGroup) -> list[int]:
+    """Returns what the ranks of a group exchange, if they are several, and what they gather."""
+    gathered = made.channel().all_gather(np.array([dist.get_rank()]))
+    exchanged = [_sum_over(made.group_for("exchange", torch.device("cpu")))] if made.num_ranks > 1 else []
+    return [*exchanged, int(gathered.sum())]
+
+
+def _sums_in_one_set_after_another(sets: list[list[list[int]]]) -> list[int]:
+    """Returns the sums of sets that divide the ranks, of all, and of some that torch then groups."""
     sums = []
-    parents = {0: [outer, low, outer], 1: [low], 3: [outer, outer]}.get(dist.get_rank(), [])
-    for parent in parents:
-        made = RankGroup.of(parent)
-        rank = np.array([dist.get_rank()])
-        sums += [
-            _sum_over(made.group_for("exchange", torch.device("cpu"))),
-            int(made.channel().all_gather(rank).sum()),
-        ]
-    everyone = dist.new_group()
-    return [*sums, _sum_over(everyone)]
+    for each in sets:
+        mine, _ = dist.new_subgroups_by_enumeration(each)
+        sums += _sums(RankGroup.of(mine, ["exchange"]))
+        of_all = dist.new_group()
+        sums.append(_sum_over(of_all))
+    pairs = [dist.new_group(ranks) for ranks in ([0, 1], [1, 2])]
+    sums += [_sum_over(pair) for pair in pairs if dist.get_rank(pair) >= 0]
+    return [*sums, *_sums(RankGroup.of(None, ["exchange"]))]
 
 
-def test_groups_of_some_ranks_do_not_keep_later_ones_of_all_from_forming(pools):
-    first, second, third, fourth = pools(4).run(_balance_among_some)
-    assert first == [3, 3, 1, 1, 3, 3, 6]
-    assert second == [1, 1, 6]
-    assert third == [6]
-    assert fourth == [3, 3, 3, 3, 6]
+def test_groups_of_some_ranks_do_not_keep_later_ones_from_forming(pools):
+    sets = [[[0, 2], [1, 3]], [[0, 1, 2], [3]], [[1, 3], [0, 2]], [[3, 0], [2, 1]]]
+    first, second, third, fourth = pools(4).run(_sums_in_one_set_after_another, sets)
+    assert first == [2, 2, 6, 3, 3, 6, 2, 2, 6, 3, 3, 6, 1, 6, 6]
+    assert second == [4, 4, 6, 3, 3, 6, 4, 4, 6, 3, 3, 6, 1, 3, 6, 6]
+    assert third == [2, 2, 6, 3, 3, 6, 2, 2, 6, 3, 3, 6, 3, 6, 6]
+    assert fourth == [4, 4, 6, 3, 6, 4, 4, 6, 3, 3, 6, 6, 6]
 
 
 def _sums_after_leaving_a_job() -> list[int]:
     """Returns what ranks gather and exchange in one job after another, in the same processes."""
-    sums, rank = [], dist.get_rank()
+    sums: list[int] = []
     for port_offset in range(2):
-        made = RankGroup.of()
-        sums.append(int(made.channel().all_gather(np.array([rank])).sum()))
-        sums.append(_sum_over(made.group_for("exchange", torch.device("cpu"))))
+        sums += _sums(RankGroup.of(None, ["exchange"]))
         dist.barrier()
         dist.destroy_process_group()
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1 + port_offset)
@@ -97,6 +101,33 @@ def _rows_and_objects(sizes: list[int]) -> list:
     rows = [channel.all_gather(np.arange(size, dtype=np.int64) + 100 * rank) for size in sizes]
     values = [channel.all_gather_objects("x" * (rank * size)) for size in sizes]
     return [[row.tolist() for row in rows], values]
+
+
+def _groups_of_two_shufflers() -> list[int]:
+    """Returns the groups of this process after each of some shufflers, whose sets divide the ranks."""
+    own, _ = dist.new_subgroups_by_enumeration([[0, 1], [2]])
+    counts = []
+    for group in (None, own, own, None):
+        FieldShuffler(group).shuffle(lopsided_batch())
+        counts.append(len(dist.distributed_c10d._world.pg_map))
+    return counts
+
+
+def test_shufflers_for_the_same_ranks_share_groups():
+    pool = ProcessPool(3)  # of its own, because it counts groups
+    # The job's, the user's, control and exchange of all ranks, and of the set where it has several.
+    assert pool.run(_groups_of_two_shufflers) == [[4, 6, 6, 6]] * 2 + [[4, 4, 4, 4]]
+    pool.close()
+
+
+@on_ranks(2)
+def test_the_host_of_a_job_on_gpus_uses_the_group_for_planning():
+    cpu, group = torch.device("cpu"), RankGroup.of(None, ["exchange"])
+    assert group.group_for("exchange", cpu) is not group.control
+    with pytest.raises(KeyError):
+        group.group_for("another use", cpu)
+    with mock.patch.object(rank_group, "job_device", lambda: torch.device("cuda", 0)):
+        assert group.group_for("another use", cpu) is group.control
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])

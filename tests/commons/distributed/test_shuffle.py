@@ -38,9 +38,13 @@ class Ran:
 
 def _run(case: Case, ranks: list[int] | None = None) -> Ran | str | None:
     """Runs a step; with `ranks`, among these alone. Returns the error where no plan is."""
-    group = None if ranks is None else dist.new_group(ranks)
-    if ranks is not None and dist.get_rank() not in ranks:
-        return None
+    group = None
+    if ranks is not None:
+        others = [[rank] for rank in range(dist.get_world_size()) if rank not in ranks]
+        group, _ = dist.new_subgroups_by_enumeration([ranks, *others])
+        if dist.get_rank() not in ranks:
+            FieldShuffler(group)
+            return None
     try:
         shuffler, batch, plan = planned(case, group)
     except ValueError as error:
@@ -132,14 +136,13 @@ def test_the_order_of_ranks_in_a_group_does_not_matter(pools):
 
 def _balance_among_others() -> str:
     # Both ranks name the group of rank 0 alone.
-    group = dist.new_group([0], use_local_synchronization=True) if dist.get_rank() == 0 else None
-    return error_of(FieldShuffler, dist.GroupMember.NON_GROUP_MEMBER if group is None else group)
+    return error_of(FieldShuffler, dist.new_group([0]))
 
 
-def test_a_group_without_this_rank_is_refused(pools):
-    made, refused = pools(2).run(_balance_among_others)
-    assert made == "no error"
-    assert refused.startswith("ValueError: rank 1 is not in the process_group")
+def test_a_group_without_this_rank_is_refused_on_all(pools):
+    errors = pools(2).run(_balance_among_others)
+    assert errors == errors[:1] * 2
+    assert errors[0].startswith("ValueError: rank 1 is not in the process_group")
 
 
 def _identity() -> bool:

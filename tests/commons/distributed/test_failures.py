@@ -1,0 +1,77 @@
+"""A rank's failure names its cause on the others, and only a program that asks gets another hook for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from commons.distributed import show_first_cause_only
+from commons.distributed.rank_group import RankGroup
+from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.loaded_batches import lopsided_batch
+from tests.commons.distributed.shufflers import FieldShuffler
+from tests.commons.histories import TokenShuffler
+from tests.commons.pipeline.ranking_pipelines import ranking_pipeline
+from tests.on_ranks import on_ranks
+from tests.process_pool import ProcessPool, RankError
+
+
+def _own_hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    raise AssertionError("nothing fails here")
+
+
+@on_ranks(2)
+def test_a_shuffler_and_a_pipeline_leave_a_programs_hook_alone():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "excepthook", _own_hook)
+        show_first_cause_only.cache_clear()  # another test in this process may have called it
+        FieldShuffler().shuffle(lopsided_batch())
+        ranking_pipeline("native", TokenShuffler())
+        assert sys.excepthook is _own_hook
+
+
+@on_ranks(1)
+def test_a_program_that_asks_twice_gets_one_hook():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "excepthook", _own_hook)
+        show_first_cause_only.cache_clear()
+        show_first_cause_only()
+        set_once = sys.excepthook
+        show_first_cause_only()
+        assert set_once is sys.excepthook is not _own_hook
+        show_first_cause_only.cache_clear()
+
+
+class _Failing(FieldShuffler):
+    def get_workloads(self, batch):
+        if dist.get_rank() == 1:
+            raise LookupError("no price for this sample")
+        return super().get_workloads(batch)
+
+
+@on_ranks(3)
+def test_an_error_names_the_rank_that_raised_it():
+    error = error_of(_Failing().plan, lopsided_batch())
+    assert error.startswith("LookupError: no price for this sample")
+    assert ("raised on rank 1:" in error) == (dist.get_rank() != 1)
+
+
+def _leave_while_the_others_gather() -> None:
+    channel = RankGroup.of().channel()
+    if dist.get_rank() == 1:
+        os._exit(1)
+    channel.all_gather(np.zeros(1))
+
+
+def test_a_lost_connection_says_that_another_rank_shows_the_cause():
+    pool = ProcessPool(2)
+    with pytest.raises(RankError) as raised:
+        pool.run(_leave_while_the_others_gather)
+    waiting, left = raised.value.by_rank
+    assert left == "the process died"
+    assert "rank 0 ends, because it lost the connection to another rank, which shows the cause" in waiting
