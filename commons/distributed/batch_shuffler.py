@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,21 +13,24 @@ import torch.distributed as dist
 
 from ..checks import require_type
 from ..perf_model.cost import Cost
+from ..sequence_batch import containers
 from ..sequence_batch.batch_view import BatchView, view_batch
 from ..sequence_batch.packed_rows import PackedRows
 from ..sequence_batch.row_schema import FieldValue
 from .balance_report import WORKLOAD_UNITS
+from .count_rows import Counter, RowFormat, count_rows
 from .exchange import Route, Traffic, route_of, transfer
 from .feature import Feature, chain, order_features
 from .left_loaders import leave, was_left
 from .loss_reduction import LossScale, check_global_mean
 from .placement import Partitioning, warm_up
-from .plan_ahead import PlanAhead
+from .plan_ahead import PlanAhead, PlannedStep
 from .plan_gather import BatchFormat
 from .planner import Planner
 from .rank_group import RankGroup, job_device
+from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
-from .shuffler_settings import LEARNED, make_settings, warn_of_unread_method
+from .shuffler_settings import LEARNED, faster_placement, make_settings, warn_of_unread_method
 
 Batch = TypeVar("Batch")
 # Routes that are kept: a pipeline exchanges a few batches before it runs the first of them.
@@ -118,7 +121,8 @@ class BatchShuffler(ABC):
         shared = self.shared_fields
         if isinstance(shared, str):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
-        self.planner = Planner(self, self.group)
+        self._batch_type: type | None = None
+        self.planner = self._make_planner(self.group)
         self._routes: deque[tuple[ShufflePlan, Route]] = deque(maxlen=_ROUTES)
         self._move = chain(self.features, "around_exchange", self._move_rows)
         self._loss_scale = LossScale(self.group)
@@ -170,7 +174,51 @@ class BatchShuffler(ABC):
     def plan_over(self, ranks: RankGroup) -> None:
         """Plans for all of these ranks from now on, as pipelines need it; collective over them."""
         if ranks.ranks != self.planner.ranks.ranks:
-            self.planner = Planner(self, ranks)
+            self.planner = self._make_planner(ranks)
+
+    def _make_planner(self, ranks: RankGroup) -> Planner:
+        planner = Planner(
+            ranks,
+            self.group,
+            self.partitioning,
+            self.features,
+            self.cost,
+            self._count_rows,
+            self.view,
+            type(self).__name__,
+        )
+        for feature in self.features:
+            feature.setup(self, ranks)
+        return planner
+
+    def _count_rows(self, batch: Any) -> tuple[RowTable, RowFormat]:
+        view = self.view(self.view(batch).to_host())
+        self._check_type(view)
+        columns = {feature.name: feature.columns for feature in self.features}
+        return count_rows(view, self._counters(view.batch), columns)
+
+    def _counters(self, batch: Any) -> dict[str, Counter]:
+        """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""
+        counters: dict[str, Counter] = {}
+        for method in ("get_workloads", "get_tokens", "get_loss_tokens"):
+            is_default = getattr(type(self), method).__qualname__ == f"BatchShuffler.{method}"
+            whose = type(batch if is_default else self).__name__
+            name = method.replace("get_", "num_") if is_default else method
+            counters[f"{whose}.{name}"] = getattr(self, method)
+        return counters
+
+    def _check_type(self, batch: BatchView) -> None:
+        """Checks that this rank's batches are of one type, and whether the first can be exchanged."""
+        if self._batch_type is None:
+            batch.check()
+            self._batch_type = type(batch.batch)
+        else:
+            containers.check_attributes(batch.batch)
+        if type(batch.batch) is not self._batch_type:
+            raise TypeError(
+                f"a batch is a {containers.type_name(batch.batch)}, and the first was a "
+                f"{self._batch_type.__qualname__}; all must be of one type"
+            )
 
     def plan(self, batch: Any) -> ShufflePlan:
         """Places one global batch. Collective over the ranks that plan together, host only.
@@ -299,7 +347,7 @@ class BatchShuffler(ABC):
                 on all ranks.
         """
         self.planner.check_free()
-        ahead, loader = PlanAhead(self), iter(batches)
+        ahead, loader = self.ahead(), iter(batches)
         if was_left(loader):
             ahead.fail(
                 ValueError(
@@ -315,6 +363,30 @@ class BatchShuffler(ABC):
             if ahead.has_batches:
                 leave(loader)
             ahead.drop()
+
+    def ahead(
+        self,
+        device: torch.device | None = None,
+        check: Callable[[PlannedStep], None] | None = None,
+        mode: Callable[[], Any] = lambda: None,
+    ) -> PlanAhead:
+        """Returns what plans steps ahead, for a pipeline; arguments are those of `PlanAhead`."""
+        faster = f"make {type(self).__name__}.get_workloads faster", faster_placement(self.settings)
+        without = [feature.faster_without for feature in self.features if feature.faster_without]
+        return PlanAhead(
+            self.planner,
+            self.view,
+            self._prepare_with_route,
+            (faster[0], without[0]) if without else faster,
+            device,
+            check,
+            mode,
+        )
+
+    def _prepare_with_route(self, batch: Any, plan: ShufflePlan) -> Any:
+        if self.group.num_ranks > 1:
+            self.route(plan)  # so that the training thread only launches copies
+        return self.prepare(batch, plan)
 
     def prepare(self, batch: Any, plan: ShufflePlan) -> Any:
         """Returns this rank's batch of a planned step, None once its loader has ended, to be exchanged."""

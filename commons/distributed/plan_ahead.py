@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +21,10 @@ import torch
 from ..named_ranges import named_range
 from .failures import is_copy
 from .loaded_memory import LoadedMemory
+from .plan_gather import View
+from .planner import Planner
 from .rank_group import close_connections
 from .shuffle_plan import ShufflePlan
-
-if TYPE_CHECKING:
-    from .batch_shuffler import BatchShuffler
 
 logger = logging.getLogger(__name__)
 _ENDED = object()
@@ -56,7 +55,12 @@ class PlanAhead:
     DataLoader with persistent workers is in every epoch.
 
     Args:
-        shuffler: makes the plans.
+        planner: makes the plans.
+        view: of batches.
+        prepare: returns what to exchange of this rank's batch of a planned step, None once its loader has
+            ended; called in the planning thread.
+        faster: what to do where planning takes longer than a step: where counting rows does, and where
+            placing them does.
         device: of the steps, which becomes the thread's current one; None for the caller's.
         check: called with each planned step, in the planning thread.
         mode: returns what a step notes when its batch is loaded.
@@ -67,15 +71,18 @@ class PlanAhead:
 
     def __init__(
         self,
-        shuffler: BatchShuffler,
+        planner: Planner,
+        view: View,
+        prepare: Callable[[Any, ShufflePlan], Any],
+        faster: tuple[str, str],
         device: torch.device | None = None,
         check: Callable[[PlannedStep], None] | None = None,
         mode: Callable[[], Any] = lambda: None,
     ) -> None:
-        self._shuffler, self._planner, self._check = shuffler, shuffler.planner, check
+        self._planner, self._view, self._prepare, self._check = planner, view, prepare, check
         self._thread, self._mode = _Thread(device), mode
-        self._memory = LoadedMemory(shuffler.view)
-        self._slow_plans = _SlowPlans(shuffler)
+        self._memory = LoadedMemory(view)
+        self._slow_plans = _SlowPlans(planner, faster)
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = False
         self._planned: deque[tuple[Iterator[Any], bool, Any, Future[PlannedStep | None]]] = deque()
@@ -175,7 +182,7 @@ class PlanAhead:
                 if batch is _ENDED:
                     return None, None
                 self._memory.loaded(batch)
-                on_host = self._shuffler.view(batch).to_host()
+                on_host = self._view(batch).to_host()
                 if on_host is not batch and self._planner.ranks.rank == 0:
                     _warn_of_device_batches()
                 return (on_host, batch), None
@@ -192,9 +199,7 @@ class PlanAhead:
         if not everyone.has_batch:
             return None
         plan = self._planner.within_set(everyone)
-        if self._shuffler.group.num_ranks > 1:
-            self._shuffler.route(plan)  # so that the training thread only launches copies
-        batch = self._shuffler.prepare(on_host, plan)
+        batch = self._prepare(on_host, plan)
         if batch is on_host:
             batch = given  # what came on the device stays there
         step = PlannedStep(batch, everyone, plan, self._planner.posted)
@@ -206,8 +211,8 @@ class PlanAhead:
 class _SlowPlans:
     """Warns once, on rank 0, if planning takes longer than a step, by medians; times serve nothing else."""
 
-    def __init__(self, shuffler: BatchShuffler) -> None:
-        self._shuffler, self._planner = shuffler, shuffler.planner
+    def __init__(self, planner: Planner, faster: tuple[str, str]) -> None:
+        self._planner, self._faster = planner, faster
         self._steps_to_skip: float = _WARM_UP if self._planner.ranks.rank == 0 else np.inf
         self._times: list[tuple[float, float, float]] = []
 
@@ -224,25 +229,10 @@ class _SlowPlans:
         planning = counting + placing
         if planning > busy:
             self._steps_to_skip = np.inf
-            slow = f"make {type(self._shuffler).__name__}.get_workloads faster"
             logger.warning(
                 f"planning takes {planning:.1f} ms per step, and a step that should hide it {busy:.1f} ms: "
-                f"every step waits for its plan; {slow if counting > placing else _faster(self._shuffler)}"
+                f"every step waits for its plan; {self._faster[0 if counting > placing else 1]}"
             )
-
-
-def _faster(shuffler: BatchShuffler) -> str:
-    """Returns what to set, for a faster placement."""
-    for feature in shuffler.features:
-        if feature.faster_without:
-            return feature.faster_without
-    settings = shuffler.settings
-    if settings.partitioner == "longest_processing_time":
-        return "balance among fewer ranks, as those of one node, with process_group="
-    remedy = 'set partitioner="longest_processing_time" (TrainerArgs.balance_partitioner)'
-    if settings.takes("tolerance"):
-        remedy += ", or raise tolerance (TrainerArgs.balance_tolerance)"
-    return remedy
 
 
 @functools.cache

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,11 +15,9 @@ from ..sequence_batch.batch_view import BatchView
 from ..sequence_batch.row_schema import FieldValue, RowSchema
 from .count_rows import RowFormat
 from .failures import portable, raise_first
+from .feature import Feature
 from .rank_group import Channel, RankGroup, to_bytes
 from .row_table import RowTable
-
-if TYPE_CHECKING:
-    from .batch_shuffler import BatchShuffler
 
 logger = logging.getLogger(__name__)
 # _CHANGED is a batch in which tensors that all samples share are not those of the first batch.
@@ -35,6 +33,7 @@ _LIST_REMEDY = (
 )
 
 Counted = tuple[RowTable, RowFormat]
+View = Callable[[Any], BatchView]
 
 
 class _Offer(NamedTuple):
@@ -107,12 +106,25 @@ class PlanGather:
     The first call agrees on the format, and on the number of rows that a gather carries per rank. Every later
     one is a single all-gather of equal sizes. If a rank has more rows than any before, all ranks see that and
     gather once more. Construction is collective.
+
+    Args:
+        ranks: that gather.
+        settings: by name, which all ranks need alike.
+        features: in their order.
+        view: of batches.
+        moves: whether samples leave this rank.
     """
 
-    def __init__(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
-        self._channel, self._settings = ranks.channel(), _describe_settings(shuffler)
-        self._view, self._features = shuffler.view, shuffler.features
-        self._moves = shuffler.group.num_ranks > 1
+    def __init__(
+        self,
+        ranks: RankGroup,
+        settings: Mapping[str, str],
+        features: Sequence[Feature],
+        view: View,
+        moves: bool,
+    ) -> None:
+        self._channel, self._settings = ranks.channel(), settings
+        self._view, self._features, self._moves = view, features, moves
         self._capacity = 0  # rows that a gather carries per rank
         self.format: BatchFormat | None = None
 
@@ -267,14 +279,6 @@ class PlanGather:
 
 def _columns(row_format: RowFormat) -> tuple[Any, ...]:
     return row_format.num_work, row_format.count_names, row_format.column_names, row_format.loss_dtype
-
-
-def _describe_settings(shuffler: BatchShuffler) -> dict[str, str]:
-    """Returns all settings by name, which the ranks have to have alike."""
-    settings = shuffler.settings
-    described = {field.name: repr(getattr(settings, field.name)) for field in fields(settings)}
-    described |= {feature.name: repr(dict(feature.settings())) for feature in shuffler.features}
-    return described | {"cost": repr(shuffler.cost)}
 
 
 def _check_same_settings(settings: Sequence[Mapping[str, str]]) -> None:

@@ -4,36 +4,40 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
 from ..named_ranges import named_range
 from ..perf_model.cost import Cost
-from ..sequence_batch import containers
-from ..sequence_batch.batch_view import BatchView
-from .count_rows import Counter, RowFormat, count_rows
-from .feature import chain
-from .placement import place, place_sets
-from .plan_gather import BatchFormat, PlanGather
+from .feature import Feature, chain
+from .placement import Partitioning, place, place_sets
+from .plan_gather import BatchFormat, Counted, PlanGather, View
 from .rank_group import RankGroup
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
-
-if TYPE_CHECKING:
-    from .batch_shuffler import BatchShuffler
+from .shuffler_settings import ShufflerSettings
 
 
 class Planner:
     """Makes plans for ranks, whose rows stay within the ranks that they exchange with.
 
     A plan takes one all-gather of host numbers, over a channel of its own. The first one, and one that meets
-    more rows than any before, take a few. Construction is collective.
+    more rows than any before, take a few. Construction is collective, before the features' `setup`.
+
+    Args:
+        ranks: that plan together: those that exchange, or all ranks of the job.
+        group: those that exchange with this one.
+        partitioning: places the rows of a set.
+        features: in their order.
+        cost: of rows by their counts; None for the sum of the columns of `get_workloads`.
+        count: counts the rows of a batch on the host.
+        view: of batches.
+        whose: name of the shuffler's class, for messages.
 
     Attributes:
-        ranks: that plan together: those that exchange, or all ranks of the job.
         sets: int64, the ascending ranks of each set that exchanges, each rank in one of them.
         posted: int64 `[ranks]`, what each rank posted with the last plan.
         seconds: that this rank counted and placed rows for the last plan, without the wait for others.
@@ -43,20 +47,29 @@ class Planner:
             ranks.
     """
 
-    def __init__(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
-        self.ranks = ranks
-        self._shuffler, self._features = shuffler, shuffler.features
-        self._sets = _sets_that_exchange(shuffler.group, ranks)
+    def __init__(
+        self,
+        ranks: RankGroup,
+        group: RankGroup,
+        partitioning: Partitioning,
+        features: Sequence[Feature],
+        cost: Cost | None,
+        count: Callable[[Any], Counted],
+        view: View,
+        whose: str,
+    ) -> None:
+        self.ranks, self._group = ranks, group
+        self._partitioning, self._features, self._cost = partitioning, features, cost
+        self._count, self._whose = count, whose
+        self._sets = _sets_that_exchange(group, ranks)
         self.sets = [ranks for ranks, _ in self._sets]
-        _check_same_features(ranks, [feature.name for feature in self._features])
-        for feature in self._features:
-            feature.setup(shuffler, ranks)
-        self._gather = PlanGather(shuffler, ranks)
+        _check_same_features(ranks, [feature.name for feature in features])
+        settings = _describe_settings(partitioning.settings, features, cost)
+        self._gather = PlanGather(ranks, settings, features, view, moves=group.num_ranks > 1)
         set_features = [feature for feature in self._features if feature.places_each_set]
         job_features = [feature for feature in self._features if not feature.places_each_set]
         self._place_set = chain(set_features, "place", self._place_whole)
         self._place = chain(job_features, "place", self._place_sets)
-        self._batch_type: type | None = None
         self._reserved_by: int | None = None
         self.posted = np.zeros(ranks.num_ranks, dtype=np.int64)
         self.seconds = 0.0, 0.0
@@ -87,8 +100,8 @@ class Planner:
 
     def _busy(self) -> str:
         return (
-            f"this {type(self._shuffler).__name__} plans for a pipeline, or a loop over plan_ahead, in a "
-            "thread of its own: create another shuffler, or exhaust the loaders or reset the pipeline first"
+            f"this {self._whose} plans for a pipeline, or a loop over plan_ahead, in a thread of its own: "
+            "create another shuffler, or exhaust the loaders or reset the pipeline first"
         )
 
     def plan(
@@ -135,18 +148,11 @@ class Planner:
 
     def within_set(self, plan: ShufflePlan) -> ShufflePlan:
         """Returns the part of a plan among the ranks that exchange with this one."""
-        return plan.within(np.searchsorted(self.ranks.ranks, self._shuffler.group.ranks))
-
-    def _count(self, batch: Any) -> tuple[RowTable, RowFormat]:
-        shuffler = self._shuffler
-        batch = shuffler.view(shuffler.view(batch).to_host())
-        self._check_type(batch)
-        columns = {feature.name: feature.columns for feature in self._features}
-        return count_rows(batch, _counters(shuffler, batch.batch), columns)
+        return plan.within(np.searchsorted(self.ranks.ranks, self._group.ranks))
 
     def _with_cost(self, rows: RowTable) -> RowTable:
         """Returns rows with the shuffler's cost, if it has one; raises on all ranks if that does not fit."""
-        cost, columns = self._shuffler.cost, rows.work.shape[1]
+        cost, columns = self._cost, rows.work.shape[1]
         if cost is None:
             return rows
         if cost.num_columns != columns:
@@ -158,38 +164,22 @@ class Planner:
 
     def _place_sets(self, rows: RowTable) -> ShufflePlan:
         plan = place_sets(rows, self._sets, self._place_set)
-        cost: Cost | None = self._shuffler.cost
-        if cost is None:
+        if self._cost is None:
             return plan
-        return replace(plan, predicted_seconds=predict_seconds(plan, cost))
+        return replace(plan, predicted_seconds=predict_seconds(plan, self._cost))
 
     def _place_whole(self, rows: RowTable) -> ShufflePlan:
         pads = self.format is None or self.format.pads
-        return place(rows, self._shuffler.partitioning, pads)
-
-    def _check_type(self, batch: BatchView) -> None:
-        """Checks that this rank's batches are of one type, and whether the first can be exchanged."""
-        if self._batch_type is None:
-            batch.check()
-            self._batch_type = type(batch.batch)
-        else:
-            containers.check_attributes(batch.batch)
-        if type(batch.batch) is not self._batch_type:
-            raise TypeError(
-                f"a batch is a {containers.type_name(batch.batch)}, and the first was a "
-                f"{self._batch_type.__qualname__}; all must be of one type"
-            )
+        return place(rows, self._partitioning, pads)
 
 
-def _counters(shuffler: BatchShuffler, batch: Any) -> dict[str, Counter]:
-    """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""
-    counters: dict[str, Counter] = {}
-    for method in ("get_workloads", "get_tokens", "get_loss_tokens"):
-        is_default = getattr(type(shuffler), method).__qualname__ == f"BatchShuffler.{method}"
-        whose = type(batch if is_default else shuffler).__name__
-        name = method.replace("get_", "num_") if is_default else method
-        counters[f"{whose}.{name}"] = getattr(shuffler, method)
-    return counters
+def _describe_settings(
+    settings: ShufflerSettings, features: Sequence[Feature], cost: Cost | None
+) -> dict[str, str]:
+    """Returns all settings by name, which the ranks have to have alike."""
+    described = {field.name: repr(getattr(settings, field.name)) for field in fields(settings)}
+    described |= {feature.name: repr(dict(feature.settings())) for feature in features}
+    return described | {"cost": repr(cost)}
 
 
 def _check_same_features(ranks: RankGroup, names: list[str]) -> None:

@@ -16,7 +16,7 @@ from torchrec.streamable import Pipelineable
 from ..distributed import BalanceReport, BatchShuffler
 from ..distributed.feature import ModelCall, chain
 from ..distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
-from ..distributed.plan_ahead import PlanAhead, PlannedStep
+from ..distributed.plan_ahead import PlannedStep
 from ..distributed.rank_group import RankGroup
 from ..named_ranges import named_range
 from ..sequence_batch import containers
@@ -102,7 +102,7 @@ class ShuffleStage:
         for feature in shuffler.features:
             feature.join(model, device, self._loss_reduction)
         self._forward = chain(shuffler.features, "forward", self._run)
-        self.ahead = PlanAhead(shuffler, device, self._check, lambda: self._model.training)
+        self.ahead = shuffler.ahead(device, self._check, lambda: self._model.training)
         self.rank = shuffler.group.rank
         self.posted = np.zeros(self._num_ranks, dtype=np.int64)
         self._computed: tuple[PlannedStep, torch.Tensor, torch.Tensor] | None = None

@@ -86,7 +86,7 @@ def _number(step: PlannedStep) -> int:
 
 
 def _ahead(check: Callable[[PlannedStep], None] | None = None) -> PlanAhead:
-    return PlanAhead(DictShuffler(), check=check)
+    return DictShuffler().ahead(check=check)
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 7])
@@ -141,7 +141,7 @@ def test_after_its_end_the_same_iterator_starts_anew(count):
 
 def _epochs_after_a_drop() -> list[int]:
     """Drops an epoch in which rank 1 has ended, and counts the steps of those after it."""
-    ahead, loader = PlanAhead(DictShuffler()), Persistent((8, 4)[dist.get_rank()])
+    ahead, loader = DictShuffler().ahead(), Persistent((8, 4)[dist.get_rank()])
     for _ in range(6):
         ahead.next_step(loader)
     ahead.drop()
@@ -191,7 +191,7 @@ def test_steps_are_checked_before_they_are_handed_out():
 
 
 def _posts() -> list[list[int]]:
-    ahead, loader, rank = PlanAhead(FieldShuffler()), _batches(), dist.get_rank()
+    ahead, loader, rank = FieldShuffler().ahead(), _batches(), dist.get_rank()
     numbers = iter(range(100 * rank, 100 * rank + 100))
     ahead.post = lambda: next(numbers)
     steps = [ahead.next_step(loader) for _ in range(max(NUM_BATCHES) + 1)]
