@@ -191,8 +191,8 @@ class BatchShuffler(ABC):
             feature.setup(self, ranks)
         return planner
 
-    def _count_rows(self, batch: Any) -> tuple[RowTable, RowFormat]:
-        view = self.view(self.view(batch).to_host())
+    def _count_rows(self, loaded: BatchView) -> tuple[RowTable, RowFormat]:
+        view = loaded.on_host()
         self._check_type(view)
         columns = {feature.name: feature.columns for feature in self.features}
         return count_rows(view, self._counters(view.batch), columns)
@@ -233,7 +233,7 @@ class BatchShuffler(ABC):
                 rank, as is any error of `get_workloads`. An error of one rank alone after the gather, such as
                 a lack of memory, is raised there only, unless a feature compares plans.
         """
-        return self.planner.within_set(self.planner.plan(batch))
+        return self.planner.within_set(self.planner.plan(None if batch is None else self.view(batch)))
 
     def exchange(self, batch: Batch, plan: ShufflePlan) -> Batch:
         """Moves the samples as planned. Collective over the group, on the batch's device.

@@ -37,15 +37,15 @@ class LoadedMemory:
         self._view = view
         self._waiting: deque[_Noted] = deque()
 
-    def loaded(self, batch: Any) -> None:
-        """Notes a batch from the loader, and checks those that wait to be handed out.
+    def loaded(self, view: BatchView) -> None:
+        """Notes a batch from the loader, by its view, and checks those that wait to be handed out.
 
         Raises:
             ValueError: one of them changed since it was loaded.
         """
-        newest = self._noted(batch)
+        newest = self._noted(view)
         for number, earlier in enumerate(self._waiting):
-            if number == 0 or earlier.batch is batch or earlier.places & newest.places:
+            if number == 0 or earlier.batch is view.batch or earlier.places & newest.places:
                 self._check(earlier)
         self._waiting.append(newest)
 
@@ -58,13 +58,13 @@ class LoadedMemory:
         """Forgets all batches."""
         self._waiting.clear()
 
-    def _noted(self, batch: Any) -> _Noted:
-        tensors = dict(self._host_tensors(batch))
+    def _noted(self, view: BatchView) -> _Noted:
+        tensors = dict(_host_tensors(view))
         places = frozenset(tensor.data_ptr() for tensor in tensors.values() if tensor.numel())
-        return _Noted(batch, {name: _sample_of(tensor) for name, tensor in tensors.items()}, places)
+        return _Noted(view.batch, {name: _sample_of(tensor) for name, tensor in tensors.items()}, places)
 
     def _check(self, noted: _Noted) -> None:
-        now = dict(self._host_tensors(noted.batch))
+        now = dict(_host_tensors(self._view(noted.batch)))
         for name, contents in noted.contents.items():
             if name not in now or _sample_of(now[name]) != contents:
                 raise ValueError(
@@ -73,11 +73,12 @@ class LoadedMemory:
                     "batch may be filled again for the second batch after it"
                 )
 
-    def _host_tensors(self, batch: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, field in self._view(batch).fields.items():
-            for part, tensor in _parts(field):
-                if tensor is not None and tensor.device.type == "cpu":
-                    yield name + part, tensor
+
+def _host_tensors(view: BatchView) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, field in view.fields.items():
+        for part, tensor in _parts(field):
+            if tensor is not None and tensor.device.type == "cpu":
+                yield name + part, tensor
 
 
 def _parts(field: FieldValue) -> list[tuple[str, torch.Tensor | None]]:

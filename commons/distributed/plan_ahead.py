@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ..named_ranges import named_range
+from ..sequence_batch.batch_view import BatchView
 from .failures import is_copy
 from .loaded_memory import LoadedMemory
 from .plan_gather import View
@@ -166,7 +167,7 @@ class PlanAhead:
         self._memory.forget()
         self._planner.release(self._thread.ident)
 
-    def _load(self, loader: Iterator[Any]) -> tuple[tuple[Any, Any] | None, Exception | None]:
+    def _load(self, loader: Iterator[Any]) -> tuple[tuple[BatchView, Any] | None, Exception | None]:
         """Returns the next batch on the host and as it came, None after the end; and the error of loading."""
         if self._this_rank_ended:  # some loaders hang if asked again after their end
             return None, None
@@ -181,15 +182,16 @@ class PlanAhead:
                 self._this_rank_ended = batch is _ENDED
                 if batch is _ENDED:
                     return None, None
-                self._memory.loaded(batch)
-                on_host = self._view(batch).to_host()
-                if on_host is not batch and self._planner.ranks.rank == 0:
+                view = self._view(batch)
+                self._memory.loaded(view)
+                on_host = view.on_host()
+                if on_host is not view and self._planner.ranks.rank == 0:
                     _warn_of_device_batches()
                 return (on_host, batch), None
         except Exception as error:  # the other ranks are told when this step is planned
             return None, error
 
-    def _plan(self, loaded: tuple[Any, Any] | None, failure: Exception | None) -> PlannedStep | None:
+    def _plan(self, loaded: tuple[BatchView, Any] | None, failure: Exception | None) -> PlannedStep | None:
         """Plans a step, in the planning thread; None if no rank has loaded a batch. Collective."""
         self._planner.reserve()
         if failure is None:
@@ -199,8 +201,9 @@ class PlanAhead:
         if not everyone.has_batch:
             return None
         plan = self._planner.within_set(everyone)
-        batch = self._prepare(on_host, plan)
-        if batch is on_host:
+        loaded_batch = None if on_host is None else on_host.batch
+        batch = self._prepare(loaded_batch, plan)
+        if loaded_batch is not None and batch is loaded_batch:
             batch = given  # what came on the device stays there
         step = PlannedStep(batch, everyone, plan, self._planner.posted)
         if self._check is not None:

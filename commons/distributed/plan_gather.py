@@ -129,7 +129,7 @@ class PlanGather:
         self.format: BatchFormat | None = None
 
     def gather(
-        self, counted: Counted | None, failure: Exception | None, batch: Any, post: np.ndarray
+        self, counted: Counted | None, failure: Exception | None, batch: BatchView | None, post: np.ndarray
     ) -> tuple[RowTable, np.ndarray]:
         """Gathers the rows of all ranks. Collective, also for ranks without a batch.
 
@@ -156,10 +156,11 @@ class PlanGather:
         if counted is not None and _columns(counted[1]) != _columns(expected):
             failure = failure or ValueError(f"a batch has {counted[1]}; the first one had {expected}")
             counted = None
-        if counted is not None and failure is None:
-            failure = self._changed_list(self._view(batch))
+        status = _OK
+        if batch is not None and counted is not None and failure is None:
+            failure = self._changed_list(batch)
             counted = None if failure else counted
-        status = _OK if counted is None or not self._shared_changed(self._view(batch)) else _CHANGED
+            status = _CHANGED if self._shared_changed(batch) else _OK
         table = self._channel.all_gather(self._encode(counted, failure, expected, post, status))
         most = int(table[:, _NUM_ROWS].max())
         if most > self._capacity:
@@ -198,13 +199,14 @@ class PlanGather:
             encoded[header : header + len(numbers)] = numbers
         return encoded
 
-    def _agree(self, counted: Counted | None, failure: Exception | None, batch: Any, num_posted: int) -> None:
+    def _agree(
+        self, counted: Counted | None, failure: Exception | None, batch: BatchView | None, num_posted: int
+    ) -> None:
         """Sets `format`, unless no rank has a batch."""
         mine, padding, pinned = None, None, False
-        if counted is not None and failure is None:
+        if batch is not None and counted is not None and failure is None:
             try:
-                view = self._view(batch)
-                pinned, on_host = view.is_pinned, self._view(view.to_host())
+                pinned, on_host = batch.is_pinned, batch.on_host()
                 padding = self._view(on_host.first_row())
                 rows, row_format = counted
                 real_row = None if padding.pads else padding.fields
@@ -245,7 +247,7 @@ class PlanGather:
 
     def _shared_changed(self, batch: BatchView) -> bool:
         agreed = self.format.shared if self.format else {}
-        return bool(agreed) and batch.view(batch.to_host()).shared_hashes() != agreed
+        return bool(agreed) and batch.on_host().shared_hashes() != agreed
 
     def _changed_list(self, batch: BatchView) -> Exception | None:
         """Returns the error of a list that is not as it was in the first batch."""

@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
 
 from ..named_ranges import named_range
 from ..perf_model.cost import Cost
+from ..sequence_batch.batch_view import BatchView
 from .feature import Feature, chain
 from .placement import Partitioning, place, place_sets
 from .plan_gather import BatchFormat, Counted, PlanGather, View
@@ -54,7 +54,7 @@ class Planner:
         partitioning: Partitioning,
         features: Sequence[Feature],
         cost: Cost | None,
-        count: Callable[[Any], Counted],
+        count: Callable[[BatchView], Counted],
         view: View,
         whose: str,
     ) -> None:
@@ -105,7 +105,7 @@ class Planner:
         )
 
     def plan(
-        self, batch: Any, failure: Exception | None = None, post: Callable[[], int] | None = None
+        self, batch: BatchView | None, failure: Exception | None = None, post: Callable[[], int] | None = None
     ) -> ShufflePlan:
         """Plans a step of all ranks. Collective over them.
 

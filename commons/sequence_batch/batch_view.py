@@ -142,9 +142,9 @@ class BatchView:
         fields = {name: _copy_of(value) for name, value in self.fields.items()}
         return self.with_rows(fields, self.num_rows, self.num_samples)
 
-    def to_host(self) -> Any:
-        """Returns the batch itself if it is on the host, else a copy, for which this waits."""
-        return self.batch if self.device == _HOST else containers.move_to(self.batch, _HOST)
+    def on_host(self) -> BatchView:
+        """Returns this view if the batch is on the host, else that of a copy, for which this waits."""
+        return self if self.device == _HOST else self.view(containers.move_to(self.batch, _HOST))
 
     def to_count(self) -> Any:
         """Returns the batch for counting: what is computed from its integers, such as squares, does not wrap.

@@ -107,7 +107,7 @@ def split_balanced(
             )
     batch_size, num_real, given = view.num_rows, view.num_samples, groups is not None
     if isinstance(workloads, BatchShuffler):
-        shown = view.view(view.to_host()).to_count()
+        shown = view.on_host().to_count()
         if groups is None:
             groups = _read_groups(workloads, shown, num_real)
         costs = _costs_of(workloads, shown, batch_size, num_real)

@@ -129,7 +129,7 @@ class SplitSamples(Feature):
         # Padding rows are not counted: a batch with a row for each piece has more samples than were loaded.
         if plan.rows.starts_sample.all() or view.num_samples == len(own):
             return batch
-        on_host, pieces = view.to_host(), plan.rows.columns[COLUMN][own]
+        on_host, pieces = view.on_host().batch, plan.rows.columns[COLUMN][own]
         row_of = np.cumsum(plan.rows.starts_sample[own]) - 1
         cut = on_host.cut_by(pieces, row_of)
         self._check_counts(cut, plan, own)

@@ -107,13 +107,13 @@ def test_equal_contents_are_fine_whatever_holds_them():
     for _ in range(3):
         batch.scores.copy_(_batch(0).scores)
         batch.features = _batch(0).features
-        memory.loaded(batch)
+        memory.loaded(view_batch(batch))
     memory.forget()
     batch.scores.zero_()
-    memory.loaded(batch)
+    memory.loaded(view_batch(batch))
     memory.handed_out()
     batch.scores.fill_(1)
-    memory.loaded(batch)
+    memory.loaded(view_batch(batch))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
@@ -125,8 +125,8 @@ def test_every_kind_of_tensor_is_looked_at(dtype, shape, transposed):
         tensor = tensor.t().contiguous().t()
     rows = {"rows": tensor, "none": torch.zeros(shape[0], 0)}
     memory = LoadedMemory(view_batch)
-    memory.loaded(rows)
-    memory.loaded({"rows": tensor.clone()})
+    memory.loaded(view_batch(rows))
+    memory.loaded(view_batch({"rows": tensor.clone()}))
     rows["rows"][-1] = 1
     with pytest.raises(ValueError, match="rows of a batch changed"):
-        memory.loaded({"rows": tensor.clone()})
+        memory.loaded(view_batch({"rows": tensor.clone()}))

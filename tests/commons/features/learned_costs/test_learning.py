@@ -280,7 +280,7 @@ def _copies_of_samples() -> tuple[int, bool]:
 
     with mock.patch.object(RowTable, "take", counted):
         for step in range(60):
-            plan = shuffler.planner.plan(_batch(step))
+            plan = shuffler.planner.plan(shuffler.view(_batch(step)))
             learned(shuffler).record(plan, float(_seconds(plan, step, [1.0, 0.5, 1.0])[dist.get_rank()]))
     return copies, plan.rows.speeds is not None
 

@@ -239,7 +239,7 @@ def _counts_within_pairs(identity: bool) -> tuple[int, int, int]:
     shuffler = IdentityShuffler(**cap) if identity else FieldShuffler(pairs[dist.get_rank() % 2], **cap)
     alone = shuffler.plan(lopsided_batch())
     shuffler.plan_over(RankGroup.of())
-    everyone = shuffler.planner.plan(lopsided_batch())
+    everyone = shuffler.planner.plan(shuffler.view(lopsided_batch()))
     plans = (everyone, shuffler.planner.within_set(everyone), alone)
     return tuple(plan.step["num_micro_batches"] for plan in plans)
 
