@@ -371,17 +371,14 @@ class BatchShuffler(ABC):
         mode: Callable[[], Any] = lambda: None,
     ) -> PlanAhead:
         """Returns what plans steps ahead, for a pipeline; arguments are those of `PlanAhead`."""
-        faster = f"make {type(self).__name__}.get_workloads faster", faster_placement(self.settings)
+        arguments = self.planner, self.view, self._prepare_with_route, self.faster_planning()
+        return PlanAhead(*arguments, device, check, mode)
+
+    def faster_planning(self) -> tuple[str, str]:
+        """Returns what to do if planning takes too long: where counting rows does, and where placing does."""
+        counting = f"make {type(self).__name__}.get_workloads faster"
         without = [feature.faster_without for feature in self.features if feature.faster_without]
-        return PlanAhead(
-            self.planner,
-            self.view,
-            self._prepare_with_route,
-            (faster[0], without[0]) if without else faster,
-            device,
-            check,
-            mode,
-        )
+        return counting, without[0] if without else faster_placement(self.settings)
 
     def _prepare_with_route(self, batch: Any, plan: ShufflePlan) -> Any:
         if self.group.num_ranks > 1:

@@ -140,7 +140,7 @@ def replace_dataclass(value: Any, parts: Parts) -> Any:
     """
     specs = {spec.name: spec for spec in dataclasses.fields(value)}
     given = {name for name, spec in specs.items() if spec.init}
-    if inspect.signature(type(value)).parameters.keys() != given:
+    if _init_parameters(type(value)) != given:
         raise TypeError(
             f"{type_name(value)} cannot be made again by dataclasses.replace: its __init__ takes something "
             f"else than its fields; {TAKE_APART}"
@@ -151,6 +151,12 @@ def replace_dataclass(value: Any, parts: Parts) -> Any:
         if name in parts or not is_plain(part):
             object.__setattr__(made, name, part)  # frozen or not
     return made
+
+
+@functools.cache
+def _init_parameters(of: type) -> frozenset[str]:
+    """Returns the names of what a type is made of."""
+    return frozenset(inspect.signature(of).parameters)
 
 
 def _dataclass_parts(value: Any) -> Parts:

@@ -105,13 +105,17 @@ class Block:
         if flat.storage_offset() * self.dtype.itemsize % self.width or flat.stride(0) != 1:
             # torch views as words only what starts at a multiple of one; a lone element may have any stride.
             flat = flat.clone(memory_format=torch.contiguous_format)
-        return flat.view(WORD_DTYPES[self.width]).view(tensor.shape[0], self.words)
+        words = WORD_DTYPES[self.width]
+        flat = flat if self.dtype == words else flat.view(words)
+        return flat.view(tensor.shape[0], self.words)
 
     def from_words(self, words: torch.Tensor) -> torch.Tensor:
         """Returns the elements in contiguous `words`, `[elements, words]`, as a view of them."""
         if words.numel() == 0:  # torch refuses views of another dtype at some offsets, even of nothing
             return words.new_empty((len(words), *self.element_shape), dtype=self.dtype)
-        return words.view(-1).view(self.dtype).view(len(words), *self.element_shape)
+        flat = words.view(-1)
+        flat = flat if self.dtype == words.dtype else flat.view(self.dtype)
+        return flat.view(len(words), *self.element_shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,6 +237,8 @@ class RowSchema:
 
     def difference(self, other: RowSchema) -> str:
         """Returns one line that tells where `other` differs from this schema; empty if it does not."""
+        if other is self:
+            return ""
         mine = {field.name: field for field in self.fields}
         theirs = {field.name: field for field in other.fields}
         for name in dict.fromkeys([*mine, *theirs]):

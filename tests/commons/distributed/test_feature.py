@@ -206,7 +206,8 @@ def _posts(counts: list[int]) -> list[list[list[int]]]:
     shuffler = FieldShuffler(features=features[::-1])
     for step in range(4):
         batch = lopsided_batch() if step < 3 - dist.get_rank() else None  # rank 1 ends first, then all have
-        shuffler.planner.plan(shuffler.view(batch), post=lambda step=step: 7 * dist.get_rank() - step)
+        view = None if batch is None else shuffler.view(batch)
+        shuffler.planner.plan(view, post=lambda step=step: 7 * dist.get_rank() - step)
         assert shuffler.planner.posted.tolist() == [-step, 7 - step]
     return [feature.taken for feature in features]
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from commons.distributed import PARTITIONERS, BatchShuffler, Feature
-from commons.distributed.plan_ahead import _faster
 from commons.partition import longest_processing_time
 from commons.pipeline import TrainPipelineFactory
 from tests.commons.distributed.errors_and_warnings import warnings_of
@@ -115,7 +114,7 @@ def test_rank_0_names_the_partitioner(pools):
     ],
 )
 def test_the_setting_that_makes_planning_faster(settings, remedy):
-    assert remedy in _faster(SlowShuffler(0.0, **settings))
+    assert remedy in SlowShuffler(0.0, **settings).faster_planning()[1]
 
 
 class Searching(Feature):
@@ -127,4 +126,4 @@ class Searching(Feature):
 
 def test_a_feature_that_slows_planning_is_named_first():
     settings = {"partitioner": "longest_processing_time"}
-    assert _faster(SlowShuffler(0.0, features=[Searching()], **settings)) == "leave Searching out"
+    assert SlowShuffler(0.0, features=[Searching()], **settings).faster_planning()[1] == "leave Searching out"

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.distributed.placement import place_sets
-from commons.distributed.plan_ahead import _faster
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
@@ -228,7 +227,7 @@ def test_plans_and_pieces_cannot_be_written_to():
 
 def test_planning_becomes_faster_without_pieces():
     shuffler = TokenShuffler(equal_rows=False, features=[SplitSamples()])
-    assert "leave SplitSamples out (TrainerArgs.balance_split = False)" in _faster(shuffler)
+    assert "leave SplitSamples out (TrainerArgs.balance_split = False)" in shuffler.faster_planning()[1]
 
 
 def _compiled_before_and_after_cutting() -> tuple[list[str], list[str]]:
