@@ -140,7 +140,7 @@ def replace_dataclass(value: Any, parts: Parts) -> Any:
     """
     specs = {spec.name: spec for spec in dataclasses.fields(value)}
     given = {name for name, spec in specs.items() if spec.init}
-    if _init_parameters(type(value)) != given:
+    if _init_parameters(type(value)) != given:  # type: ignore[arg-type]
         raise TypeError(
             f"{type_name(value)} cannot be made again by dataclasses.replace: its __init__ takes something "
             f"else than its fields; {TAKE_APART}"
