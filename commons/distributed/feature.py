@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from ..sequence_batch.packed_rows import PackedRows
     from ..sequence_batch.row_schema import FieldValue
-    from .batch_shuffler import BatchShuffler
     from .count_rows import RowFormat
     from .rank_group import RankGroup
     from .row_table import RowTable
@@ -103,8 +102,11 @@ class Feature:
         """Returns names of process groups that it needs on the job's device; see `RankGroup.group_for`."""
         return ()
 
-    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
-        """Prepares for plans of these ranks; called again when a pipeline plans for more. Collective."""
+    def setup(self, shuffler: Any, ranks: RankGroup) -> None:
+        """Prepares for plans of these ranks; called again when a pipeline plans for more. Collective.
+
+        `shuffler` is the `BatchShuffler` that the feature is part of.
+        """
 
     def warm_up(self) -> None:
         """Compiles what plans need, so that no step waits for it."""
