@@ -33,15 +33,6 @@ PARTITIONERS: dict[str, Callable[..., Any]] = {
 OWN_PARTITIONERS = frozenset(PARTITIONERS)
 
 EXCHANGE_NAMES = ("all_gather", "all_to_all")
-# What features took over, as settings were called before.
-MOVED = {
-    "split": ("sample_splitting", "SplitSamples()"),
-    "max_tokens_per_micro_batch": ("micro_batches", "MicroBatches(max_tokens=…)"),
-    "group_feature": ("sample_groups", "SampleGroups(feature=…)"),
-    "moves_per_copy": ("sample_groups", "SampleGroups(moves_per_copy=…)"),
-    "speed_limit": ("learned_costs", "LearnedCosts(speed_limit=…)"),
-    "verify": ("verification", "Verification()"),
-}
 LEARNED = f"use features=[LearnedCosts()], of {NAME}.features.learned_costs"
 
 
@@ -143,15 +134,10 @@ def make_settings(shuffler: str, given: Mapping[str, Any]) -> ShufflerSettings:
     """Makes the settings of a shuffler's keyword arguments.
 
     Raises:
-        TypeError: an unknown one, or one that a feature took over.
+        TypeError: an unknown one.
     """
     known = inspect.signature(ShufflerSettings).parameters
     for name in given:
-        if name in MOVED:
-            package, feature = MOVED[name]
-            raise TypeError(
-                f"{shuffler} takes no {name} any more; use features=[{feature}], of {NAME}.features.{package}"
-            )
         if name not in known:
             raise TypeError(f"{shuffler} has no setting {name!r}; there are {sorted(known)}")
     return ShufflerSettings(**given)

@@ -9,7 +9,7 @@ import pytest
 from commons.distributed import BatchShufflerFactory
 from commons.distributed.placement import Partitioning
 from commons.distributed.row_table import RowTable
-from commons.distributed.shuffler_settings import MOVED, PARTITIONERS, ShufflerSettings
+from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from tests.commons.distributed.shufflers import FieldShuffler
 
 
@@ -84,12 +84,3 @@ def test_unknown_settings_are_refused_with_those_that_there_are():
         TypeError, match=r"FieldShuffler has no setting 'tolerence'; there are \[.*'tolerance'"
     ):
         FieldShuffler(tolerence=0.1)
-
-
-@pytest.mark.parametrize("name", sorted(MOVED))
-def test_settings_that_moved_are_refused_with_what_to_use(name):
-    with pytest.raises(TypeError, match=f"FieldShuffler takes no {name} any more; use ") as error:
-        FieldShuffler(**{name: 9})
-    assert all(part in str(error.value) for part in MOVED[name])
-    with pytest.raises(TypeError, match=f"IdentityShuffler takes no {name} any more"):
-        BatchShufflerFactory.create("identity", **{name: 9})
