@@ -23,6 +23,7 @@ from commons.distributed import BatchShuffler, ShufflePlan
 from commons.distributed.count_rows import count_rows
 from commons.distributed.placement import make_plan, place
 from commons.features.sample_splitting import SplitSamples
+from commons.features.sample_splitting.cut_rules import cut_batch
 from commons.features.sample_splitting.cut_search import cut_and_place
 from commons.features.sample_splitting.cutting import COLUMN, Cutting
 from commons.features.sample_splitting.key_fetch import KeyFetch, PlacedPieces
@@ -103,7 +104,7 @@ def _take_rank(batch: BaseBatch, plan: ShufflePlan, rank: int, count_names: Sequ
     """Returns a rank's batch after the exchange."""
     own = plan.computed_by(rank)
     is_cut = COLUMN in plan.rows.columns
-    part = batch.cut_by(plan.rows.columns[COLUMN], plan.rows.sample_of) if is_cut else batch
+    part = cut_batch(batch, plan.rows.columns[COLUMN], plan.rows.sample_of) if is_cut else batch
     counts = dict(zip(count_names, plan.rows.row_counts[own].T, strict=True))
     part = part.index_select(own).with_row_counts(counts)
     if not is_cut:

@@ -11,8 +11,8 @@ import numpy as np
 from ..distributed.placement import Partitioning, make_plan
 from ..distributed.row_table import RowTable
 from ..distributed.shuffle_plan import ShufflePlan
+from ..features.sample_splitting.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
 from ..perf_model.cost import Cost
-from ..sequence_batch.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
 
 if TYPE_CHECKING:
     from ..features.sample_splitting.cutting import Cutting

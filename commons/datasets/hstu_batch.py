@@ -5,24 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ..sequence_batch import BaseBatch
-from ..sequence_batch.cut_rules import (
-    ALONG_ITEMS,
-    TO_EVERY,
-    WITH_FIRST,
-    WITH_LAST,
-    CutRules,
-    FieldRule,
-    ItemGroup,
-)
 from ..unbounded_ids import NO_ID
 from .embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
 from .sample_source import SampleSource, keyed_rows
+
+if TYPE_CHECKING:
+    from ..features.sample_splitting.cut_rules import CutRules
 
 
 @dataclass(frozen=True)
@@ -178,19 +173,21 @@ class HSTUBatch(BaseBatch):
         A batch with negatives is of a model that scores a token against the next item. So a piece gets the
         item after it, too, and the labels of the items after its own.
         """
+        from ..features.sample_splitting import cut_rules as of  # only who cuts needs it
+
         ahead = int(self.negatives_feature_name is not None)
-        items, labels = FieldRule("items", after=ahead), FieldRule("items_from_end", 1, -ahead, ahead)
-        rules = {f"features.{name}": WITH_FIRST for name in self.contextual_feature_names}
+        items, labels = of.FieldRule("items", after=ahead), of.FieldRule("items_from_end", 1, -ahead, ahead)
+        rules = {f"features.{name}": of.WITH_FIRST for name in self.contextual_feature_names}
         rules |= {f"features.{self.item_feature_name}": items, "labels": labels, "loss_tokens": labels}
         if self.action_feature_name is not None:
-            rules[f"features.{self.action_feature_name}"] = ALONG_ITEMS
+            rules[f"features.{self.action_feature_name}"] = of.ALONG_ITEMS
         if self.negatives_feature_name is not None:
-            rules[f"features.{self.negatives_feature_name}"] = TO_EVERY
+            rules[f"features.{self.negatives_feature_name}"] = of.TO_EVERY
         if self.num_candidates is not None:
-            rules["num_candidates"] = WITH_LAST
+            rules["num_candidates"] = of.WITH_LAST
         tokens_per_item = 1 if self.action_feature_name is None else 2
-        return CutRules(
-            items=(ItemGroup(f"features.{self.item_feature_name}", tokens=tokens_per_item),),
+        return of.CutRules(
+            items=(of.ItemGroup(f"features.{self.item_feature_name}", tokens=tokens_per_item),),
             fields=rules,
             head=tuple(f"features.{name}" for name in self.contextual_feature_names),
             kept_together="" if self.num_candidates is None else "num_candidates",

@@ -5,14 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ..checks import require, require_at_least
 from ..sequence_batch import BaseBatch
-from ..sequence_batch.cut_rules import WITH_FIRST, WITH_LAST, CutRules, FieldRule, ItemGroup
 from .sample_source import SampleSource, keyed_rows
+
+if TYPE_CHECKING:
+    from ..features.sample_splitting.cut_rules import CutRules
 
 HISTORY, CANDIDATE = "history", "candidate"
 
@@ -163,18 +166,20 @@ class SIDBatch(BaseBatch):
 
         A piece also gets the item before it, which the tokens of its first item add.
         """
+        from ..features.sample_splitting import cut_rules as of  # only who cuts needs it
+
         codes = self.num_hierarchies
         history = f"features.{self.history_feature_name}"
         candidates = f"features.{self.candidate_feature_name}"
-        rules = {f"features.{name}": WITH_FIRST for name in self.contextual_feature_names}
+        rules = {f"features.{name}": of.WITH_FIRST for name in self.contextual_feature_names}
         rules |= {
-            history: FieldRule("items", codes, before=1),
-            candidates: FieldRule("items_from_end", codes, before=1),
-            "loss_tokens": FieldRule("items_from_end", codes),
-            "target_items": WITH_LAST,
+            history: of.FieldRule("items", codes, before=1),
+            candidates: of.FieldRule("items_from_end", codes, before=1),
+            "loss_tokens": of.FieldRule("items_from_end", codes),
+            "target_items": of.WITH_LAST,
         }
-        return CutRules(
-            items=(ItemGroup(history, codes, codes), ItemGroup(candidates, codes, codes + 1)),
+        return of.CutRules(
+            items=(of.ItemGroup(history, codes, codes), of.ItemGroup(candidates, codes, codes + 1)),
             fields=rules,
             head=tuple(f"features.{name}" for name in self.contextual_feature_names),
             left_out=1,

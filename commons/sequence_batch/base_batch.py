@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -16,9 +16,6 @@ from .packed_rows import PackedRows, check_jagged_fields, read_lengths, select_r
 from .row_lists import row_lists, with_entries
 from .row_remedies import PER_SAMPLE, remedy_for_field
 from .row_schema import FieldValue, RowSchema, lengths_of
-
-if TYPE_CHECKING:
-    from .cut_rules import CutRules
 
 
 @dataclass(eq=False)
@@ -210,32 +207,6 @@ class BaseBatch(Pipelineable):
                 length_per_key=[int(counts[f"features.{key}"].sum()) for key in keys],
             )
         return made
-
-    def cut_rules(self) -> CutRules | None:
-        """Returns how samples are cut into pieces that live on several ranks; None if they cannot be."""
-        return None
-
-    def cut_by(self, pieces: np.ndarray, row_of: np.ndarray) -> Self:
-        """Returns this batch, which is on the host, with a row for each piece, then the padding rows.
-
-        Args:
-            pieces: `[pieces]` of dtype `PIECE`, all pieces of the real rows, in order.
-            row_of: int64 `[pieces]`, the row that each is of.
-
-        Raises:
-            ValueError: the batch has no `cut_rules`.
-        """
-        from .cut_rules import PIECE, cut_fields  # only who cuts needs it
-
-        rules = self.cut_rules()
-        if rules is None:
-            raise ValueError(f"a {type(self).__name__} has no cut_rules, so its samples cannot be cut")
-        padding = np.arange(self.num_samples, self.batch_size)
-        rows = np.append(row_of, padding)
-        places = np.append(pieces, np.zeros(len(padding), dtype=PIECE))
-        return self.with_fields(
-            cut_fields(self.per_sample_fields(), rows, places, rules), len(rows), len(row_of)
-        )
 
     def with_pieces(self, pieces: Any) -> Self:
         """Returns this batch with what the model finds in `pieces`: the places of its rows in their samples,

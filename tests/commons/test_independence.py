@@ -15,7 +15,7 @@ CORE = ("sequence_batch", "partition", "distributed", "pipeline")
 FEATURES = [path.parent.name for path in COMMONS.glob("features/*/__init__.py")]
 # Files, and a pattern of what they must not import.
 RULES = [
-    *((f"commons/{package}/*.py", r"commons\.features") for package in (*CORE, "perf_model", "datasets")),
+    *((f"commons/{package}/*.py", r"commons\.features") for package in (*CORE, "perf_model")),
     *((f"tests/commons/{package}/*.py", r"commons\.features") for package in CORE),
     *((f"commons/features/{name}/*.py", rf"commons\.features(?!\.{name}\b)") for name in FEATURES),
     ("commons/**/*.py", "hstu|sid_gr"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...distributed.row_table import RowTable
 from ...perf_model.cost import Cost
-from ...sequence_batch.cut_rules import PIECE, CutRules, FieldRule, spans
+from .cut_rules import PIECE, CutRules, FieldRule, spans
 
 if TYPE_CHECKING:
     from ...sequence_batch.row_schema import FieldSchema, RowSchema

@@ -20,8 +20,8 @@ from torch.autograd.function import once_differentiable
 from ...distributed.rank_group import RankGroup
 from ...distributed.shuffle_plan import ShufflePlan
 from ...named_ranges import named_range
-from ...sequence_batch.cut_rules import PIECE
 from ...sequence_batch.packed_rows import to_device_together
+from .cut_rules import PIECE
 from .cutting import COLUMN
 
 

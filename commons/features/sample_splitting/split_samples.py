@@ -20,9 +20,9 @@ from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
 from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch, containers
-from ...sequence_batch.cut_rules import PIECE, CutRules, own_spans, spans
 from ...sequence_batch.row_hashes import hash_elements, mix, row_hashes
 from ...sequence_batch.row_schema import FieldValue
+from .cut_rules import PIECE, CutRules, cut_batch, own_spans, rules_of, spans
 from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost
 from .key_fetch import PlacedPieces
@@ -99,7 +99,7 @@ class SplitSamples(Feature):
 
     def agree(self, batch: Any, row_format: RowFormat) -> CutRules:
         """Returns the rules by which batches are cut."""
-        rules = batch.cut_rules() if isinstance(batch, BaseBatch) else None
+        rules = rules_of(batch)
         if rules is None:
             raise ValueError(
                 f"SplitSamples: a {containers.type_name(batch)} cannot be cut; give it cut_rules, as a "
@@ -131,7 +131,7 @@ class SplitSamples(Feature):
             return batch
         on_host, pieces = view.on_host().batch, plan.rows.columns[COLUMN][own]
         row_of = np.cumsum(plan.rows.starts_sample[own]) - 1
-        cut = on_host.cut_by(pieces, row_of)
+        cut = cut_batch(on_host, pieces, row_of)
         self._check_counts(cut, plan, own)
         if self._checks_cuts:
             _check_cut(on_host, cut, pieces, row_of)
@@ -179,7 +179,7 @@ class SplitSamples(Feature):
     def _check_counts(self, cut: BaseBatch, plan: ShufflePlan, own: np.ndarray) -> None:
         """Compares a cut batch's own counts with those that the rules gave planning."""
         shuffler = self._shuffler
-        rules = cut.cut_rules()
+        rules = rules_of(cut)
         if rules is None or rules.has_halo:  # a batch counts its halo, too
             return
         shown = shuffler.view(cut).to_count()
@@ -194,12 +194,11 @@ class SplitSamples(Feature):
 
 
 def _check_cut(whole: BaseBatch, cut: BaseBatch, pieces: np.ndarray, row_of: np.ndarray) -> None:
-    """Compares a batch as loaded with the pieces that `cut_by` made of it, put together again."""
+    """Compares a batch as loaded with the pieces that `cut_batch` made of it, put together again."""
     padding = np.arange(whole.num_samples, whole.batch_size)
     row_of, pieces = np.append(row_of, padding), np.append(pieces, np.zeros(len(padding), dtype=PIECE))
-    rules, fields = whole.cut_rules(), whole.per_sample_fields()
-    if rules is None:
-        raise ValueError(f"a {type(whole).__name__} has no cut_rules, so its samples cannot be cut")
+    rules, fields = rules_of(whole), whole.per_sample_fields()
+    assert rules is not None  # it was cut by them
     together = torch.zeros(whole.batch_size, dtype=torch.int64, device="cpu")
     for name, value in cut.per_sample_fields().items():
         rows, positions, hashes = hash_elements(name, value, len(row_of))

@@ -13,11 +13,7 @@ from commons.distributed import ShufflePlan, ShufflerSettings
 from commons.distributed.feature import Feature
 from commons.distributed.placement import Partitioning, make_plan, place
 from commons.distributed.row_table import RowTable
-from commons.features.sample_splitting.cut_search import cut_and_place
-from commons.features.sample_splitting.cutting import MIN_TOKENS, Cutting
-from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.batch_view import view_batch
-from commons.sequence_batch.cut_rules import (
+from commons.features.sample_splitting.cut_rules import (
     FROM_END,
     TO_EVERY,
     WITH_FIRST,
@@ -26,6 +22,10 @@ from commons.sequence_batch.cut_rules import (
     FieldRule,
     ItemGroup,
 )
+from commons.features.sample_splitting.cut_search import cut_and_place
+from commons.features.sample_splitting.cutting import MIN_TOKENS, Cutting
+from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.batch_view import view_batch
 from commons.sequence_batch.packed_rows import read_lengths
 from commons.sequence_batch.row_schema import RowSchema
 from tests.commons.histories import FLOPS, drawn_lengths, histories, keyed

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from commons.distributed import BatchShuffler
 from commons.features.sample_splitting import SplitSamples
+from commons.features.sample_splitting.cut_rules import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
 from commons.sequence_batch import move_to
-from commons.sequence_batch.cut_rules import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH
 from tests.commons.features.sample_splitting.cut_samples import RULES, AheadBatch, ahead_batch

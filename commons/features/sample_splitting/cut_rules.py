@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from .row_schema import FieldValue, RowSchema
+    from ...sequence_batch.base_batch import BaseBatch
+    from ...sequence_batch.row_schema import FieldValue, RowSchema
 
 # The place of a row in its sample: items and tokens from the first to the last, exclusive, and those of the
 # whole sample. A whole sample is a single piece.
@@ -235,6 +236,34 @@ class CutRules:
                 raise ValueError(f"cut_rules counts {name!r}; planning knows {sorted(known)}")
 
 
+def rules_of(batch: Any) -> CutRules | None:
+    """Returns what the `cut_rules` of a `BaseBatch` returns; None if it has no such method, or no rules."""
+    rules = getattr(batch, "cut_rules", None)
+    return None if rules is None else rules()
+
+
+def cut_batch(batch: BaseBatch, pieces: np.ndarray, row_of: np.ndarray) -> BaseBatch:
+    """Returns a batch on the host with a row for each piece, then its padding rows.
+
+    Args:
+        batch: has `cut_rules`.
+        pieces: `[pieces]` of dtype `PIECE`, all pieces of the real rows, in order.
+        row_of: int64 `[pieces]`, the row that each is of.
+
+    Raises:
+        ValueError: the batch has no rules.
+    """
+    rules = rules_of(batch)
+    if rules is None:
+        raise ValueError(f"a {type(batch).__name__} has no cut_rules, so its samples cannot be cut")
+    padding = np.arange(batch.num_samples, batch.batch_size)
+    rows = np.append(row_of, padding)
+    places = np.append(pieces, np.zeros(len(padding), dtype=PIECE))
+    return batch.with_fields(
+        cut_fields(batch.per_sample_fields(), rows, places, rules), len(rows), len(row_of)
+    )
+
+
 def cut_fields(
     fields: Mapping[str, FieldValue], row_of: np.ndarray, pieces: np.ndarray, rules: CutRules
 ) -> dict[str, FieldValue]:
@@ -253,7 +282,7 @@ def cut_fields(
     import torch
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-    from .packed_rows import spread
+    from ...sequence_batch.packed_rows import spread
 
     rows = torch.from_numpy(row_of)
     cut: dict[str, FieldValue] = {}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.sequence_batch.cut_rules import (
+from commons.features.sample_splitting.cut_rules import (
     PIECE,
     CutRules,
     FieldRule,
