@@ -25,8 +25,6 @@ from .kernels import (
     Limits,
     Samples,
     bucket,
-    costliest,
-    list_shares,
     place_units,
     reunite,
     settle,
@@ -149,7 +147,7 @@ class GroupSearch:
         place, owner, home = list_shares(share, len(part), samples.home, num_parts)
         at_home = sum_per_part(samples.price, place, len(owner))
         is_own = home == part[owner]
-        best = costliest(owner, 2 * at_home + is_own, len(part))
+        best = costliest(owner, 2 * at_home + is_own)
         price = at_home[best]
         price[owner[is_own]] -= np.where(is_own[best[owner[is_own]]], 0, at_home[is_own])
         home = home[best]
@@ -225,5 +223,28 @@ class GroupSearch:
         """
         share, group, _ = self._list_shares(self.samples.home)
         cost = sum_per_part(self.samples.price, share, len(group))
-        joined = costliest(group, cost, len(self.groups.copy))[group]
+        joined = costliest(group, cost)[group]
         return np.where(cost > self.groups.copy[group], np.arange(len(cost)), joined)[share]
+
+
+def list_shares(
+    owner_of: np.ndarray, num_owners: int, part_of: np.ndarray, num_parts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers the pairs of owner and part: for each sample, and the owner and the part of each pair, sorted.
+
+    Example: owners [0, 1, 0, 0] in parts [1, 0, 1, 0] have shares (0, 0), (0, 1) and (1, 0): [1, 2, 1, 0].
+    """
+    by_part, _ = bucket(part_of, num_parts)
+    order, _ = bucket(owner_of[by_part], num_owners)
+    order = by_part[order]
+    owner, part = owner_of[order], part_of[order]
+    is_first = np.append(True, (owner[1:] != owner[:-1]) | (part[1:] != part[:-1]))
+    share_of = np.empty_like(order)
+    share_of[order] = np.cumsum(is_first) - 1
+    return share_of, owner[is_first], part[is_first]
+
+
+def costliest(owner: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """For each owner, of ascending ones, the first of its shares that cost most."""
+    order = np.lexsort((-cost, owner))
+    return order[np.flatnonzero(np.diff(owner[order], prepend=-1))]

@@ -29,3 +29,12 @@ def difference(problem: Problem, width: int) -> np.ndarray:
     """`place_by_differencing`, and the heaviest part to the fastest."""
     part_of = place_by_differencing(problem.work, problem.num_parts, width)
     return np.argsort(-problem.speeds, kind="stable")[part_of]
+
+
+def bound_differencing(work: np.ndarray, num_parts: int) -> int:
+    """A time that the slowest part, at most of speed 1, takes at least after differencing with equal sizes.
+
+    The part with the heaviest of `num_parts` consecutive samples gets at least the lightest of all others.
+    """
+    sets = np.append(work, np.zeros(-len(work) % num_parts, dtype=np.int64)).reshape(-1, num_parts)
+    return int(sets[:, -1].sum() + (sets[:, 0] - sets[:, -1]).max(initial=0))

@@ -47,8 +47,6 @@ MOST_TO_JOIN, REUNITE_PASSES = 4, 4
 MANY_ROWS, LOOKS_PER_ROW = 256, 64
 # A share of a limit counts up to 2**10, with 32 binary digits after the point.
 _SHARE, _MOST_SHARE = 2.0**32, 2.0**10
-# Knuth's multiplier: bits of its products are like random ones.
-_MIXES = 2654435761
 
 
 class Samples(NamedTuple):
@@ -79,31 +77,6 @@ class Lists(NamedTuple):
     size: np.ndarray  # [parts], samples
     load: np.ndarray  # [parts], work
     amount: np.ndarray  # [parts], the second measure
-
-
-@compiled
-def first_bad(values: np.ndarray) -> int:
-    """The first of float64 `[values]` that is negative, infinite or NaN; −1 if none is."""
-    for i in range(len(values)):
-        if not 0 <= values[i] < np.inf:  # NaN compares as False
-            return i
-    return -1
-
-
-@compiled
-def as_integers(values: np.ndarray, bits: int) -> np.ndarray:
-    """Rounds float64 `[samples]` to int64 of at least 1, scaled by a power of two to sums below 2**bits.
-
-    The unit does not matter. Rounding changes a number by at most 2**(1 − bits) of the largest possible sum.
-    """
-    scaled = np.empty(len(values), dtype=np.int64)
-    largest = 0.0
-    for value in values:
-        largest = max(largest, value)
-    shift = bits - 1 - math.frexp(largest)[1] - math.frexp(float(len(values)))[1]
-    for i in range(len(values)):
-        scaled[i] = max(int(np.rint(math.ldexp(values[i], shift))), 1)
-    return scaled
 
 
 @compiled
@@ -758,16 +731,6 @@ def shortest_time(work: np.ndarray, speeds: np.ndarray, fewest: int, most: int) 
 
 
 @compiled
-def longest_time(load: np.ndarray, speeds: np.ndarray) -> int:
-    """The time of the slowest part: the largest load ÷ speed, both `[parts]`."""
-    longest = 0
-    for part in range(len(speeds)):
-        time = load[part] if speeds[part] == 1.0 else int(load[part] / speeds[part])
-        longest = max(longest, time)
-    return longest
-
-
-@compiled
 def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.ndarray:
     """int64 `[samples]`, the part of each, by merging partial partitions, the two worst balanced first.
 
@@ -840,66 +803,6 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
             sample = after[sample]
         slot = below[slot]
     return part_of
-
-
-@compiled
-def bound_differencing(work: np.ndarray, num_parts: int) -> int:
-    """A time that the slowest part, at most of speed 1, takes at least after differencing with equal sizes.
-
-    The part with the heaviest of `num_parts` consecutive samples gets at least the lightest of all others.
-    """
-    lightest, widest = 0, 0
-    for start in range(0, len(work), num_parts):
-        last = start + num_parts - 1
-        lightest_of_these = work[last] if last < len(work) else 0
-        lightest += lightest_of_these
-        widest = max(widest, work[start] - lightest_of_these)
-    return lightest + widest
-
-
-@compiled
-def best_fit(tokens: np.ndarray, room: int) -> np.ndarray:
-    """int64 `[samples]`, the part of each, given descending tokens of at most `room`, the room of a part.
-
-    Each sample goes where least room is left, of equal ones into the first part; else into a new one. Parts
-    are in a skip list by room: `after` leads, on every level, from each to the next, and from the last to
-    the head.
-    """
-    num_samples, levels = len(tokens), _bits(len(tokens) + 1)
-    after = np.full((levels, num_samples + 1), num_samples)  # the head is behind all parts
-    left, part_of = np.full(num_samples + 1, room), np.empty(num_samples, dtype=np.int64)
-    before, count = np.empty(levels, dtype=np.int64), 0
-    for sample in range(num_samples):
-        part = _find_behind(after, left, before, tokens[sample], 0)
-        if part == num_samples:
-            part = count
-            count += 1
-        for level in range(levels):
-            if after[level, before[level]] == part:
-                after[level, before[level]] = after[level, part]
-        part_of[sample] = part
-        left[part] -= tokens[sample]
-        _find_behind(after, left, before, left[part], part)
-        mixed = (part * _MIXES) >> 16
-        for level in range(levels):
-            after[level, part] = after[level, before[level]]
-            after[level, before[level]] = part
-            if (mixed >> level) & 1:  # each level has half the parts of the one below
-                break
-    return part_of
-
-
-@inner
-def _find_behind(after: np.ndarray, left: np.ndarray, before: np.ndarray, least: int, first: int) -> int:
-    """The first part that has the least room or more; `before` becomes the last one before it, by level."""
-    head = len(left) - 1
-    at = head
-    for level in range(len(before) - 1, -1, -1):
-        part = after[level, at]
-        while part != head and (left[part] < least or (left[part] == least and part < first)):
-            at, part = part, after[level, part]
-        before[level] = at
-    return after[0, at]
 
 
 class Groups(NamedTuple):
@@ -1044,37 +947,6 @@ def _find_exchange(
                     continue
                 best, chosen, chosen_back = cost, give, back
     return best, chosen, chosen_back
-
-
-@compiled
-def list_shares(
-    owner_of: np.ndarray, num_owners: int, part_of: np.ndarray, num_parts: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers the pairs of owner and part: for each sample, and the owner and the part of each pair, sorted.
-
-    Example: owners [0, 1, 0, 0] in parts [1, 0, 1, 0] have shares (0, 0), (0, 1) and (1, 0): [1, 2, 1, 0].
-    """
-    by_part, _ = bucket(part_of, num_parts)
-    order, _ = bucket(owner_of[by_part], num_owners)
-    share_of, count = np.empty(len(order), dtype=np.int64), 0
-    owner, part = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
-    for at in order:
-        sample = by_part[at]
-        if count == 0 or owner[count - 1] != owner_of[sample] or part[count - 1] != part_of[sample]:
-            owner[count], part[count] = owner_of[sample], part_of[sample]
-            count += 1
-        share_of[sample] = count - 1
-    return share_of, owner[:count], part[:count]
-
-
-@compiled
-def costliest(owner: np.ndarray, cost: np.ndarray, num_owners: int) -> np.ndarray:
-    """For each owner the first of its shares that cost most."""
-    best = np.full(num_owners, NONE)
-    for share in range(len(owner)):
-        if best[owner[share]] == NONE or cost[share] > cost[best[owner[share]]]:
-            best[owner[share]] = share
-    return best
 
 
 @compiled

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .karmarkar_karp import difference
-from .kernels import NO_CAP, NONE, Samples, as_integers, settle, sum_per_part
+from .kernels import NO_CAP, NONE, Samples, settle, sum_per_part
 from .problem import Problem, in_lists
 from .refined import place_from_scratch
 from .token_levels import level_tokens
-from .workloads import MOVES_PER_COPY, as_workloads, check_count, check_tolerance
+from .workloads import MOVES_PER_COPY, as_integers, as_workloads, check_count, check_tolerance
 
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .karmarkar_karp import difference
-from .kernels import ANYWHERE, NO_CAP, NONE, Limits, Samples, bound_differencing, place, settle, sum_per_part
+from .karmarkar_karp import bound_differencing, difference
+from .kernels import ANYWHERE, NO_CAP, NONE, Limits, Samples, place, settle, sum_per_part
 from .problem import Problem, are_unequal, in_lists, indices_of_parts, number_of_part
 from .token_levels import level_tokens
 from .workloads import check_tolerance

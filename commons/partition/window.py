@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .kernels import ANYWHERE, NONE, Limits, longest_time, place, sum_per_part
-from .problem import Problem, are_unequal, indices_of_parts
+from .kernels import ANYWHERE, NONE, Limits, place, sum_per_part
+from .problem import Problem, are_unequal, indices_of_parts, longest_time
 from .refined import lower, refine_from_scratch, without_home
 from .workloads import as_speeds, as_workloads, check_count
 
