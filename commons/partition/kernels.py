@@ -598,15 +598,15 @@ def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lis
             if may_go and gain < best and amount[to] + other[sample] <= limits.other[to]:
                 best, taker, returns = gain, to, NONE
             low, high = start[to], start[to] + size[to]
-            while low < high:
+            while low < high:  # behind the lightest that may come back
                 middle = (low + high) // 2
-                if work[members[middle]] > most:
+                if work[members[middle]] >= least:
                     low = middle + 1
                 else:
                     high = middle
-            for at in range(low, start[to] + size[to]):
+            for at in range(low - 1, max(low - 1 - TRIES, start[to] - 1), -1):
                 returned = members[at]
-                if work[returned] < least:
+                if work[returned] > most:
                     break
                 change = other[sample] - other[returned]
                 if change > 0 and amount[to] + change > limits.other[to]:
