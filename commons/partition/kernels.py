@@ -648,7 +648,7 @@ def settle(
     while True:
         lists, nearest = _make_lists(samples, part_of, num_parts), HOME
         if step == DEALS:
-            by_node = has_nodes and factor <= 4
+            by_node = False
             covers_all = _take_out(limits, lists, part_of, factor, by_node)
             nearest, factor = NODE if by_node else ANYWHERE, 4 * factor
             goes = True
