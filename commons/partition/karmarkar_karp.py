@@ -36,5 +36,6 @@ def bound_differencing(work: np.ndarray, num_parts: int) -> int:
 
     The part with the heaviest of `num_parts` consecutive samples gets at least the lightest of all others.
     """
-    sets = np.append(work, np.zeros(-len(work) % num_parts, dtype=np.int64)).reshape(-1, num_parts)
-    return int(sets[:, -1].sum() + (sets[:, 0] - sets[:, -1]).max(initial=0))
+    lightest, spread = work[num_parts - 1 :: num_parts], work[::num_parts].copy()
+    spread[: len(lightest)] -= lightest
+    return int(lightest.sum() + spread.max(initial=0))

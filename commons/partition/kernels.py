@@ -19,8 +19,6 @@ from .compiled import compiled, inner
 # and for 0.
 NONE, ZERO = cast(int, np.int64(-1)), cast(int, np.int64(0))
 NO_CAP = 2**62
-# Where `place` puts a sample if it can.
-ANYWHERE, NODE, HOME = 0, 1, 2
 # The steps of `settle`.
 SWAPS, LEAVES, DEALS = 0, 1, 2
 # A byte to another node costs as much as this many bytes within one: nodes are left last.
@@ -163,12 +161,12 @@ def _sift(heap: np.ndarray, at_of: np.ndarray, mask: int, at: int, end: int, key
 
 
 @compiled
-def place(samples: Samples, limits: Limits, part_of: np.ndarray, nearest: int) -> bool:
+def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool) -> bool:
     """Gives every sample without a part one, the heaviest first; returns whether all have one then.
 
     1. The parts that can take more are in a heap, the one with most room below its limit on top.
-    2. With `nearest` HOME, a sample goes home if that is within the limits; with HOME or NODE, else to the
-       part with most room in its own node, if that is.
+    2. With `near_home`, a sample goes home if that is within the limits; else to the part with most room in
+       its own node, if that is.
     3. Else it goes to the part with most room, among those that keep their limit of the other measure.
 
     Example: work [8, 7, 6, 5, 4] on two empty parts goes to parts [0, 1, 1, 0, 0], with loads of 17 and 13.
@@ -198,16 +196,16 @@ def place(samples: Samples, limits: Limits, part_of: np.ndarray, nearest: int) -
         if part_of[sample] != NONE:
             continue
         chosen = NONE
-        if nearest != ANYWHERE:
+        if near_home:
             first = node_of[home[sample]] * limits.per_node
             for part in range(first, min(first + limits.per_node, num_parts)):
-                is_within = load[part] + work[sample] <= limits.load[part]
                 fits = size[part] < limits.most and (size[part] < limits.fewest or spare > 0)
+                fits = fits and load[part] + work[sample] <= limits.load[part]
                 fits = fits and amount[part] + other[sample] <= limits.other[part]
-                if fits and is_within and part == home[sample] and nearest == HOME:
+                if fits and part == home[sample]:
                     chosen = part
                     break
-                if fits and is_within and (chosen == NONE or keys[part] < keys[chosen]):
+                if fits and (chosen == NONE or keys[part] < keys[chosen]):
                     chosen = part
         while chosen == NONE and end > 0:
             part = heap[0] & mask
@@ -270,17 +268,10 @@ def _lay_out(lists: Lists, part_of: np.ndarray) -> None:
 
 
 @inner
-def _swap(samples: Samples, lists: Lists, part_of: np.ndarray, gives: int, taker: int, returns: int) -> None:
-    """Moves sample `gives` to part `taker`, and `returns` back unless it is NONE."""
-    giver = part_of[gives]
-    _move(samples, lists, part_of, gives, taker)
-    if returns != NONE:
-        _move(samples, lists, part_of, returns, giver)
-
-
-@inner
 def _move(samples: Samples, lists: Lists, part_of: np.ndarray, sample: int, to: int) -> None:
-    """Moves a sample to another part."""
+    """Moves a sample to another part; does nothing for NONE."""
+    if sample == NONE:
+        return
     members, start, size, source = lists.members, lists.start, lists.size, part_of[sample]
     if start[to] + size[to] == start[to + 1]:
         _lay_out(lists, part_of)
@@ -335,8 +326,8 @@ def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, 
 
     1. Surplus samples of a part: the lightest, and as many of the heaviest as the limit of its load demands.
     2. Unless `only_surplus` goes, the heaviest samples of parts above their limit that another has room for.
-    3. In return, the lightest of the node's emptiest parts, so that the heaviest find a place there. Beside a
-       sample for which no part has room, only the lightest of all will do.
+    3. In return, the lightest of the node's emptiest parts, so that the heaviest find a place there: up to a
+       quarter of what each has. What is missing then comes from the emptiest parts of all.
     """
     work, members, start, size, load = samples.work, lists.members, lists.start, lists.size, lists.load
     num_parts, has_nodes = len(limits.load), limits.per_node > 1
@@ -344,8 +335,7 @@ def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, 
     for part in range(num_parts):
         room = max(room, limits.load[part] - load[part])
     spare = len(work) - num_parts * limits.fewest
-    # Samples that are wanted in return, by node.
-    wanted, beside_giants = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
+    wanted = np.zeros(num_parts, dtype=np.int64)  # samples in return, by node
     goes = False
     for part in range(num_parts):
         first, count, over = start[part], size[part], load[part] - limits.load[part]
@@ -375,37 +365,28 @@ def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, 
         for at in range(light):
             part_of[members[first + count - 1 - at]] = NONE
         goes = goes or changes + light > 0
-        node = limits.node_of[part] if has_nodes else 0
-        (beside_giants if skipped > 0 else wanted)[node] += max(changes - surplus, 0)
+        wanted[limits.node_of[part] if has_nodes else 0] += max(changes - surplus, 0)
     if not goes or limits.fewest == 0:
         return goes
-    has_giants = beside_giants > 0
-    elsewhere = ZERO
-    if has_nodes:
-        for node in range(num_parts):
-            more = max(beside_giants[node] - limits.fewest, 0)
-            beside_giants[node] -= more
-            elsewhere += more
-    for sample in range(len(work) - 1, -1, -1):
-        part = part_of[sample]
-        if part != NONE and load[part] <= limits.load[part]:
-            node = limits.node_of[part] if has_nodes else 0
-            if beside_giants[node] > 0:
-                part_of[sample] = NONE
-                beside_giants[node] -= 1
-            elif elsewhere > 0 and not has_giants[node]:
-                part_of[sample] = NONE
-                elsewhere -= 1
     emptiest = _emptiest(limits, lists)
-    for round in range(1, limits.fewest // 2 + 1):  # one of each part, then another one
-        for part in emptiest:
-            node = limits.node_of[part] if has_nodes else 0
-            if load[part] < limits.load[part] and wanted[node] > 0 and size[part] >= round:
-                sample = members[start[part] + size[part] - round]
-                if part_of[sample] != NONE:
+    for by_node in range(int(has_nodes), -1, -1):
+        if by_node == 0:
+            wanted[0] = wanted.sum()
+        for round in range(1, limits.fewest // 4 + 1):  # one of each part, then another one
+            for part in emptiest:
+                node = by_node * limits.node_of[part]
+                if wanted[node] > 0 and load[part] < limits.load[part] and size[part] >= round:
+                    sample = members[start[part] + size[part] - round]
+                    wanted[node] -= part_of[sample] != NONE
                     part_of[sample] = NONE
-                    wanted[node] -= 1
     return goes
+
+
+@inner
+def _fullness(limits: Limits, lists: Lists, part: int) -> int:
+    """The larger share that a part has of its limits, times 2**32."""
+    share = max(lists.load[part] / limits.load[part], lists.amount[part] / max(limits.other[part], 1))
+    return np.int64(min(share, _MOST_SHARE) * _SHARE)
 
 
 @inner
@@ -467,22 +448,20 @@ def _level_range(
         limits.node_of,
     )
     members, start, size, load, amount = lists.members, lists.start, lists.size, lists.load, lists.amount
-    count, bits, looks = end - first, _bits(len(limits.load)), LOOKS * len(work)
+    count, bits, looks = end - first, _bits(end - first), LOOKS * len(work)
     mask = (np.int64(1) << bits) - 1
-    keys = np.empty(len(limits.load), dtype=np.int64)
-    for part in range(first, end):
-        share = max(load[part] / limits.load[part], amount[part] / max(limits.other[part], 1))
-        keys[part] = (np.int64(min(share, _MOST_SHARE) * _SHARE) << bits) | part
-    heap, at_of = _sorted(keys[first:end]), np.empty(len(limits.load), dtype=np.int64)
+    keys = np.empty(count, dtype=np.int64)  # parts count from `first` in them
+    for at in range(count):
+        keys[at] = (_fullness(limits, lists, first + at) << bits) | at
+    heap, at_of = _sorted(keys), np.empty(count, dtype=np.int64)
     queue, read, write = np.empty(count + 1, dtype=np.int64), 0, 0
-    is_queued = np.zeros(len(limits.load), dtype=np.bool_)
+    visits, is_queued = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.bool_)
     for at in range(count - 1, -1, -1):
-        part = heap[at] & mask
-        at_of[part] = at
-        if load[part] > limits.load[part]:
-            queue[write], is_queued[part] = part, True
+        number = heap[at] & mask
+        at_of[number] = at
+        if load[first + number] > limits.load[first + number]:
+            queue[write], is_queued[number] = first + number, True
             write += 1
-    visits = np.zeros(len(limits.load), dtype=np.int64)
     num_stuck, is_free = ZERO, True  # without homes, any swap that helps is as cheap as others
     for own in home:
         if own != NONE:
@@ -493,7 +472,7 @@ def _level_range(
         halvings = FEW_HALVINGS
     while read != write and num_stuck < most_stuck:
         full = queue[read]
-        read, is_queued[full] = (read + 1) % len(queue), False
+        read, is_queued[full - first] = (read + 1) % len(queue), False
         halving, partners = 0, MANY_PARTNERS if is_free else FEW_PARTNERS
         while load[full] > limits.load[full]:
             gives, taker, returns, best = NONE, NONE, NONE, NO_CAP
@@ -501,9 +480,9 @@ def _level_range(
             while taker == NONE and looks > 0:
                 least = max((load[full] - limits.load[full]) >> halving, 1)
                 # Parts that pass on what others passed to them would do so for long.
-                beyond = least - least // 4 if halving > 0 and visits[full] < MOST_VISITS else 0
+                beyond = least - least // 4 if halving > 0 and visits[full - first] < MOST_VISITS else 0
                 for at in range(min(partners, count)):
-                    to = heap[at] & mask
+                    to = first + (heap[at] & mask)
                     most = limits.load[to] - load[to] + beyond
                     if is_free and taker != NONE:
                         break
@@ -555,15 +534,15 @@ def _level_range(
             if taker == NONE or most_moved < 0:
                 num_stuck += 1 if most_moved >= 0 else most_stuck
                 break
-            _swap(samples, lists, part_of, gives, taker, returns)
+            _move(samples, lists, part_of, gives, taker)
+            _move(samples, lists, part_of, returns, full)
             for part in (full, taker):
-                share = max(load[part] / limits.load[part], amount[part] / max(limits.other[part], 1))
-                key = (np.int64(min(share, _MOST_SHARE) * _SHARE) << bits) | part
-                _sift(heap, at_of, mask, at_of[part], count, key)
-            if load[taker] > limits.load[taker] and not is_queued[taker]:
-                queue[write], is_queued[taker] = taker, True
+                key = (_fullness(limits, lists, part) << bits) | (part - first)
+                _sift(heap, at_of, mask, at_of[part - first], count, key)
+            if load[taker] > limits.load[taker] and not is_queued[taker - first]:
+                queue[write], is_queued[taker - first] = taker, True
                 write = (write + 1) % len(queue)
-                visits[taker] += 1
+                visits[taker - first] += 1
     return num_stuck, most_moved
 
 
@@ -619,7 +598,8 @@ def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lis
                 if cost < best and (to == own or 2 * cost < gain):
                     best, taker, returns = cost, to, returned
         if taker != NONE:
-            _swap(samples, lists, part_of, sample, taker, returns)
+            _move(samples, lists, part_of, sample, taker)
+            _move(samples, lists, part_of, returns, part)
 
 
 @compiled
@@ -633,8 +613,8 @@ def settle(
     1. Samples that no part may keep leave, and are placed near home. Swaps level the rest, inside each node
        and then over all.
     2. If too many parts are stuck, it starts anew, and more samples leave at once.
-    3. The parts that are still above a limit are dealt anew, longest first, with as many of the emptiest of
-       their nodes, with four times as many, and then with the emptiest of all.
+    3. The parts that are still above a limit are dealt anew, longest first, with as many of the emptiest,
+       then with four times as many, and so on.
     4. Last, samples return home where the limits allow it.
 
     With `swaps_only`, there is no other step but the last, whether or not parts are above their limits. Swaps
@@ -646,18 +626,17 @@ def settle(
     if not swaps_only:
         most_stuck = many
     while True:
-        lists, nearest = _make_lists(samples, part_of, num_parts), HOME
+        lists = _make_lists(samples, part_of, num_parts)
         if step == DEALS:
-            by_node = False
-            covers_all = _take_out(limits, lists, part_of, factor, by_node)
-            nearest, factor = NODE if by_node else ANYWHERE, 4 * factor
+            covers_all = _take_out(limits, lists, part_of, factor)
+            factor *= 4
             goes = True
         else:
             goes = not swaps_only and _evict(samples, limits, part_of, lists, step == SWAPS)
             covers_all = swaps_only
         all_placed = True
         if goes:
-            all_placed = place(samples, limits, part_of, nearest)
+            all_placed = place(samples, limits, part_of, step != DEALS)
             lists = _make_lists(samples, part_of, num_parts)
         by_node = has_nodes and step != DEALS
         stuck = _level(samples, limits, part_of, lists, by_node, most_stuck, most_moved)
@@ -673,28 +652,24 @@ def settle(
 
 
 @inner
-def _take_out(limits: Limits, lists: Lists, part_of: np.ndarray, factor: int, by_node: bool) -> bool:
+def _take_out(limits: Limits, lists: Lists, part_of: np.ndarray, factor: int) -> bool:
     """Writes NONE to samples of parts above their limit, and of `factor` times as many of the emptiest.
 
-    With `by_node`, of the emptiest in each node. Returns whether that is all parts.
+    Returns whether that is all parts.
     """
-    num_parts = len(limits.load)
-    is_taken = lists.load > limits.load
-    left = np.zeros(num_parts, dtype=np.int64)
+    num_parts, count = len(limits.load), ZERO
+    is_taken = np.zeros(num_parts, dtype=np.bool_)
     for part in range(num_parts):
-        left[limits.node_of[part] if by_node else 0] += factor * is_taken[part]
-    if not by_node:
-        left[0] = max(left[0], factor)  # samples may have no place, although no part is above its limit
-    covers_all = not by_node and left[0] >= num_parts
-    for part in _emptiest(limits, lists):
-        node = limits.node_of[part] if by_node else 0
-        if left[node] > 0:
-            is_taken[part] = True
-            left[node] -= 1
+        is_taken[part] = lists.load[part] > limits.load[part]
+        count += factor * is_taken[part]
+    count = max(count, factor)  # samples may have no place, although no part is above its limit
+    emptiest = _emptiest(limits, lists)
+    for at in range(min(count, num_parts)):
+        is_taken[emptiest[at]] = True
     for sample in range(len(part_of)):
-        if part_of[sample] == NONE or is_taken[part_of[sample]]:
+        if part_of[sample] != NONE and is_taken[part_of[sample]]:
             part_of[sample] = NONE
-    return covers_all
+    return count >= num_parts
 
 
 @compiled
@@ -1090,12 +1065,8 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
                         gives = may_give.sample[may_give.begin[give] : give + 1]
                         returns = may_return.sample[may_return.begin[back] : back + 1]
                         for i in range(max(len(gives), len(returns))):
-                            given = gives[i] if i < len(gives) else NONE
-                            returned = returns[i] if i < len(returns) else NONE
-                            if given != NONE:
-                                _move(samples, lists, part_of, given, to)
-                            if returned != NONE:
-                                _move(samples, lists, part_of, returned, part)
+                            _move(samples, lists, part_of, gives[i] if i < len(gives) else NONE, to)
+                            _move(samples, lists, part_of, returns[i] if i < len(returns) else NONE, part)
                         clock += 1
                         changed[part], changed[to] = clock, clock
         if clock == before:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .karmarkar_karp import bound_differencing, difference
-from .kernels import ANYWHERE, NO_CAP, NONE, Limits, Samples, place, settle, sum_per_part
+from .kernels import NO_CAP, NONE, Limits, Samples, place, settle, sum_per_part
 from .problem import Problem, are_unequal, in_lists, indices_of_parts, number_of_part
 from .token_levels import level_tokens
 from .workloads import check_tolerance
@@ -226,7 +226,7 @@ def without_home(problem: Problem) -> Samples:
 def place_longest_first(problem: Problem, time: int) -> np.ndarray:
     """int64 `[samples]`, the part of each; NONE where none had a place. Parts have limits as of `time`."""
     part_of = np.full_like(problem.work, NONE)
-    place(without_home(problem), problem.limits(time), part_of, ANYWHERE)
+    place(without_home(problem), problem.limits(time), part_of, False)
     return part_of
 
 
