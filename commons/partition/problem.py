@@ -110,10 +110,8 @@ class Problem:
 
     def limits(self, time: int, per_node: int = 1) -> Limits:
         """The limits of parts that take no longer than `time`; nodes have `per_node` parts."""
-        loads = np.full(self.num_parts, time)
-        if are_unequal(self.speeds):
-            loads = (time * self.speeds).astype(np.int64)
-        loads = np.clip(loads, 1, max(int(self.work.sum()), 1))
+        loads = (time * self.speeds).astype(np.int64)
+        loads = np.maximum(np.minimum(loads, self.work.sum()), 1)
         nodes = np.arange(self.num_parts) // per_node
         caps = np.full(self.num_parts, self.max_tokens)
         return Limits(loads, caps, nodes, per_node, self.fewest, self.most)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .karmarkar_karp import difference
-from .kernels import NO_CAP, NONE, Samples, settle, sum_per_part
+from .kernels import NO_CAP, Samples, settle, sum_per_part
 from .problem import Problem, in_lists
 from .refined import place_from_scratch
 from .token_levels import level_tokens
@@ -112,8 +112,7 @@ def _move(problem: Problem, samples: Samples, target: int, tolerance: float, per
     near = samples.home.copy() if not found else found[-1].copy()
     if settle(samples, limits, near, *ALL) and problem.fault(near) is None:
         return near
-    renumbered = [_renumber(each, samples, problem.speeds) for each in scratch]
-    best = min([*found, *renumbered], key=problem.time).copy()
+    best = min([*found, *scratch], key=problem.time).copy()
     settle(samples, problem.limits(max(relaxed, problem.time(best)), per_node), best, True, 1, 0)
     return best
 
@@ -144,19 +143,3 @@ def _priced(problem: Problem, home: ArrayLike, sizes: ArrayLike | None) -> Sampl
         raise ValueError(f"sizes has {len(to_move)} values for {num_samples} workloads")
     price = problem.sort(as_integers(to_move, SIZE_BITS))
     return Samples(problem.work, problem.tokens, problem.sort(homes), price)
-
-
-def _renumber(part_of: np.ndarray, samples: Samples, speeds: np.ndarray) -> np.ndarray:
-    """The same partition, its parts renumbered so that much stays at home; parts keep their speeds."""
-    num_parts = len(speeds)
-    at_home = sum_per_part(samples.price, part_of * num_parts + samples.home, num_parts * num_parts)
-    matches = np.flatnonzero(at_home)
-    number, is_taken = np.full(num_parts, NONE), np.zeros(num_parts, dtype=np.bool_)
-    for match in matches[np.argsort(-at_home[matches], kind="stable")].tolist():
-        part, home = divmod(match, num_parts)
-        if number[part] == NONE and not is_taken[home] and speeds[part] == speeds[home]:
-            number[part], is_taken[home] = home, True
-    left, free = np.flatnonzero(number == NONE), np.flatnonzero(~is_taken)
-    left = left[np.argsort(speeds[left], kind="stable")]
-    number[left] = free[np.argsort(speeds[free], kind="stable")]
-    return number[part_of]
