@@ -25,6 +25,7 @@ from .kernels import (
     Limits,
     Samples,
     bucket,
+    list_shares,
     place_units,
     reunite,
     settle,
@@ -99,20 +100,31 @@ class GroupSearch:
     def run(self, target: int) -> np.ndarray:
         """int64 `[samples]`: the cheapest result of all starts that reach the target, or come nearest."""
         best = self.samples.home.copy()
-        best_rate, are_together = self._rate(best, target), self._mean_copies(best) < 1
+        best_rate, copies = self._rate(best, target)
+        are_together = copies < 1
         for number, start in enumerate(self._starts(target, are_together)):
             part_of = self.finish(start, target)
-            rate = self._rate(part_of, target, NEAR_HOME if are_together and number == 0 else 1.0)
+            rate, copies = self._rate(part_of, target, NEAR_HOME if are_together and number == 0 else 1.0)
             if rate < best_rate:
                 best, best_rate = part_of, rate
-            if self.reaches(part_of, target) and self._mean_copies(part_of) <= FEW_COPIES:
+            if rate[:2] == (False, target) and copies <= FEW_COPIES:
                 break
         return best
 
-    def _rate(self, part_of: np.ndarray, target: int, share: float = 1.0) -> tuple[bool, int, float]:
-        """Rates a result, less being better: faults, time above the target, and this share of the cost."""
+    def _rate(
+        self, part_of: np.ndarray, target: int, share: float = 1.0
+    ) -> tuple[tuple[bool, int, float], float]:
+        """Rates a result, less being better, and counts the mean copies of groups of more than one sample.
+
+        The rate is whether it has a fault, its time above the target, and `share` of the cost of its copies
+        and moves.
+        """
+        _, group, _ = self._list_shares(part_of)
+        cost = sum(self.groups.copy[group].tolist())  # which may exceed int64
+        cost += int(self.samples.price[part_of != self.samples.home].sum())
         has_fault = self.problem.fault(part_of) is not None
-        return has_fault, max(self.problem.time(part_of), target), share * self._cost(part_of)
+        rate = (has_fault, max(self.problem.time(part_of), target), share * cost)
+        return rate, (len(group) - len(self.groups.copy)) / self.num_shared
 
     def reaches(self, part_of: np.ndarray, target: int) -> bool:
         """Whether all parts keep to the limits, and none takes longer than the target."""
@@ -186,17 +198,6 @@ class GroupSearch:
         """The share of each sample, what a part has of a group; the groups and parts of shares, sorted."""
         return list_shares(self.groups.of, len(self.groups.copy), part_of, self.problem.num_parts)
 
-    def _mean_copies(self, part_of: np.ndarray) -> float:
-        """Parts with samples of a group beyond the first, of those groups that have others."""
-        _, group, _ = self._list_shares(part_of)
-        return (len(group) - len(self.groups.copy)) / self.num_shared
-
-    def _cost(self, part_of: np.ndarray) -> int:
-        """The cost of copies and moves of samples that are in these parts, int64 `[samples]`."""
-        _, group, _ = self._list_shares(part_of)
-        copies = sum(self.groups.copy[group].tolist())  # which may exceed int64
-        return copies + int(self.samples.price[part_of != self.samples.home].sum())
-
     def _starts(self, target: int, are_together: bool) -> Iterator[np.ndarray]:
         """Yields placements: home if groups are together there, and units that are cut in two ways."""
         home = self.samples.home
@@ -227,24 +228,8 @@ class GroupSearch:
         return np.where(cost > self.groups.copy[group], np.arange(len(cost)), joined)[share]
 
 
-def list_shares(
-    owner_of: np.ndarray, num_owners: int, part_of: np.ndarray, num_parts: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers the pairs of owner and part: for each sample, and the owner and the part of each pair, sorted.
-
-    Example: owners [0, 1, 0, 0] in parts [1, 0, 1, 0] have shares (0, 0), (0, 1) and (1, 0): [1, 2, 1, 0].
-    """
-    by_part, _ = bucket(part_of, num_parts)
-    order, _ = bucket(owner_of[by_part], num_owners)
-    order = by_part[order]
-    owner, part = owner_of[order], part_of[order]
-    is_first = np.append(True, (owner[1:] != owner[:-1]) | (part[1:] != part[:-1]))
-    share_of = np.empty_like(order)
-    share_of[order] = np.cumsum(is_first) - 1
-    return share_of, owner[is_first], part[is_first]
-
-
 def costliest(owner: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """For each owner, of ascending ones, the first of its shares that cost most."""
-    order = np.lexsort((-cost, owner))
-    return order[np.flatnonzero(np.diff(owner[order], prepend=-1))]
+    """For each owner the first of its shares that cost most; owners ascend from 0, each with a share."""
+    most = np.maximum.reduceat(cost, np.flatnonzero(np.diff(owner, prepend=-1)))
+    best = np.flatnonzero(cost == most[owner])
+    return best[np.flatnonzero(np.diff(owner[best], prepend=-1))]
