@@ -23,14 +23,10 @@ NO_CAP = 2**62
 SWAPS, LEAVES, DEALS = 0, 1, 2
 # A byte to another node costs as much as this many bytes within one: nodes are left last.
 ACROSS_NODES = 1000
-# Swaps alone settle most steps. Where more than 1 of so many parts is stuck, those above their limit give
-# their heaviest samples away at once.
-MANY_PARTS = 128
 # Partners that leveling tries for a part, near the top of the heap; then many, where few do not help.
 FEW_PARTNERS, MANY_PARTNERS = 7, 63
-# Halvings of what a swap has to take off a part; fewer inside a node, after which all parts follow, and where
-# moves cost nothing, because the next target will do.
-HALVINGS, NODE_HALVINGS, FEW_HALVINGS = 10, 4, 2
+# Halvings of what a swap has to take off a part.
+HALVINGS = 7
 # A part that came above its limit so often passes nothing on to one that is then above its own.
 MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
@@ -462,18 +458,11 @@ def _level_range(
         if load[first + number] > limits.load[first + number]:
             queue[write], is_queued[number] = first + number, True
             write += 1
-    num_stuck, is_free = ZERO, True  # without homes, any swap that helps is as cheap as others
-    for own in home:
-        if own != NONE:
-            is_free = False
-            break
-    halvings = HALVINGS if first == 0 and end == len(limits.load) else NODE_HALVINGS
-    if is_free:
-        halvings = FEW_HALVINGS
+    num_stuck = ZERO
     while read != write and num_stuck < most_stuck:
         full = queue[read]
         read, is_queued[full - first] = (read + 1) % len(queue), False
-        halving, partners = 0, MANY_PARTNERS if is_free else FEW_PARTNERS
+        halving, partners = 0, FEW_PARTNERS
         while load[full] > limits.load[full]:
             gives, taker, returns, best = NONE, NONE, NONE, NO_CAP
             halving = max(halving - 1, 0)  # what did not help before will hardly do now
@@ -484,8 +473,6 @@ def _level_range(
                 for at in range(min(partners, count)):
                     to = first + (heap[at] & mask)
                     most = limits.load[to] - load[to] + beyond
-                    if is_free and taker != NONE:
-                        break
                     if to == full or most < least:
                         continue
                     may_give = size[full] > limits.fewest and size[to] < limits.most
@@ -523,9 +510,9 @@ def _level_range(
                                 gives, taker, returns, best = sample, to, returned, cost
                 if taker == NONE:
                     halving += 1
-                    if halving > halvings and (partners == MANY_PARTNERS or partners >= count - 1):
+                    if halving > HALVINGS and (partners == MANY_PARTNERS or partners >= count - 1):
                         break
-                    if halving > halvings:
+                    if halving > HALVINGS:
                         halving, partners = 0, MANY_PARTNERS
             if taker != NONE and home[gives] != NONE:
                 most_moved -= int(taker != home[gives]) - int(full != home[gives])
@@ -612,43 +599,35 @@ def settle(
 
     1. Samples that no part may keep leave, and are placed near home. Swaps level the rest, inside each node
        and then over all.
-    2. If too many parts are stuck, it starts anew, and more samples leave at once.
+    2. If a part is stuck, it starts anew, and more samples leave at once.
     3. The parts that are still above a limit are dealt anew, longest first, with as many of the emptiest,
        then with four times as many, and so on.
     4. Last, samples return home where the limits allow it.
 
     With `swaps_only`, there is no other step but the last, whether or not parts are above their limits. Swaps
-    then end where `most_stuck` parts are stuck, or more than `most_moved` samples have left their home.
+    end where `most_stuck` parts are stuck, or more than `most_moved` samples have left their home.
     """
     num_parts, given = len(limits.load), part_of.copy()
-    has_nodes = 1 < limits.per_node < num_parts
-    many, factor, step = num_parts // MANY_PARTS + 1, ZERO + 1, SWAPS
-    if not swaps_only:
-        most_stuck = many
+    has_nodes, factor, step = 1 < limits.per_node < num_parts, ZERO + 1, SWAPS
     while True:
-        lists = _make_lists(samples, part_of, num_parts)
+        lists, goes, is_last = _make_lists(samples, part_of, num_parts), step == DEALS, swaps_only
         if step == DEALS:
-            covers_all = _take_out(limits, lists, part_of, factor)
+            is_last = _take_out(limits, lists, part_of, factor)
             factor *= 4
-            goes = True
-        else:
-            goes = not swaps_only and _evict(samples, limits, part_of, lists, step == SWAPS)
-            covers_all = swaps_only
-        all_placed = True
+        elif not swaps_only:
+            goes = _evict(samples, limits, part_of, lists, step == SWAPS)
+        is_settled = not goes or place(samples, limits, part_of, step != DEALS)
         if goes:
-            all_placed = place(samples, limits, part_of, step != DEALS)
             lists = _make_lists(samples, part_of, num_parts)
-        by_node = has_nodes and step != DEALS
-        stuck = _level(samples, limits, part_of, lists, by_node, most_stuck, most_moved)
-        if step == SWAPS and stuck >= many and not swaps_only:
-            for sample in range(len(part_of)):
-                part_of[sample] = given[sample]
-            step = LEAVES
-        elif (stuck == 0 and all_placed) or covers_all:
+        most = most_stuck if step == SWAPS else num_parts
+        stuck = _level(samples, limits, part_of, lists, has_nodes and step != DEALS, most, most_moved)
+        is_settled = is_settled and stuck == 0
+        if is_settled or is_last:
             _send_home(samples, limits, part_of, lists)
-            return stuck == 0 and all_placed
-        else:
-            step, most_stuck = DEALS, num_parts
+            return is_settled
+        if step == SWAPS:
+            part_of[:] = given
+        step = min(step + 1, DEALS)
 
 
 @inner

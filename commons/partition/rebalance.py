@@ -15,7 +15,7 @@ from .workloads import MOVES_PER_COPY, as_integers, as_workloads, check_count, c
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50
 # All steps of `settle`.
-ALL = (False, 0, NO_CAP)
+ALL = (False, 1, NO_CAP)
 
 
 @in_lists
