@@ -25,8 +25,8 @@ SWAPS, LEAVES, DEALS = 0, 1, 2
 ACROSS_NODES = 1000
 # Partners that leveling tries for a part, near the top of the heap; then many, where few do not help.
 FEW_PARTNERS, MANY_PARTNERS = 7, 63
-# Halvings of what a swap has to take off a part.
-HALVINGS = 7
+# Halvings of what a swap has to take off a part; fewer where moves cost nothing: the next target will do.
+HALVINGS, FEW_HALVINGS = 7, 2
 # A part that came above its limit so often passes nothing on to one that is then above its own.
 MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
@@ -458,11 +458,12 @@ def _level_range(
         if load[first + number] > limits.load[first + number]:
             queue[write], is_queued[number] = first + number, True
             write += 1
-    num_stuck = ZERO
+    num_stuck, is_free = ZERO, len(price) > 0 and price[0] == 0  # any swap is as cheap as others
+    halvings = FEW_HALVINGS if is_free else HALVINGS
     while read != write and num_stuck < most_stuck:
         full = queue[read]
         read, is_queued[full - first] = (read + 1) % len(queue), False
-        halving, partners = 0, FEW_PARTNERS
+        halving, partners = 0, MANY_PARTNERS if is_free else FEW_PARTNERS
         while load[full] > limits.load[full]:
             gives, taker, returns, best = NONE, NONE, NONE, NO_CAP
             halving = max(halving - 1, 0)  # what did not help before will hardly do now
@@ -473,6 +474,8 @@ def _level_range(
                 for at in range(min(partners, count)):
                     to = first + (heap[at] & mask)
                     most = limits.load[to] - load[to] + beyond
+                    if is_free and taker != NONE:
+                        break
                     if to == full or most < least:
                         continue
                     may_give = size[full] > limits.fewest and size[to] < limits.most
@@ -510,9 +513,9 @@ def _level_range(
                                 gives, taker, returns, best = sample, to, returned, cost
                 if taker == NONE:
                     halving += 1
-                    if halving > HALVINGS and (partners == MANY_PARTNERS or partners >= count - 1):
+                    if halving > halvings and (partners == MANY_PARTNERS or partners >= count - 1):
                         break
-                    if halving > HALVINGS:
+                    if halving > halvings:
                         halving, partners = 0, MANY_PARTNERS
             if taker != NONE and home[gives] != NONE:
                 most_moved -= int(taker != home[gives]) - int(full != home[gives])
