@@ -366,8 +366,8 @@ def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, 
         return goes
     emptiest = _emptiest(limits, lists)
     for by_node in range(int(has_nodes), -1, -1):
-        if by_node == 0:
-            wanted[0] = wanted.sum()
+        for node in range(1, 0 if by_node else num_parts):
+            wanted[0] += wanted[node]
         for round in range(1, limits.fewest // 4 + 1):  # one of each part, then another one
             for part in emptiest:
                 node = by_node * limits.node_of[part]
@@ -629,7 +629,8 @@ def settle(
             _send_home(samples, limits, part_of, lists)
             return is_settled
         if step == SWAPS:
-            part_of[:] = given
+            for sample in range(len(part_of)):
+                part_of[sample] = given[sample]
         step = min(step + 1, DEALS)
 
 
