@@ -26,7 +26,7 @@ ACROSS_NODES = 1000
 # Partners that leveling tries for a part, near the top of the heap; then many, where few do not help.
 FEW_PARTNERS, MANY_PARTNERS = 7, 63
 # Halvings of what a swap has to take off a part; fewer where moves cost nothing: the next target will do.
-HALVINGS, FEW_HALVINGS = 7, 2
+HALVINGS, FEW_HALVINGS = 10, 2
 # A part that came above its limit so often passes nothing on to one that is then above its own.
 MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
@@ -785,18 +785,18 @@ class Runs(NamedTuple):
     other: np.ndarray
     cost: np.ndarray  # of moves, and of copies
     by_cost: np.ndarray
-    by_rows: np.ndarray  # those of r samples end at ends[r], the cheapest first
-    ends: np.ndarray
 
 
 @inner
-def _list_runs(samples: Samples, limits: Limits, groups: Groups, lists: Lists, part: int, to: int) -> Runs:
+def _list_runs(
+    samples: Samples, node_of: np.ndarray, groups: Groups, lists: Lists, part: int, to: int
+) -> Runs:
     """Lists what `part` may give to another part, and what each of that costs.
 
     Example: a part has samples 3 and 5 of a group, which is in no other part, and a copy costs 64. Sample 3
     is away from home as it is. Its run is [3] at a cost of 64, and [3, 5] costs 1, the move of sample 5.
     """
-    home, price, node_of = samples.home, samples.price, limits.node_of
+    home, price = samples.home, samples.price
     members, number, marks = lists.members, groups.number, groups.marks
     first, count = lists.start[part], lists.size[part]
     # 1. Number groups in the order of their heaviest samples; odd are samples that cost something to move.
@@ -838,15 +838,10 @@ def _list_runs(samples: Samples, limits: Limits, groups: Groups, lists: Lists, p
     begin[count], group_of[count], keys[count] = count + 1, NONE, count
     for at in range(lists.start[to], lists.start[to] + lists.size[to]):
         marks[groups.of[members[at]]] = 0
-    # 3. Sort by cost, and then by rows, unless they may differ anyway.
     by_cost = _sorted(keys)
     for at in range(count + 1):
         by_cost[at] &= (np.int64(1) << bits) - 1
-    by_rows, ends = by_cost, np.full(1, count + 1)
-    if limits.most - limits.fewest <= 1:
-        by_rows, ends = bucket(by_cost - begin[by_cost] + 1, count + 1)
-        by_rows = by_cost[by_rows]
-    return Runs(taken, begin, group_of, work, other, cost, by_cost, by_rows, ends)
+    return Runs(taken, begin, group_of, work, other, cost, by_cost)
 
 
 @inner
@@ -859,11 +854,10 @@ def _find_exchange(
     returns: Runs,
     least: int,
     most: int,
-    best: int,
-) -> tuple[int, int, int]:
-    """(cost, run that `part` gives, run that comes back) of the cheapest exchange below the cost `best`.
+) -> tuple[int, int]:
+    """(run that `part` gives, run that comes back) of the exchange that saves most; NONE where none saves.
 
-    It takes `least` to `most` off the part. The first run is NONE if there is no such exchange.
+    It takes `least` to `most` off the part.
 
     Example: of part 0, [a a a a] of work 40 costs 4 moves and saves no copy; part 1 has [b b b b] of 32 at
     the same price, and [c c c] of 36. With equal rows and 5 to 10 to take off, a goes for b at a cost of 8.
@@ -871,40 +865,32 @@ def _find_exchange(
     size, amount = lists.size, lists.amount
     net_least = max(size[part] - limits.most, limits.fewest - size[to])  # rows that leave the part
     net_most = min(size[part] - limits.fewest, limits.most - size[to])
-    is_by_rows = limits.most - limits.fewest <= 1
-    last = len(returns.cost) - 1
     cheapest = returns.cost[returns.by_cost[0]]
-    chosen, chosen_back, looks = NONE, NONE, LOOKS_PER_ROW * (len(gives.cost) + len(returns.cost))
+    best, chosen, chosen_back, looks = ZERO, NONE, NONE, LOOKS_PER_ROW * (len(gives.cost) + len(returns.cost))
     for give in gives.by_cost:
         if gives.cost[give] + cheapest >= best or looks < 0:
             break
         rows, work = give - gives.begin[give] + 1, gives.work[give]
         if rows == 0 or work < least:
             continue
-        low, high = max(rows - net_most, 0), min(rows - net_least, last)
-        if not is_by_rows:
-            low_rows, high_rows = low, high
-            low, high = 0, 0
-        for bucket_at in range(low, high + 1):
+        for back in returns.by_cost:
+            cost = gives.cost[give] + returns.cost[back]
+            if cost >= best:
+                break
             looks -= 1
-            for at in range(returns.ends[bucket_at - 1] if bucket_at > 0 else 0, returns.ends[bucket_at]):
-                back = returns.by_rows[at]
-                cost = gives.cost[give] + returns.cost[back]
-                if cost >= best:
-                    break
-                looks -= 1
-                change = work - returns.work[back]
-                if change < least or change > most or gives.group[give] == returns.group[back]:
-                    continue
-                if not is_by_rows and not low_rows <= back - returns.begin[back] + 1 <= high_rows:
-                    continue
-                change = gives.other[give] - returns.other[back]
-                if change > 0 and amount[to] + change > limits.other[to]:
-                    continue
-                if change < 0 and amount[part] - change > limits.other[part]:
-                    continue
-                best, chosen, chosen_back = cost, give, back
-    return best, chosen, chosen_back
+            change = work - returns.work[back]
+            if change < least or change > most or gives.group[give] == returns.group[back]:
+                continue
+            if not net_least <= rows - (back - returns.begin[back] + 1) <= net_most:
+                continue
+            change = gives.other[give] - returns.other[back]
+            if change > 0 and amount[to] + change > limits.other[to]:
+                continue
+            if change < 0 and amount[part] - change > limits.other[part]:
+                continue
+            best, chosen, chosen_back = cost, give, back
+            break
+    return chosen, chosen_back
 
 
 @compiled
@@ -1059,12 +1045,10 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
                     if max(changed[part], changed[to]) <= last_try or looks < 0:
                         continue
                     looks -= size[part] + size[to]
-                    may_give = _list_runs(samples, limits, groups, lists, part, to)
-                    may_return = _list_runs(samples, limits, groups, lists, to, part)
+                    may_give = _list_runs(samples, limits.node_of, groups, lists, part, to)
+                    may_return = _list_runs(samples, limits.node_of, groups, lists, to, part)
                     least, most = load[part] - limits.load[part], limits.load[to] - load[to]
-                    _, give, back = _find_exchange(
-                        limits, lists, part, may_give, to, may_return, least, most, 0
-                    )
+                    give, back = _find_exchange(limits, lists, part, may_give, to, may_return, least, most)
                     if give != NONE:
                         gives = may_give.sample[may_give.begin[give] : give + 1]
                         returns = may_return.sample[may_return.begin[back] : back + 1]
