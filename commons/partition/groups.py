@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .kernels import (
+    ALL,
     NO_CAP,
     NONE,
     Groups,
@@ -32,8 +33,7 @@ from .kernels import (
     sum_per_part,
 )
 from .problem import Problem, heaviest_first
-from .rebalance import ALL, keep_to_tokens
-from .token_levels import level_tokens
+from .token_levels import keep_to_tokens, level_tokens
 from .workloads import check_moves_per_copy, number_groups
 
 # Where groups have at most this many copies each, on average, no other start is tried. With twice as many,
@@ -135,8 +135,7 @@ class GroupSearch:
         problem = self.problem
         self._level_units(part_of, target)
         samples = self.samples._replace(home=part_of.copy())
-        if sum_per_part(problem.tokens, part_of, problem.num_parts).max() > problem.max_tokens:
-            keep_to_tokens(problem, samples, part_of, problem.num_parts)
+        keep_to_tokens(problem, samples, part_of, problem.num_parts)
         settle(samples, self._limits(target), part_of, *ALL)
         if (part_of == NONE).any():  # under caps of tokens
             return samples.home

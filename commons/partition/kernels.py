@@ -21,6 +21,8 @@ NONE, ZERO = cast(int, np.int64(-1)), cast(int, np.int64(0))
 NO_CAP = 2**62
 # The steps of `settle`.
 SWAPS, LEAVES, DEALS = 0, 1, 2
+# Arguments of `settle` for all of them.
+ALL = (False, 1, NO_CAP)
 # A byte to another node costs as much as this many bytes within one: nodes are left last.
 ACROSS_NODES = 1000
 # Partners that leveling tries for a part, near the top of the heap; then many, where few do not help.
@@ -391,30 +393,6 @@ def _level(
     limits: Limits,
     part_of: np.ndarray,
     lists: Lists,
-    by_node: bool,
-    most_stuck: int,
-    most_moved: int,
-) -> int:
-    """Levels all parts, with `by_node` those of each node before; returns how many are stuck in the end."""
-    num_parts, first = len(limits.load), ZERO
-    size = limits.per_node if by_node else num_parts
-    while True:
-        end = min(first + size, num_parts)
-        most = num_parts if size < num_parts else most_stuck
-        stuck, most_moved = _level_range(samples, limits, part_of, lists, first, end, most, most_moved)
-        if size == num_parts:
-            return stuck
-        first = end
-        if end == num_parts:
-            first, size = ZERO, num_parts
-
-
-@inner
-def _level_range(
-    samples: Samples,
-    limits: Limits,
-    part_of: np.ndarray,
-    lists: Lists,
     first: int,
     end: int,
     most_stuck: int,
@@ -623,7 +601,11 @@ def settle(
         if goes:
             lists = _make_lists(samples, part_of, num_parts)
         most = most_stuck if step == SWAPS else num_parts
-        stuck = _level(samples, limits, part_of, lists, has_nodes and step != DEALS, most, most_moved)
+        if has_nodes and step != DEALS:
+            for first in range(ZERO, num_parts, limits.per_node):
+                end = min(first + limits.per_node, num_parts)
+                _, most_moved = _level(samples, limits, part_of, lists, first, end, num_parts, most_moved)
+        stuck, _ = _level(samples, limits, part_of, lists, ZERO, num_parts, most, most_moved)
         is_settled = is_settled and stuck == 0
         if is_settled or is_last:
             _send_home(samples, limits, part_of, lists)
@@ -937,7 +919,9 @@ def place_units(
     home, other, num_parts = samples.home, samples.other, len(limits.load)
     load, amount = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
     size, at_home = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
-    bits, largest = _bits(num_parts), limits.load.max()
+    bits, largest = _bits(num_parts), ZERO
+    for part in range(num_parts):
+        largest = max(largest, limits.load[part])
     mask = (np.int64(1) << bits) - 1
     heap, at_of, end = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64), num_parts
     for part in range(num_parts):
@@ -967,17 +951,15 @@ def place_units(
                 count = 0
                 for at in range(NONE, end):  # first the top of the heap, which likely has room for all
                     part = heap[max(at, 0)] & mask
-                    low, high = 0, min(rows, limits.most - size[part])
-                    while low < high:
-                        middle = (low + high + 1) // 2
-                        fits = load[part] + sums[middle] <= most_load[part]
-                        if fits and amount[part] + others[middle] <= limits.other[part]:
-                            low = middle
-                        else:
-                            high = middle - 1
-                    if chosen == NONE or low > count or (low == count and heap[at] < heap[at_of[chosen]]):
-                        chosen, count = part, low
-                    if at == NONE and low == rows:
+                    fitting = min(rows, limits.most - size[part])
+                    while load[part] + sums[fitting] > most_load[part] and fitting > 0:
+                        fitting -= 1
+                    while amount[part] + others[fitting] > limits.other[part] and fitting > 0:
+                        fitting -= 1
+                    is_emptier = fitting == count and heap[at] < heap[at_of[chosen]]
+                    if chosen == NONE or fitting > count or is_emptier:
+                        chosen, count = part, fitting
+                    if at == NONE and fitting == rows:
                         break
                 count = max(count, 1)
             for at in range(first, first + count):
@@ -1031,7 +1013,9 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
                 rows[part] = 0
             if count == 1:
                 continue
-            ordered = _sorted(parts[:count]) % num_parts
+            ordered = _sorted(parts[:count])
+            for at in range(count):
+                ordered[at] %= num_parts
             last_try, tried_at[group] = tried_at[group], clock
             for at in range(count - 1, 0, -1):
                 part, tried = ordered[at], 0
