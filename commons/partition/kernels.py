@@ -27,8 +27,9 @@ ALL = (False, 1, NO_CAP)
 ACROSS_NODES = 1000
 # Partners that leveling tries for a part, near the top of the heap; then many, where few do not help.
 FEW_PARTNERS, MANY_PARTNERS = 7, 63
-# Halvings of what a swap has to take off a part; fewer where moves cost nothing: the next target will do.
-HALVINGS, FEW_HALVINGS = 10, 2
+# Halvings of what a swap has to take off a part; fewer inside a node, after which all parts follow, and where
+# moves cost nothing, because the next target will do.
+HALVINGS, NODE_HALVINGS, FEW_HALVINGS = 10, 4, 2
 # A part that came above its limit so often passes nothing on to one that is then above its own.
 MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
@@ -437,7 +438,7 @@ def _level(
             queue[write], is_queued[number] = first + number, True
             write += 1
     num_stuck, is_free = ZERO, len(price) > 0 and price[0] == 0  # any swap is as cheap as others
-    halvings = FEW_HALVINGS if is_free else HALVINGS
+    halvings = FEW_HALVINGS if is_free else HALVINGS if count == len(limits.load) else NODE_HALVINGS
     while read != write and num_stuck < most_stuck:
         full = queue[read]
         read, is_queued[full - first] = (read + 1) % len(queue), False
@@ -600,7 +601,7 @@ def settle(
         is_settled = not goes or place(samples, limits, part_of, step != DEALS)
         if goes:
             lists = _make_lists(samples, part_of, num_parts)
-        most = most_stuck if step == SWAPS else num_parts
+        most = num_parts if step == DEALS else most_stuck
         if has_nodes and step != DEALS:
             for first in range(ZERO, num_parts, limits.per_node):
                 end = min(first + limits.per_node, num_parts)
