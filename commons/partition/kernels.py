@@ -538,8 +538,11 @@ def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lis
             first = node_of[own] * limits.per_node
             end = min(first + limits.per_node, len(size))
         best, taker, returns = ZERO, NONE, NONE
-        for to in range(first, end):
+        for number in range(first - 1, end):  # home first, which saves most
+            to = number if number >= first else own
             gain = _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, part)
+            if gain >= best:
+                continue
             least = work[sample] - (limits.load[to] - load[to])
             most = work[sample] + limits.load[part] - load[part]
             may_go = least <= 0 <= most and size[part] > limits.fewest and size[to] < limits.most
