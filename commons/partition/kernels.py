@@ -41,7 +41,7 @@ SHORT_RUN = 16
 # Parts that a part's share of a group may join. Passes over all groups; each saves less than the one before.
 MOST_TO_JOIN, REUNITE_PASSES = 4, 4
 # With more rows than this, a share meets one other. Pairs of runs looked at, for each row of two parts.
-MANY_ROWS, LOOKS_PER_ROW = 256, 64
+MANY_ROWS, LOOKS_PER_ROW = 256, 16
 # A share of a limit counts up to 2**10, with 32 binary digits after the point.
 _SHARE, _MOST_SHARE = 2.0**32, 2.0**10
 
