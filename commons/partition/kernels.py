@@ -385,7 +385,7 @@ def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, 
 def _fullness(limits: Limits, lists: Lists, part: int) -> int:
     """The larger share that a part has of its limits, times 2**32."""
     share = max(lists.load[part] / limits.load[part], lists.amount[part] / max(limits.other[part], 1))
-    return np.int64(min(share, _MOST_SHARE) * _SHARE)
+    return int(min(share, _MOST_SHARE) * _SHARE)
 
 
 @inner
