@@ -121,8 +121,11 @@ class Problem:
         return longest_time(sum_per_part(self.work, part_of, self.num_parts), self.speeds)
 
     def time_within_limits(self, part_of: np.ndarray) -> int:
-        """`time`; NO_CAP for a partition that does not keep to the limits."""
-        return self.time(part_of) if self.fault(part_of) is None else NO_CAP
+        """`time`; NO_CAP if a sample has no part, or a part is above `max_tokens`."""
+        if (part_of == NONE).any():
+            return NO_CAP
+        amounts = sum_per_part(self.tokens, part_of, self.num_parts)
+        return NO_CAP if amounts.max() > self.max_tokens else self.time(part_of)
 
     def fault(self, part_of: np.ndarray) -> str | None:
         """Describes the first part that does not keep to the limits; None if all do. Order as of `work`."""

@@ -157,6 +157,8 @@ def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
     target, num_parts = problem.target(tolerance), problem.num_parts
     best = place_longest_first(problem, target)
     time = _refine_start(problem, best, target)
+    if time <= target:
+        return best
     is_small = len(best) <= FEW_SAMPLES * num_parts
     has_free_sizes = problem.fewest == 0 and problem.most > 1
     widths = [num_parts]
