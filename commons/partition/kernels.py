@@ -688,8 +688,9 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
     num_samples = len(work)
     # 1. A partition is a chain of slots, one for each part with samples, the heaviest first: `below` leads to
     # the next. A slot is named by its first sample; `after` leads to the other samples of the part.
-    load, tail, below = work.copy(), np.arange(num_samples), np.arange(1, num_samples + 1)
-    after = np.full(num_samples, NONE)
+    load, tail, below, after = work.copy(), np.empty_like(work), np.empty_like(work), np.empty_like(work)
+    for sample in range(num_samples):
+        tail[sample], below[sample], after[sample] = sample, sample + 1, NONE
     count = (num_samples + width - 1) // width
     top, size = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     bits = _bits(max(count, num_parts))
@@ -1023,7 +1024,8 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
             last_try, tried_at[group] = tried_at[group], clock
             for at in range(count - 1, 0, -1):
                 part, tried = ordered[at], 0
-                for to in ordered[:at]:
+                for before_at in range(at):
+                    to = ordered[before_at]
                     if tried == MOST_TO_JOIN or (tried > 0 and size[part] > MANY_ROWS):
                         break
                     first, last = members[start[to]], members[start[to] + size[to] - 1]
@@ -1038,11 +1040,13 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
                     least, most = load[part] - limits.load[part], limits.load[to] - load[to]
                     give, back = _find_exchange(limits, lists, part, may_give, to, may_return, least, most)
                     if give != NONE:
-                        gives = may_give.sample[may_give.begin[give] : give + 1]
-                        returns = may_return.sample[may_return.begin[back] : back + 1]
-                        for i in range(max(len(gives), len(returns))):
-                            _move(samples, lists, part_of, gives[i] if i < len(gives) else NONE, to)
-                            _move(samples, lists, part_of, returns[i] if i < len(returns) else NONE, part)
+                        gives, returns = may_give.begin[give], may_return.begin[back]
+                        while gives <= give or returns <= back:  # one each, so that sizes stay close
+                            if gives <= give:
+                                _move(samples, lists, part_of, may_give.sample[gives], to)
+                            if returns <= back:
+                                _move(samples, lists, part_of, may_return.sample[returns], part)
+                            gives, returns = gives + 1, returns + 1
                         clock += 1
                         changed[part], changed[to] = clock, clock
         if clock == before:
