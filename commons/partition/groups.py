@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .kernels import (
+    ALL,
     NO_CAP,
     NONE,
     Groups,
     Limits,
     Samples,
     bucket,
-    costliest,
     list_shares,
     place_units,
     reunite,
@@ -33,8 +33,7 @@ from .kernels import (
     sum_per_part,
 )
 from .problem import Problem, heaviest_first
-from .rebalance import ALL, keep_to_tokens
-from .token_levels import level_tokens
+from .token_levels import keep_to_tokens, level_tokens
 from .workloads import check_moves_per_copy, number_groups
 
 # Where groups have at most this many copies each, on average, no other start is tried. With twice as many,
@@ -101,20 +100,31 @@ class GroupSearch:
     def run(self, target: int) -> np.ndarray:
         """int64 `[samples]`: the cheapest result of all starts that reach the target, or come nearest."""
         best = self.samples.home.copy()
-        best_rate, are_together = self._rate(best, target), self._mean_copies(best) < 1
+        best_rate, copies = self._rate(best, target)
+        are_together = copies < 1
         for number, start in enumerate(self._starts(target, are_together)):
             part_of = self.finish(start, target)
-            rate = self._rate(part_of, target, NEAR_HOME if are_together and number == 0 else 1.0)
+            rate, copies = self._rate(part_of, target, NEAR_HOME if are_together and number == 0 else 1.0)
             if rate < best_rate:
                 best, best_rate = part_of, rate
-            if self.reaches(part_of, target) and self._mean_copies(part_of) <= FEW_COPIES:
+            if rate[:2] == (False, target) and copies <= FEW_COPIES:
                 break
         return best
 
-    def _rate(self, part_of: np.ndarray, target: int, share: float = 1.0) -> tuple[bool, int, float]:
-        """Rates a result, less being better: faults, time above the target, and this share of the cost."""
+    def _rate(
+        self, part_of: np.ndarray, target: int, share: float = 1.0
+    ) -> tuple[tuple[bool, int, float], float]:
+        """Rates a result, less being better, and counts the mean copies of groups of more than one sample.
+
+        The rate is whether it has a fault, its time above the target, and `share` of the cost of its copies
+        and moves.
+        """
+        _, group, _ = self._list_shares(part_of)
+        cost = sum(self.groups.copy[group].tolist())  # which may exceed int64
+        cost += int(self.samples.price[part_of != self.samples.home].sum())
         has_fault = self.problem.fault(part_of) is not None
-        return has_fault, max(self.problem.time(part_of), target), share * self._cost(part_of)
+        rate = (has_fault, max(self.problem.time(part_of), target), share * cost)
+        return rate, (len(group) - len(self.groups.copy)) / self.num_shared
 
     def reaches(self, part_of: np.ndarray, target: int) -> bool:
         """Whether all parts keep to the limits, and none takes longer than the target."""
@@ -125,8 +135,7 @@ class GroupSearch:
         problem = self.problem
         self._level_units(part_of, target)
         samples = self.samples._replace(home=part_of.copy())
-        if sum_per_part(problem.tokens, part_of, problem.num_parts).max() > problem.max_tokens:
-            keep_to_tokens(problem, samples, part_of, problem.num_parts)
+        keep_to_tokens(problem, samples, part_of, problem.num_parts)
         settle(samples, self._limits(target), part_of, *ALL)
         if (part_of == NONE).any():  # under caps of tokens
             return samples.home
@@ -149,7 +158,7 @@ class GroupSearch:
         place, owner, home = list_shares(share, len(part), samples.home, num_parts)
         at_home = sum_per_part(samples.price, place, len(owner))
         is_own = home == part[owner]
-        best = costliest(owner, 2 * at_home + is_own, len(part))
+        best = costliest(owner, 2 * at_home + is_own)
         price = at_home[best]
         price[owner[is_own]] -= np.where(is_own[best[owner[is_own]]], 0, at_home[is_own])
         home = home[best]
@@ -188,17 +197,6 @@ class GroupSearch:
         """The share of each sample, what a part has of a group; the groups and parts of shares, sorted."""
         return list_shares(self.groups.of, len(self.groups.copy), part_of, self.problem.num_parts)
 
-    def _mean_copies(self, part_of: np.ndarray) -> float:
-        """Parts with samples of a group beyond the first, of those groups that have others."""
-        _, group, _ = self._list_shares(part_of)
-        return (len(group) - len(self.groups.copy)) / self.num_shared
-
-    def _cost(self, part_of: np.ndarray) -> int:
-        """The cost of copies and moves of samples that are in these parts, int64 `[samples]`."""
-        _, group, _ = self._list_shares(part_of)
-        copies = sum(self.groups.copy[group].tolist())  # which may exceed int64
-        return copies + int(self.samples.price[part_of != self.samples.home].sum())
-
     def _starts(self, target: int, are_together: bool) -> Iterator[np.ndarray]:
         """Yields placements: home if groups are together there, and units that are cut in two ways."""
         home = self.samples.home
@@ -225,5 +223,12 @@ class GroupSearch:
         """
         share, group, _ = self._list_shares(self.samples.home)
         cost = sum_per_part(self.samples.price, share, len(group))
-        joined = costliest(group, cost, len(self.groups.copy))[group]
+        joined = costliest(group, cost)[group]
         return np.where(cost > self.groups.copy[group], np.arange(len(cost)), joined)[share]
+
+
+def costliest(owner: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """For each owner the first of its shares that cost most; owners ascend from 0, each with a share."""
+    most = np.maximum.reduceat(cost, np.flatnonzero(np.diff(owner, prepend=-1)))
+    best = np.flatnonzero(cost == most[owner])
+    return best[np.flatnonzero(np.diff(owner[best], prepend=-1))]

@@ -29,3 +29,13 @@ def difference(problem: Problem, width: int) -> np.ndarray:
     """`place_by_differencing`, and the heaviest part to the fastest."""
     part_of = place_by_differencing(problem.work, problem.num_parts, width)
     return np.argsort(-problem.speeds, kind="stable")[part_of]
+
+
+def bound_differencing(work: np.ndarray, num_parts: int) -> int:
+    """A time that the slowest part, at most of speed 1, takes at least after differencing with equal sizes.
+
+    The part with the heaviest of `num_parts` consecutive samples gets at least the lightest of all others.
+    """
+    lightest, spread = work[num_parts - 1 :: num_parts], work[::num_parts].copy()
+    spread[: len(lightest)] -= lightest
+    return int(lightest.sum() + spread.max(initial=0))

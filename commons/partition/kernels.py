@@ -19,15 +19,12 @@ from .compiled import compiled, inner
 # and for 0.
 NONE, ZERO = cast(int, np.int64(-1)), cast(int, np.int64(0))
 NO_CAP = 2**62
-# Where `place` puts a sample if it can.
-ANYWHERE, NODE, HOME = 0, 1, 2
 # The steps of `settle`.
 SWAPS, LEAVES, DEALS = 0, 1, 2
+# Arguments of `settle` for all of them.
+ALL = (False, 1, NO_CAP)
 # A byte to another node costs as much as this many bytes within one: nodes are left last.
 ACROSS_NODES = 1000
-# Swaps alone settle most steps. Where more than 1 of so many parts is stuck, those above their limit give
-# their heaviest samples away at once.
-MANY_PARTS = 128
 # Partners that leveling tries for a part, near the top of the heap; then many, where few do not help.
 FEW_PARTNERS, MANY_PARTNERS = 7, 63
 # Halvings of what a swap has to take off a part; fewer inside a node, after which all parts follow, and where
@@ -44,11 +41,9 @@ SHORT_RUN = 16
 # Parts that a part's share of a group may join. Passes over all groups; each saves less than the one before.
 MOST_TO_JOIN, REUNITE_PASSES = 4, 4
 # With more rows than this, a share meets one other. Pairs of runs looked at, for each row of two parts.
-MANY_ROWS, LOOKS_PER_ROW = 256, 64
+MANY_ROWS, LOOKS_PER_ROW = 256, 16
 # A share of a limit counts up to 2**10, with 32 binary digits after the point.
 _SHARE, _MOST_SHARE = 2.0**32, 2.0**10
-# Knuth's multiplier: bits of its products are like random ones.
-_MIXES = 2654435761
 
 
 class Samples(NamedTuple):
@@ -79,31 +74,6 @@ class Lists(NamedTuple):
     size: np.ndarray  # [parts], samples
     load: np.ndarray  # [parts], work
     amount: np.ndarray  # [parts], the second measure
-
-
-@compiled
-def first_bad(values: np.ndarray) -> int:
-    """The first of float64 `[values]` that is negative, infinite or NaN; −1 if none is."""
-    for i in range(len(values)):
-        if not 0 <= values[i] < np.inf:  # NaN compares as False
-            return i
-    return -1
-
-
-@compiled
-def as_integers(values: np.ndarray, bits: int) -> np.ndarray:
-    """Rounds float64 `[samples]` to int64 of at least 1, scaled by a power of two to sums below 2**bits.
-
-    The unit does not matter. Rounding changes a number by at most 2**(1 − bits) of the largest possible sum.
-    """
-    scaled = np.empty(len(values), dtype=np.int64)
-    largest = 0.0
-    for value in values:
-        largest = max(largest, value)
-    shift = bits - 1 - math.frexp(largest)[1] - math.frexp(float(len(values)))[1]
-    for i in range(len(values)):
-        scaled[i] = max(int(np.rint(math.ldexp(values[i], shift))), 1)
-    return scaled
 
 
 @compiled
@@ -190,12 +160,12 @@ def _sift(heap: np.ndarray, at_of: np.ndarray, mask: int, at: int, end: int, key
 
 
 @compiled
-def place(samples: Samples, limits: Limits, part_of: np.ndarray, nearest: int) -> bool:
+def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool) -> bool:
     """Gives every sample without a part one, the heaviest first; returns whether all have one then.
 
     1. The parts that can take more are in a heap, the one with most room below its limit on top.
-    2. With `nearest` HOME, a sample goes home if that is within the limits; with HOME or NODE, else to the
-       part with most room in its own node, if that is.
+    2. With `near_home`, a sample goes home if that is within the limits; else to the part with most room in
+       its own node, if that is.
     3. Else it goes to the part with most room, among those that keep their limit of the other measure.
 
     Example: work [8, 7, 6, 5, 4] on two empty parts goes to parts [0, 1, 1, 0, 0], with loads of 17 and 13.
@@ -225,16 +195,16 @@ def place(samples: Samples, limits: Limits, part_of: np.ndarray, nearest: int) -
         if part_of[sample] != NONE:
             continue
         chosen = NONE
-        if nearest != ANYWHERE:
+        if near_home:
             first = node_of[home[sample]] * limits.per_node
             for part in range(first, min(first + limits.per_node, num_parts)):
-                is_within = load[part] + work[sample] <= limits.load[part]
                 fits = size[part] < limits.most and (size[part] < limits.fewest or spare > 0)
+                fits = fits and load[part] + work[sample] <= limits.load[part]
                 fits = fits and amount[part] + other[sample] <= limits.other[part]
-                if fits and is_within and part == home[sample] and nearest == HOME:
+                if fits and part == home[sample]:
                     chosen = part
                     break
-                if fits and is_within and (chosen == NONE or keys[part] < keys[chosen]):
+                if fits and (chosen == NONE or keys[part] < keys[chosen]):
                     chosen = part
         while chosen == NONE and end > 0:
             part = heap[0] & mask
@@ -297,17 +267,10 @@ def _lay_out(lists: Lists, part_of: np.ndarray) -> None:
 
 
 @inner
-def _swap(samples: Samples, lists: Lists, part_of: np.ndarray, gives: int, taker: int, returns: int) -> None:
-    """Moves sample `gives` to part `taker`, and `returns` back unless it is NONE."""
-    giver = part_of[gives]
-    _move(samples, lists, part_of, gives, taker)
-    if returns != NONE:
-        _move(samples, lists, part_of, returns, giver)
-
-
-@inner
 def _move(samples: Samples, lists: Lists, part_of: np.ndarray, sample: int, to: int) -> None:
-    """Moves a sample to another part."""
+    """Moves a sample to another part; does nothing for NONE."""
+    if sample == NONE:
+        return
     members, start, size, source = lists.members, lists.start, lists.size, part_of[sample]
     if start[to] + size[to] == start[to + 1]:
         _lay_out(lists, part_of)
@@ -362,8 +325,8 @@ def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, 
 
     1. Surplus samples of a part: the lightest, and as many of the heaviest as the limit of its load demands.
     2. Unless `only_surplus` goes, the heaviest samples of parts above their limit that another has room for.
-    3. In return, the lightest of the node's emptiest parts, so that the heaviest find a place there. Beside a
-       sample for which no part has room, only the lightest of all will do.
+    3. In return, the lightest of the node's emptiest parts, so that the heaviest find a place there: up to a
+       quarter of what each has. What is missing then comes from the emptiest parts of all.
     """
     work, members, start, size, load = samples.work, lists.members, lists.start, lists.size, lists.load
     num_parts, has_nodes = len(limits.load), limits.per_node > 1
@@ -371,8 +334,7 @@ def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, 
     for part in range(num_parts):
         room = max(room, limits.load[part] - load[part])
     spare = len(work) - num_parts * limits.fewest
-    # Samples that are wanted in return, by node.
-    wanted, beside_giants = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
+    wanted = np.zeros(num_parts, dtype=np.int64)  # samples in return, by node
     goes = False
     for part in range(num_parts):
         first, count, over = start[part], size[part], load[part] - limits.load[part]
@@ -402,65 +364,32 @@ def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, 
         for at in range(light):
             part_of[members[first + count - 1 - at]] = NONE
         goes = goes or changes + light > 0
-        node = limits.node_of[part] if has_nodes else 0
-        (beside_giants if skipped > 0 else wanted)[node] += max(changes - surplus, 0)
+        wanted[limits.node_of[part] if has_nodes else 0] += max(changes - surplus, 0)
     if not goes or limits.fewest == 0:
         return goes
-    has_giants = beside_giants > 0
-    elsewhere = ZERO
-    if has_nodes:
-        for node in range(num_parts):
-            more = max(beside_giants[node] - limits.fewest, 0)
-            beside_giants[node] -= more
-            elsewhere += more
-    for sample in range(len(work) - 1, -1, -1):
-        part = part_of[sample]
-        if part != NONE and load[part] <= limits.load[part]:
-            node = limits.node_of[part] if has_nodes else 0
-            if beside_giants[node] > 0:
-                part_of[sample] = NONE
-                beside_giants[node] -= 1
-            elif elsewhere > 0 and not has_giants[node]:
-                part_of[sample] = NONE
-                elsewhere -= 1
     emptiest = _emptiest(limits, lists)
-    for round in range(1, limits.fewest // 2 + 1):  # one of each part, then another one
-        for part in emptiest:
-            node = limits.node_of[part] if has_nodes else 0
-            if load[part] < limits.load[part] and wanted[node] > 0 and size[part] >= round:
-                sample = members[start[part] + size[part] - round]
-                if part_of[sample] != NONE:
+    for by_node in range(int(has_nodes), -1, -1):
+        for node in range(1, 0 if by_node else num_parts):
+            wanted[0] += wanted[node]
+        for round in range(1, limits.fewest // 4 + 1):  # one of each part, then another one
+            for part in emptiest:
+                node = by_node * limits.node_of[part]
+                if wanted[node] > 0 and load[part] < limits.load[part] and size[part] >= round:
+                    sample = members[start[part] + size[part] - round]
+                    wanted[node] -= part_of[sample] != NONE
                     part_of[sample] = NONE
-                    wanted[node] -= 1
     return goes
 
 
 @inner
-def _level(
-    samples: Samples,
-    limits: Limits,
-    part_of: np.ndarray,
-    lists: Lists,
-    by_node: bool,
-    most_stuck: int,
-    most_moved: int,
-) -> tuple[int, int]:
-    """Levels all parts, with `by_node` those of each node before; returns what `_level_range` does of all."""
-    num_parts, first = len(limits.load), ZERO
-    size = limits.per_node if by_node else num_parts
-    while True:
-        end = min(first + size, num_parts)
-        most = num_parts if size < num_parts else most_stuck
-        stuck, most_moved = _level_range(samples, limits, part_of, lists, first, end, most, most_moved)
-        if size == num_parts:
-            return stuck, most_moved
-        first = end
-        if end == num_parts:
-            first, size = ZERO, num_parts
+def _fullness(limits: Limits, lists: Lists, part: int) -> int:
+    """The larger share that a part has of its limits, times 2**32."""
+    share = max(lists.load[part] / limits.load[part], lists.amount[part] / max(limits.other[part], 1))
+    return int(min(share, _MOST_SHARE) * _SHARE)
 
 
 @inner
-def _level_range(
+def _level(
     samples: Samples,
     limits: Limits,
     part_of: np.ndarray,
@@ -494,33 +423,25 @@ def _level_range(
         limits.node_of,
     )
     members, start, size, load, amount = lists.members, lists.start, lists.size, lists.load, lists.amount
-    count, bits, looks = end - first, _bits(len(limits.load)), LOOKS * len(work)
+    count, bits, looks = end - first, _bits(end - first), LOOKS * len(work)
     mask = (np.int64(1) << bits) - 1
-    keys = np.empty(len(limits.load), dtype=np.int64)
-    for part in range(first, end):
-        share = max(load[part] / limits.load[part], amount[part] / max(limits.other[part], 1))
-        keys[part] = (np.int64(min(share, _MOST_SHARE) * _SHARE) << bits) | part
-    heap, at_of = _sorted(keys[first:end]), np.empty(len(limits.load), dtype=np.int64)
+    keys = np.empty(count, dtype=np.int64)  # parts count from `first` in them
+    for at in range(count):
+        keys[at] = (_fullness(limits, lists, first + at) << bits) | at
+    heap, at_of = _sorted(keys), np.empty(count, dtype=np.int64)
     queue, read, write = np.empty(count + 1, dtype=np.int64), 0, 0
-    is_queued = np.zeros(len(limits.load), dtype=np.bool_)
+    visits, is_queued = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.bool_)
     for at in range(count - 1, -1, -1):
-        part = heap[at] & mask
-        at_of[part] = at
-        if load[part] > limits.load[part]:
-            queue[write], is_queued[part] = part, True
+        number = heap[at] & mask
+        at_of[number] = at
+        if load[first + number] > limits.load[first + number]:
+            queue[write], is_queued[number] = first + number, True
             write += 1
-    visits = np.zeros(len(limits.load), dtype=np.int64)
-    num_stuck, is_free = ZERO, True  # without homes, any swap that helps is as cheap as others
-    for own in home:
-        if own != NONE:
-            is_free = False
-            break
-    halvings = HALVINGS if first == 0 and end == len(limits.load) else NODE_HALVINGS
-    if is_free:
-        halvings = FEW_HALVINGS
+    num_stuck, is_free = ZERO, len(price) > 0 and price[0] == 0  # any swap is as cheap as others
+    halvings = FEW_HALVINGS if is_free else HALVINGS if count == len(limits.load) else NODE_HALVINGS
     while read != write and num_stuck < most_stuck:
         full = queue[read]
-        read, is_queued[full] = (read + 1) % len(queue), False
+        read, is_queued[full - first] = (read + 1) % len(queue), False
         halving, partners = 0, MANY_PARTNERS if is_free else FEW_PARTNERS
         while load[full] > limits.load[full]:
             gives, taker, returns, best = NONE, NONE, NONE, NO_CAP
@@ -528,9 +449,9 @@ def _level_range(
             while taker == NONE and looks > 0:
                 least = max((load[full] - limits.load[full]) >> halving, 1)
                 # Parts that pass on what others passed to them would do so for long.
-                beyond = least - least // 4 if halving > 0 and visits[full] < MOST_VISITS else 0
+                beyond = least - least // 4 if halving > 0 and visits[full - first] < MOST_VISITS else 0
                 for at in range(min(partners, count)):
-                    to = heap[at] & mask
+                    to = first + (heap[at] & mask)
                     most = limits.load[to] - load[to] + beyond
                     if is_free and taker != NONE:
                         break
@@ -582,15 +503,15 @@ def _level_range(
             if taker == NONE or most_moved < 0:
                 num_stuck += 1 if most_moved >= 0 else most_stuck
                 break
-            _swap(samples, lists, part_of, gives, taker, returns)
+            _move(samples, lists, part_of, gives, taker)
+            _move(samples, lists, part_of, returns, full)
             for part in (full, taker):
-                share = max(load[part] / limits.load[part], amount[part] / max(limits.other[part], 1))
-                key = (np.int64(min(share, _MOST_SHARE) * _SHARE) << bits) | part
-                _sift(heap, at_of, mask, at_of[part], count, key)
-            if load[taker] > limits.load[taker] and not is_queued[taker]:
-                queue[write], is_queued[taker] = taker, True
+                key = (_fullness(limits, lists, part) << bits) | (part - first)
+                _sift(heap, at_of, mask, at_of[part - first], count, key)
+            if load[taker] > limits.load[taker] and not is_queued[taker - first]:
+                queue[write], is_queued[taker - first] = taker, True
                 write = (write + 1) % len(queue)
-                visits[taker] += 1
+                visits[taker - first] += 1
     return num_stuck, most_moved
 
 
@@ -618,23 +539,26 @@ def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lis
             first = node_of[own] * limits.per_node
             end = min(first + limits.per_node, len(size))
         best, taker, returns = ZERO, NONE, NONE
-        for to in range(first, end):
+        for number in range(first - 1, end):  # home first, which saves most
+            to = number if number >= first else own
             gain = _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, part)
+            if gain >= best:
+                continue
             least = work[sample] - (limits.load[to] - load[to])
             most = work[sample] + limits.load[part] - load[part]
             may_go = least <= 0 <= most and size[part] > limits.fewest and size[to] < limits.most
             if may_go and gain < best and amount[to] + other[sample] <= limits.other[to]:
                 best, taker, returns = gain, to, NONE
             low, high = start[to], start[to] + size[to]
-            while low < high:
+            while low < high:  # behind the lightest that may come back
                 middle = (low + high) // 2
-                if work[members[middle]] > most:
+                if work[members[middle]] >= least:
                     low = middle + 1
                 else:
                     high = middle
-            for at in range(low, start[to] + size[to]):
+            for at in range(low - 1, max(low - 1 - TRIES, start[to] - 1), -1):
                 returned = members[at]
-                if work[returned] < least:
+                if work[returned] > most:
                     break
                 change = other[sample] - other[returned]
                 if change > 0 and amount[to] + change > limits.other[to]:
@@ -650,7 +574,8 @@ def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lis
         if taker != NONE:
             if returns != NONE and taker != own and home[returns] == taker:
                 most_moved -= 1
-            _swap(samples, lists, part_of, sample, taker, returns)
+            _move(samples, lists, part_of, sample, taker)
+            _move(samples, lists, part_of, returns, part)
 
 
 @compiled
@@ -663,69 +588,61 @@ def settle(
 
     1. Samples that no part may keep leave, and are placed near home. Swaps level the rest, inside each node
        and then over all.
-    2. If too many parts are stuck, it starts anew, and more samples leave at once.
-    3. The parts that are still above a limit are dealt anew, longest first, with as many of the emptiest of
-       their nodes, with four times as many, and then with the emptiest of all.
+    2. If a part is stuck, it starts anew, and more samples leave at once.
+    3. The parts that are still above a limit are dealt anew, longest first, with as many of the emptiest,
+       then with four times as many, and so on.
     4. Last, samples return home where the limits allow it.
 
     With `swaps_only`, there is no other step but the last, whether or not parts are above their limits. Swaps
-    then end where `most_stuck` parts are stuck, or more than `most_moved` samples have left their home.
+    end where `most_stuck` parts are stuck, or more than `most_moved` samples have left their home.
     """
     num_parts, given = len(limits.load), part_of.copy()
-    has_nodes = 1 < limits.per_node < num_parts
-    many, factor, step = num_parts // MANY_PARTS + 1, ZERO + 1, SWAPS
-    if not swaps_only:
-        most_stuck = many
+    has_nodes, factor, step = 1 < limits.per_node < num_parts, ZERO + 1, SWAPS
     while True:
-        lists, nearest = _make_lists(samples, part_of, num_parts), HOME
+        lists, goes, is_last = _make_lists(samples, part_of, num_parts), step == DEALS, swaps_only
         if step == DEALS:
-            by_node = has_nodes and factor <= 4
-            covers_all = _take_out(limits, lists, part_of, factor, by_node)
-            nearest, factor = NODE if by_node else ANYWHERE, 4 * factor
-            goes = True
-        else:
-            goes = not swaps_only and _evict(samples, limits, part_of, lists, step == SWAPS)
-            covers_all = swaps_only
-        all_placed = True
+            is_last = _take_out(limits, lists, part_of, factor)
+            factor *= 4
+        elif not swaps_only:
+            goes = _evict(samples, limits, part_of, lists, step == SWAPS)
+        is_settled = not goes or place(samples, limits, part_of, step != DEALS)
         if goes:
-            all_placed = place(samples, limits, part_of, nearest)
             lists = _make_lists(samples, part_of, num_parts)
-        by_node = has_nodes and step != DEALS
-        stuck, moves_left = _level(samples, limits, part_of, lists, by_node, most_stuck, most_moved)
-        if step == SWAPS and stuck >= many and not swaps_only:
+        most = num_parts if step == DEALS else most_stuck
+        if has_nodes and step != DEALS:
+            for first in range(ZERO, num_parts, limits.per_node):
+                end = min(first + limits.per_node, num_parts)
+                _, most_moved = _level(samples, limits, part_of, lists, first, end, num_parts, most_moved)
+        stuck, most_moved = _level(samples, limits, part_of, lists, ZERO, num_parts, most, most_moved)
+        is_settled = is_settled and stuck == 0
+        if is_settled or is_last:
+            _send_home(samples, limits, part_of, lists, most_moved)
+            return is_settled
+        if step == SWAPS:
             for sample in range(len(part_of)):
                 part_of[sample] = given[sample]
-            step = LEAVES
-        elif (stuck == 0 and all_placed) or covers_all:
-            _send_home(samples, limits, part_of, lists, moves_left)
-            return stuck == 0 and all_placed
-        else:
-            step, most_stuck = DEALS, num_parts
+        step = min(step + 1, DEALS)
 
 
 @inner
-def _take_out(limits: Limits, lists: Lists, part_of: np.ndarray, factor: int, by_node: bool) -> bool:
+def _take_out(limits: Limits, lists: Lists, part_of: np.ndarray, factor: int) -> bool:
     """Writes NONE to samples of parts above their limit, and of `factor` times as many of the emptiest.
 
-    With `by_node`, of the emptiest in each node. Returns whether that is all parts.
+    Returns whether that is all parts.
     """
-    num_parts = len(limits.load)
-    is_taken = lists.load > limits.load
-    left = np.zeros(num_parts, dtype=np.int64)
+    num_parts, count = len(limits.load), ZERO
+    is_taken = np.zeros(num_parts, dtype=np.bool_)
     for part in range(num_parts):
-        left[limits.node_of[part] if by_node else 0] += factor * is_taken[part]
-    if not by_node:
-        left[0] = max(left[0], factor)  # samples may have no place, although no part is above its limit
-    covers_all = not by_node and left[0] >= num_parts
-    for part in _emptiest(limits, lists):
-        node = limits.node_of[part] if by_node else 0
-        if left[node] > 0:
-            is_taken[part] = True
-            left[node] -= 1
+        is_taken[part] = lists.load[part] > limits.load[part]
+        count += factor * is_taken[part]
+    count = max(count, factor)  # samples may have no place, although no part is above its limit
+    emptiest = _emptiest(limits, lists)
+    for at in range(min(count, num_parts)):
+        is_taken[emptiest[at]] = True
     for sample in range(len(part_of)):
-        if part_of[sample] == NONE or is_taken[part_of[sample]]:
+        if part_of[sample] != NONE and is_taken[part_of[sample]]:
             part_of[sample] = NONE
-    return covers_all
+    return count >= num_parts
 
 
 @compiled
@@ -762,16 +679,6 @@ def shortest_time(work: np.ndarray, speeds: np.ndarray, fewest: int, most: int) 
 
 
 @compiled
-def longest_time(load: np.ndarray, speeds: np.ndarray) -> int:
-    """The time of the slowest part: the largest load ÷ speed, both `[parts]`."""
-    longest = 0
-    for part in range(len(speeds)):
-        time = load[part] if speeds[part] == 1.0 else int(load[part] / speeds[part])
-        longest = max(longest, time)
-    return longest
-
-
-@compiled
 def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.ndarray:
     """int64 `[samples]`, the part of each, by merging partial partitions, the two worst balanced first.
 
@@ -785,8 +692,9 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
     num_samples = len(work)
     # 1. A partition is a chain of slots, one for each part with samples, the heaviest first: `below` leads to
     # the next. A slot is named by its first sample; `after` leads to the other samples of the part.
-    load, tail, below = work.copy(), np.arange(num_samples), np.arange(1, num_samples + 1)
-    after = np.full(num_samples, NONE)
+    load, tail, below, after = work.copy(), np.empty_like(work), np.empty_like(work), np.empty_like(work)
+    for sample in range(num_samples):
+        tail[sample], below[sample], after[sample] = sample, sample + 1, NONE
     count = (num_samples + width - 1) // width
     top, size = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     bits = _bits(max(count, num_parts))
@@ -846,66 +754,6 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
     return part_of
 
 
-@compiled
-def bound_differencing(work: np.ndarray, num_parts: int) -> int:
-    """A time that the slowest part, at most of speed 1, takes at least after differencing with equal sizes.
-
-    The part with the heaviest of `num_parts` consecutive samples gets at least the lightest of all others.
-    """
-    lightest, widest = 0, 0
-    for start in range(0, len(work), num_parts):
-        last = start + num_parts - 1
-        lightest_of_these = work[last] if last < len(work) else 0
-        lightest += lightest_of_these
-        widest = max(widest, work[start] - lightest_of_these)
-    return lightest + widest
-
-
-@compiled
-def best_fit(tokens: np.ndarray, room: int) -> np.ndarray:
-    """int64 `[samples]`, the part of each, given descending tokens of at most `room`, the room of a part.
-
-    Each sample goes where least room is left, of equal ones into the first part; else into a new one. Parts
-    are in a skip list by room: `after` leads, on every level, from each to the next, and from the last to
-    the head.
-    """
-    num_samples, levels = len(tokens), _bits(len(tokens) + 1)
-    after = np.full((levels, num_samples + 1), num_samples)  # the head is behind all parts
-    left, part_of = np.full(num_samples + 1, room), np.empty(num_samples, dtype=np.int64)
-    before, count = np.empty(levels, dtype=np.int64), 0
-    for sample in range(num_samples):
-        part = _find_behind(after, left, before, tokens[sample], 0)
-        if part == num_samples:
-            part = count
-            count += 1
-        for level in range(levels):
-            if after[level, before[level]] == part:
-                after[level, before[level]] = after[level, part]
-        part_of[sample] = part
-        left[part] -= tokens[sample]
-        _find_behind(after, left, before, left[part], part)
-        mixed = (part * _MIXES) >> 16
-        for level in range(levels):
-            after[level, part] = after[level, before[level]]
-            after[level, before[level]] = part
-            if (mixed >> level) & 1:  # each level has half the parts of the one below
-                break
-    return part_of
-
-
-@inner
-def _find_behind(after: np.ndarray, left: np.ndarray, before: np.ndarray, least: int, first: int) -> int:
-    """The first part that has the least room or more; `before` becomes the last one before it, by level."""
-    head = len(left) - 1
-    at = head
-    for level in range(len(before) - 1, -1, -1):
-        part = after[level, at]
-        while part != head and (left[part] < least or (left[part] == least and part < first)):
-            at, part = part, after[level, part]
-        before[level] = at
-    return after[0, at]
-
-
 class Groups(NamedTuple):
     """Samples that should be together; all arrays are int64. `number` and `marks` are room to work in."""
 
@@ -928,18 +776,18 @@ class Runs(NamedTuple):
     other: np.ndarray
     cost: np.ndarray  # of moves, and of copies
     by_cost: np.ndarray
-    by_rows: np.ndarray  # those of r samples end at ends[r], the cheapest first
-    ends: np.ndarray
 
 
 @inner
-def _list_runs(samples: Samples, limits: Limits, groups: Groups, lists: Lists, part: int, to: int) -> Runs:
+def _list_runs(
+    samples: Samples, node_of: np.ndarray, groups: Groups, lists: Lists, part: int, to: int
+) -> Runs:
     """Lists what `part` may give to another part, and what each of that costs.
 
     Example: a part has samples 3 and 5 of a group, which is in no other part, and a copy costs 64. Sample 3
     is away from home as it is. Its run is [3] at a cost of 64, and [3, 5] costs 1, the move of sample 5.
     """
-    home, price, node_of = samples.home, samples.price, limits.node_of
+    home, price = samples.home, samples.price
     members, number, marks = lists.members, groups.number, groups.marks
     first, count = lists.start[part], lists.size[part]
     # 1. Number groups in the order of their heaviest samples; odd are samples that cost something to move.
@@ -981,15 +829,10 @@ def _list_runs(samples: Samples, limits: Limits, groups: Groups, lists: Lists, p
     begin[count], group_of[count], keys[count] = count + 1, NONE, count
     for at in range(lists.start[to], lists.start[to] + lists.size[to]):
         marks[groups.of[members[at]]] = 0
-    # 3. Sort by cost, and then by rows, unless they may differ anyway.
     by_cost = _sorted(keys)
     for at in range(count + 1):
         by_cost[at] &= (np.int64(1) << bits) - 1
-    by_rows, ends = by_cost, np.full(1, count + 1)
-    if limits.most - limits.fewest <= 1:
-        by_rows, ends = bucket(by_cost - begin[by_cost] + 1, count + 1)
-        by_rows = by_cost[by_rows]
-    return Runs(taken, begin, group_of, work, other, cost, by_cost, by_rows, ends)
+    return Runs(taken, begin, group_of, work, other, cost, by_cost)
 
 
 @inner
@@ -1002,11 +845,10 @@ def _find_exchange(
     returns: Runs,
     least: int,
     most: int,
-    best: int,
-) -> tuple[int, int, int]:
-    """(cost, run that `part` gives, run that comes back) of the cheapest exchange below the cost `best`.
+) -> tuple[int, int]:
+    """(run that `part` gives, run that comes back) of the exchange that saves most; NONE where none saves.
 
-    It takes `least` to `most` off the part. The first run is NONE if there is no such exchange.
+    It takes `least` to `most` off the part.
 
     Example: of part 0, [a a a a] of work 40 costs 4 moves and saves no copy; part 1 has [b b b b] of 32 at
     the same price, and [c c c] of 36. With equal rows and 5 to 10 to take off, a goes for b at a cost of 8.
@@ -1014,40 +856,32 @@ def _find_exchange(
     size, amount = lists.size, lists.amount
     net_least = max(size[part] - limits.most, limits.fewest - size[to])  # rows that leave the part
     net_most = min(size[part] - limits.fewest, limits.most - size[to])
-    is_by_rows = limits.most - limits.fewest <= 1
-    last = len(returns.cost) - 1
     cheapest = returns.cost[returns.by_cost[0]]
-    chosen, chosen_back, looks = NONE, NONE, LOOKS_PER_ROW * (len(gives.cost) + len(returns.cost))
+    best, chosen, chosen_back, looks = ZERO, NONE, NONE, LOOKS_PER_ROW * (len(gives.cost) + len(returns.cost))
     for give in gives.by_cost:
         if gives.cost[give] + cheapest >= best or looks < 0:
             break
         rows, work = give - gives.begin[give] + 1, gives.work[give]
         if rows == 0 or work < least:
             continue
-        low, high = max(rows - net_most, 0), min(rows - net_least, last)
-        if not is_by_rows:
-            low_rows, high_rows = low, high
-            low, high = 0, 0
-        for bucket_at in range(low, high + 1):
+        for back in returns.by_cost:
+            cost = gives.cost[give] + returns.cost[back]
+            if cost >= best:
+                break
             looks -= 1
-            for at in range(returns.ends[bucket_at - 1] if bucket_at > 0 else 0, returns.ends[bucket_at]):
-                back = returns.by_rows[at]
-                cost = gives.cost[give] + returns.cost[back]
-                if cost >= best:
-                    break
-                looks -= 1
-                change = work - returns.work[back]
-                if change < least or change > most or gives.group[give] == returns.group[back]:
-                    continue
-                if not is_by_rows and not low_rows <= back - returns.begin[back] + 1 <= high_rows:
-                    continue
-                change = gives.other[give] - returns.other[back]
-                if change > 0 and amount[to] + change > limits.other[to]:
-                    continue
-                if change < 0 and amount[part] - change > limits.other[part]:
-                    continue
-                best, chosen, chosen_back = cost, give, back
-    return best, chosen, chosen_back
+            change = work - returns.work[back]
+            if change < least or change > most or gives.group[give] == returns.group[back]:
+                continue
+            if not net_least <= rows - (back - returns.begin[back] + 1) <= net_most:
+                continue
+            change = gives.other[give] - returns.other[back]
+            if change > 0 and amount[to] + change > limits.other[to]:
+                continue
+            if change < 0 and amount[part] - change > limits.other[part]:
+                continue
+            best, chosen, chosen_back = cost, give, back
+            break
+    return chosen, chosen_back
 
 
 @compiled
@@ -1069,16 +903,6 @@ def list_shares(
             count += 1
         share_of[sample] = count - 1
     return share_of, owner[:count], part[:count]
-
-
-@compiled
-def costliest(owner: np.ndarray, cost: np.ndarray, num_owners: int) -> np.ndarray:
-    """For each owner the first of its shares that cost most."""
-    best = np.full(num_owners, NONE)
-    for share in range(len(owner)):
-        if best[owner[share]] == NONE or cost[share] > cost[best[owner[share]]]:
-            best[owner[share]] = share
-    return best
 
 
 @compiled
@@ -1104,7 +928,9 @@ def place_units(
     home, other, num_parts = samples.home, samples.other, len(limits.load)
     load, amount = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
     size, at_home = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
-    bits, largest = _bits(num_parts), limits.load.max()
+    bits, largest = _bits(num_parts), ZERO
+    for part in range(num_parts):
+        largest = max(largest, limits.load[part])
     mask = (np.int64(1) << bits) - 1
     heap, at_of, end = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64), num_parts
     for part in range(num_parts):
@@ -1134,17 +960,15 @@ def place_units(
                 count = 0
                 for at in range(NONE, end):  # first the top of the heap, which likely has room for all
                     part = heap[max(at, 0)] & mask
-                    low, high = 0, min(rows, limits.most - size[part])
-                    while low < high:
-                        middle = (low + high + 1) // 2
-                        fits = load[part] + sums[middle] <= most_load[part]
-                        if fits and amount[part] + others[middle] <= limits.other[part]:
-                            low = middle
-                        else:
-                            high = middle - 1
-                    if chosen == NONE or low > count or (low == count and heap[at] < heap[at_of[chosen]]):
-                        chosen, count = part, low
-                    if at == NONE and low == rows:
+                    fitting = min(rows, limits.most - size[part])
+                    while load[part] + sums[fitting] > most_load[part] and fitting > 0:
+                        fitting -= 1
+                    while amount[part] + others[fitting] > limits.other[part] and fitting > 0:
+                        fitting -= 1
+                    is_emptier = fitting == count and heap[at] < heap[at_of[chosen]]
+                    if chosen == NONE or fitting > count or is_emptier:
+                        chosen, count = part, fitting
+                    if at == NONE and fitting == rows:
                         break
                 count = max(count, 1)
             for at in range(first, first + count):
@@ -1198,11 +1022,14 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
                 rows[part] = 0
             if count == 1:
                 continue
-            ordered = _sorted(parts[:count]) % num_parts
+            ordered = _sorted(parts[:count])
+            for at in range(count):
+                ordered[at] %= num_parts
             last_try, tried_at[group] = tried_at[group], clock
             for at in range(count - 1, 0, -1):
                 part, tried = ordered[at], 0
-                for to in ordered[:at]:
+                for before_at in range(at):
+                    to = ordered[before_at]
                     if tried == MOST_TO_JOIN or (tried > 0 and size[part] > MANY_ROWS):
                         break
                     first, last = members[start[to]], members[start[to] + size[to] - 1]
@@ -1212,22 +1039,18 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
                     if max(changed[part], changed[to]) <= last_try or looks < 0:
                         continue
                     looks -= size[part] + size[to]
-                    may_give = _list_runs(samples, limits, groups, lists, part, to)
-                    may_return = _list_runs(samples, limits, groups, lists, to, part)
+                    may_give = _list_runs(samples, limits.node_of, groups, lists, part, to)
+                    may_return = _list_runs(samples, limits.node_of, groups, lists, to, part)
                     least, most = load[part] - limits.load[part], limits.load[to] - load[to]
-                    _, give, back = _find_exchange(
-                        limits, lists, part, may_give, to, may_return, least, most, 0
-                    )
+                    give, back = _find_exchange(limits, lists, part, may_give, to, may_return, least, most)
                     if give != NONE:
-                        gives = may_give.sample[may_give.begin[give] : give + 1]
-                        returns = may_return.sample[may_return.begin[back] : back + 1]
-                        for i in range(max(len(gives), len(returns))):
-                            given = gives[i] if i < len(gives) else NONE
-                            returned = returns[i] if i < len(returns) else NONE
-                            if given != NONE:
-                                _move(samples, lists, part_of, given, to)
-                            if returned != NONE:
-                                _move(samples, lists, part_of, returned, part)
+                        gives, returns = may_give.begin[give], may_return.begin[back]
+                        while gives <= give or returns <= back:  # one each, so that sizes stay close
+                            if gives <= give:
+                                _move(samples, lists, part_of, may_give.sample[gives], to)
+                            if returns <= back:
+                                _move(samples, lists, part_of, may_return.sample[returns], part)
+                            gives, returns = gives + 1, returns + 1
                         clock += 1
                         changed[part], changed[to] = clock, clock
         if clock == before:

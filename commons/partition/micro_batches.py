@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .kernels import as_integers, best_fit
 from .problem import heaviest_first, indices_of_parts
 from .refined import refine, refined
-from .workloads import MOST_TOKENS, as_tokens, as_workloads, check_count
+from .workloads import MOST_TOKENS, as_integers, as_tokens, as_workloads, check_count
 
 # Bits of the sum of all work, by which micro-batches are in order.
 SUM_BITS = 62
@@ -92,7 +92,7 @@ def _share(work: np.ndarray, tokens: np.ndarray, max_tokens: int, count: int, st
         return found
     # 1. Best-fit decreasing needs `high` steps at most; try fewer.
     order, part_of = heaviest_first(tokens), np.empty_like(tokens)
-    part_of[order] = best_fit(tokens[order], max_tokens)
+    part_of[order] = _best_fit(tokens[order].tolist(), max_tokens)
     low, high = 1, max(-(-(int(part_of.max()) + 1 - count) // step), 0)
     most = count + high * step
     while low <= high:
@@ -113,6 +113,25 @@ def _share(work: np.ndarray, tokens: np.ndarray, max_tokens: int, count: int, st
     others = np.delete(order, first)[: most - len(first)]
     part_of[others] = len(first) + np.arange(len(others))
     return refine(work, indices_of_parts(part_of, most), TOLERANCE, False, **limits)
+
+
+def _best_fit(tokens: list[int], room: int) -> list[int]:
+    """The part of each sample, given descending tokens of at most `room`, the room of a part.
+
+    Each sample goes where least room is left, of equal ones into the first part; else into a new one.
+    """
+    parts, part_of, count = list[tuple[int, int]](), list[int](), 0  # the room of each part, ascending
+    for needed in tokens:
+        at = bisect_left(parts, (needed, 0))
+        if at == len(parts):
+            left, part = room, count
+            count += 1
+        else:
+            left, part = parts.pop(at)
+        part_of.append(part)
+        if left - needed >= tokens[-1]:  # else no sample fits into it
+            insort(parts, (left - needed, part))
+    return part_of
 
 
 def check_samples(

@@ -16,14 +16,13 @@ from .kernels import (
     NO_CAP,
     NONE,
     Limits,
-    as_integers,
     bucket,
-    longest_time,
     shortest_time,
     sum_per_part,
 )
 from .workloads import (
     LOAD_BITS,
+    as_integers,
     as_speeds,
     as_tokens,
     as_workloads,
@@ -111,10 +110,8 @@ class Problem:
 
     def limits(self, time: int, per_node: int = 1) -> Limits:
         """The limits of parts that take no longer than `time`; nodes have `per_node` parts."""
-        loads = np.full(self.num_parts, time)
-        if are_unequal(self.speeds):
-            loads = (time * self.speeds).astype(np.int64)
-        loads = np.clip(loads, 1, max(int(self.work.sum()), 1))
+        loads = (time * self.speeds).astype(np.int64)
+        loads = np.maximum(np.minimum(loads, self.work.sum()), 1)
         nodes = np.arange(self.num_parts) // per_node
         caps = np.full(self.num_parts, self.max_tokens)
         return Limits(loads, caps, nodes, per_node, self.fewest, self.most)
@@ -156,20 +153,14 @@ def heaviest_first(values: np.ndarray) -> np.ndarray:
     return keys & (2**digits - 1)
 
 
+def longest_time(load: np.ndarray, speeds: np.ndarray) -> int:
+    """The time of the slowest part: the largest load ÷ speed, both `[parts]`."""
+    return int((load / speeds).max())
+
+
 def are_unequal(speeds: np.ndarray) -> bool:
     """Whether some part is slower than the fastest, whose speed is 1."""
     return bool(speeds.min() < 1.0)
-
-
-def initial_loads(speeds: np.ndarray, time: int) -> np.ndarray:
-    """Loads in place of speeds, int64 `[parts]`: with them to start from, all parts may come up to `time`.
-
-    Example: in a time of 100, a part of speed 0.8 computes a load of 80. It starts with 20, and like the
-    fastest, of speed 1, it is full at 100.
-    """
-    if not are_unequal(speeds):
-        return np.zeros(len(speeds), dtype=np.int64)
-    return np.where(speeds < 1.0, time - (time * speeds).astype(np.int64), 0)
 
 
 def indices_of_parts(part_of: np.ndarray, num_parts: int) -> list[np.ndarray]:

@@ -6,16 +6,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .karmarkar_karp import difference
-from .kernels import NO_CAP, NONE, Samples, as_integers, settle, sum_per_part
+from .kernels import ALL, Samples, settle
 from .problem import Problem, in_lists
 from .refined import place_from_scratch
-from .token_levels import level_tokens
-from .workloads import MOVES_PER_COPY, as_workloads, check_count, check_tolerance
+from .token_levels import keep_to_tokens, level_tokens
+from .workloads import MOVES_PER_COPY, as_integers, as_workloads, check_count, check_tolerance
 
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50
-# All steps of `settle`.
-ALL = (False, 0, NO_CAP)
 
 
 @in_lists
@@ -91,8 +89,7 @@ def rebalance(
 def _move(problem: Problem, samples: Samples, target: int, tolerance: float, per_node: int) -> np.ndarray:
     """int64 `[samples]`: a partition near home that keeps to the limits, and to the target if that can be."""
     part_of = samples.home.copy()
-    if sum_per_part(problem.tokens, part_of, problem.num_parts).max() > problem.max_tokens:
-        keep_to_tokens(problem, samples, part_of, per_node)
+    keep_to_tokens(problem, samples, part_of, per_node)
     if settle(samples, problem.limits(target, per_node), part_of, *ALL) and problem.fault(part_of) is None:
         return part_of
     # The next target is (1 + tolerance) × the longest time of a partition from scratch, and a tenth of the
@@ -112,21 +109,9 @@ def _move(problem: Problem, samples: Samples, target: int, tolerance: float, per
     near = samples.home.copy() if not found else found[-1].copy()
     if settle(samples, limits, near, *ALL) and problem.fault(near) is None:
         return near
-    renumbered = [_renumber(each, samples, problem.speeds) for each in scratch]
-    best = min([*found, *renumbered], key=problem.time).copy()
+    best = min([*found, *scratch], key=problem.time).copy()
     settle(samples, problem.limits(max(relaxed, problem.time(best)), per_node), best, True, 1, 0)
     return best
-
-
-def keep_to_tokens(problem: Problem, samples: Samples, part_of: np.ndarray, per_node: int) -> None:
-    """Changes `part_of` until parts are within `max_tokens`, if that can be: rebalancing by tokens."""
-    by_tokens = problem.by_tokens()
-    order = by_tokens.order
-    limits = by_tokens.limits(problem.max_tokens, per_node)
-    tokens = Samples(by_tokens.work, by_tokens.tokens, samples.home[order], samples.price[order])
-    part = part_of[order]
-    settle(tokens, limits, part, *ALL)
-    part_of[order] = part
 
 
 def _priced(problem: Problem, home: ArrayLike, sizes: ArrayLike | None) -> Samples:
@@ -144,19 +129,3 @@ def _priced(problem: Problem, home: ArrayLike, sizes: ArrayLike | None) -> Sampl
         raise ValueError(f"sizes has {len(to_move)} values for {num_samples} workloads")
     price = problem.sort(as_integers(to_move, SIZE_BITS))
     return Samples(problem.work, problem.tokens, problem.sort(homes), price)
-
-
-def _renumber(part_of: np.ndarray, samples: Samples, speeds: np.ndarray) -> np.ndarray:
-    """The same partition, its parts renumbered so that much stays at home; parts keep their speeds."""
-    num_parts = len(speeds)
-    at_home = sum_per_part(samples.price, part_of * num_parts + samples.home, num_parts * num_parts)
-    matches = np.flatnonzero(at_home)
-    number, is_taken = np.full(num_parts, NONE), np.zeros(num_parts, dtype=np.bool_)
-    for match in matches[np.argsort(-at_home[matches], kind="stable")].tolist():
-        part, home = divmod(match, num_parts)
-        if number[part] == NONE and not is_taken[home] and speeds[part] == speeds[home]:
-            number[part], is_taken[home] = home, True
-    left, free = np.flatnonzero(number == NONE), np.flatnonzero(~is_taken)
-    left = left[np.argsort(speeds[left], kind="stable")]
-    number[left] = free[np.argsort(speeds[free], kind="stable")]
-    return number[part_of]

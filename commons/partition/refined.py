@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .karmarkar_karp import difference
-from .kernels import ANYWHERE, NO_CAP, NONE, Limits, Samples, bound_differencing, place, settle, sum_per_part
+from .karmarkar_karp import bound_differencing, difference
+from .kernels import NO_CAP, NONE, Limits, Samples, place, settle, sum_per_part
 from .problem import Problem, are_unequal, in_lists, indices_of_parts, number_of_part
 from .token_levels import level_tokens
 from .workloads import check_tolerance
@@ -19,11 +19,6 @@ FEW_SAMPLES = 8
 # With unequal sizes, differencing takes time in proportion to samples × parts. Where there are many of both
 # it is left out: it lowers the largest load by at most 0.01%.
 SHORT_DIFFERENCING = 2**17
-# Differencing is tried if it may end above the target by at most this share. To refine more than that takes
-# longer than to start from longest first.
-NEAR = 1e-3
-# A share of the target above it at which no other start is tried.
-GOOD = 1e-4
 # Target times that are tried where the first one is out of reach.
 MAX_TRIED_TIMES = 5
 # The first target is this share above the one that is wanted, and others end where that would be enough.
@@ -79,7 +74,6 @@ def refined(
     """Runs `longest_processing_time`, then `refine`: the best balance of all functions here.
 
     It also starts from equal-size `karmarkar_karp` where that may be better, and is never worse than it.
-    Where only that start is tried, longest first may be better by 1e-4 of the bound.
 
     Arguments, result, and errors are as theirs, and as those of `rebalance` for `token_tolerance`.
     """
@@ -158,56 +152,39 @@ def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
 
     Never worse than differencing with equal sizes, where that keeps to the limits.
     """
-    work, num_parts = problem.work, problem.num_parts
-    best, time = np.full(len(work), NONE), NO_CAP
-    if len(work) == 0:
+    if len(problem.work) == 0:
+        return problem.work
+    target, num_parts = problem.target(tolerance), problem.num_parts
+    best = place_longest_first(problem, target)
+    time = _refine_start(problem, best, target)
+    if time <= target:
         return best
-    target = problem.target(tolerance)
-    is_small = len(work) <= FEW_SAMPLES * num_parts
-    equal_sizes: np.ndarray | None = None
-    least = bound_differencing(work, num_parts)
-    # 1. Differencing with equal sizes, if it can be good enough.
-    if is_small or least <= target * (1 + NEAR):
-        equal_sizes = difference(problem, num_parts)
-        least = problem.time_within_limits(equal_sizes)
-    if equal_sizes is not None and (is_small or least <= target * (1 + NEAR)):
-        best, time = _pick_better(problem, best, time, equal_sizes, target)
-    # 2. Differencing with free sizes.
-    if is_small and problem.fewest == 0 and problem.most > 1 and len(work) * num_parts <= SHORT_DIFFERENCING:
-        best, time = _pick_better(problem, best, time, difference(problem, 1), target)
-    # 3. Longest first, the usual start.
-    if is_small or time > target * (1 + GOOD):
-        start = place_longest_first(problem, target)
-        if time == NO_CAP:
-            best = start  # even where it leaves samples without a place
-        best, time = _pick_better(problem, best, time, start, target)
-    # 4. Differencing with equal sizes, if all that was worse.
-    if time > max(least, target):
-        if equal_sizes is None:
-            equal_sizes = difference(problem, num_parts)
-        least = problem.time_within_limits(equal_sizes)
-        if time == NO_CAP:
-            best, time = _pick_better(problem, best, time, equal_sizes, target)
-        elif least < time:
-            best = equal_sizes  # refining it would take longer than all before
+    is_small = len(best) <= FEW_SAMPLES * num_parts
+    has_free_sizes = problem.fewest == 0 and problem.most > 1
+    widths = [num_parts]
+    if is_small and has_free_sizes and len(best) * num_parts <= SHORT_DIFFERENCING:
+        widths.append(1)
+    least = bound_differencing(problem.work, num_parts)
+    for width in widths:
+        if time > target and (is_small or time > least):
+            start = difference(problem, width)
+            reached = problem.time_within_limits(start)
+            if is_small or reached < time:
+                reached = _refine_start(problem, start, target)
+            if reached < time:
+                best, time = start, reached
     return best
 
 
-def _pick_better(
-    problem: Problem, best: np.ndarray, time: int, start: np.ndarray, target: int
-) -> tuple[np.ndarray, int]:
-    """The better of `best` and `start`, refined, and its longest time; NO_CAP stands for no partition."""
-    if time <= target:
-        return best, time
-    start_time = problem.time_within_limits(start)
-    if start_time == NO_CAP:
-        return best, time
-    if start_time > target:
-        start_time = refine_within(problem, start, target)
-        if start_time > target and are_unequal(problem.speeds):
-            start = _match_speeds(problem, start)
-            start_time = refine_within(problem, start, target)
-    return (start, start_time) if start_time < time else (best, time)
+def _refine_start(problem: Problem, part_of: np.ndarray, target: int) -> int:
+    """Changes `part_of` as `refine_within`; returns its longest time, NO_CAP where it breaks limits."""
+    time = problem.time_within_limits(part_of)
+    if target < time < NO_CAP:
+        time = refine_within(problem, part_of, target)
+        if time > target and are_unequal(problem.speeds):
+            part_of[:] = _match_speeds(problem, part_of)
+            time = refine_within(problem, part_of, target)
+    return time
 
 
 def _match_speeds(problem: Problem, part_of: np.ndarray) -> np.ndarray:
@@ -226,7 +203,7 @@ def without_home(problem: Problem) -> Samples:
 def place_longest_first(problem: Problem, time: int) -> np.ndarray:
     """int64 `[samples]`, the part of each; NONE where none had a place. Parts have limits as of `time`."""
     part_of = np.full_like(problem.work, NONE)
-    place(without_home(problem), problem.limits(time), part_of, ANYWHERE)
+    place(without_home(problem), problem.limits(time), part_of, False)
     return part_of
 
 

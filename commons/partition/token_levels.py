@@ -1,4 +1,4 @@
-"""Even tokens: the search that levels loads, with the two measures exchanged.
+"""Caps of tokens, and even tokens: the search that levels loads, with the two measures exchanged.
 
 Activations follow tokens, and balanced loads are not balanced tokens. Most placements leave room for both: of
 two samples, the shorter one has fewer tokens for its load, so parts with many short samples are full.
@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from .kernels import Samples, settle, sum_per_part
+from .kernels import ALL, Limits, Samples, settle, sum_per_part
 from .problem import Problem, token_goal
 
 # Of 100 samples, this many more may leave home.
 MORE_MOVED = 4
+
+
+def keep_to_tokens(problem: Problem, samples: Samples, part_of: np.ndarray, per_node: int) -> None:
+    """Changes `part_of` until parts are within `max_tokens`, if that can be: rebalancing by tokens."""
+    if sum_per_part(problem.tokens, part_of, problem.num_parts).max() > problem.max_tokens:
+        by_tokens = problem.by_tokens()
+        limits = by_tokens.limits(problem.max_tokens, per_node)
+        part_of[:] = _settle(by_tokens, samples, part_of, limits, *ALL)
 
 
 def level_tokens(
@@ -35,13 +43,20 @@ def level_tokens(
     goal = max(goal, int((1 + tolerance) * by_tokens.shortest_time()))
     if most <= goal:
         return
-    order, limits = by_tokens.order, problem.limits(max(target, problem.time(part_of)), per_node)
-    limits = limits._replace(
-        load=np.full(num_parts, max(goal, 1)),
-        other=np.maximum(limits.load, sum_per_part(samples.work, part_of, num_parts)),
-    )
-    by_amount = Samples(tokens[order], samples.work[order], samples.home[order], samples.price[order])
+    loads = problem.limits(max(target, problem.time(part_of))).load
+    loads = np.maximum(loads, sum_per_part(samples.work, part_of, num_parts))
+    limits = by_tokens.limits(goal, per_node)._replace(other=loads)
+    leveled = _settle(by_tokens, samples, part_of, limits, True, 1, MORE_MOVED * len(part_of) // 100)
+    if sum_per_part(tokens, leveled, num_parts).max() < most:
+        part_of[:] = leveled
+
+
+def _settle(
+    by_tokens: Problem, samples: Samples, part_of: np.ndarray, limits: Limits, *steps: int
+) -> np.ndarray:
+    """int64 `[samples]`: `settle` with tokens in place of work, and work as the other measure."""
+    order = by_tokens.order
+    exchanged = Samples(by_tokens.work, samples.work[order], samples.home[order], samples.price[order])
     part = part_of[order]
-    settle(by_amount, limits, part, True, 1, MORE_MOVED * len(part) // 100)
-    if sum_per_part(by_amount.work, part, num_parts).max() < most:
-        part_of[order] = part
+    settle(exchanged, limits, part, *steps)
+    return by_tokens.unsort(part)

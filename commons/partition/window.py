@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .kernels import ANYWHERE, NONE, Limits, longest_time, place, sum_per_part
-from .problem import Problem, are_unequal, indices_of_parts
+from .kernels import NONE, Limits, place, sum_per_part
+from .problem import Problem, are_unequal, indices_of_parts, longest_time
 from .refined import lower, refine_from_scratch, without_home
 from .workloads import as_speeds, as_workloads, check_count
 
@@ -167,7 +167,7 @@ def _make_plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
     def excess_of(part_of: np.ndarray) -> int:
         return int((sum_per_part(problem.work, part_of, problem.num_parts) - loads).max())
 
-    place(samples, limits_above(0), part_of, ANYWHERE)
+    place(samples, limits_above(0), part_of, False)
     lower(samples, part_of, 0, limits_above, excess_of)
     if are_unequal(problem.speeds):
         return [part_of]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-from .kernels import first_bad
 
 # Loads are sums of int64: exact in any order, so no machine's way of adding decides a tie. With so many bits,
 # loads times speeds, and loads ÷ speeds, are exact enough for float64.
@@ -56,9 +55,8 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
     values = np.asarray(workloads, dtype=np.float64)
     if values.ndim != 1:
         raise ValueError(f"{name} has shape {values.shape}, expected one number per sample")
-    values = np.require(values, requirements=["C", "W"])  # for other arrays numba would compile anew
-    bad = first_bad(values)
-    if bad >= 0:
+    if not 0 <= values.min(initial=0) <= values.max(initial=0) < np.inf:  # NaN compares as False
+        bad = int(np.argmin((values >= 0) & (values < np.inf)))
         raise ValueError(f"{name}[{bad}] is {values[bad]}, expected a finite number of at least 0")
     return values
 
@@ -75,6 +73,15 @@ def check_wide(numbers: object, name: str) -> None:
         )
     if dtype.startswith("complex"):
         raise ValueError(f"{name} is of {dtype}, expected real numbers")
+
+
+def as_integers(values: np.ndarray, bits: int) -> np.ndarray:
+    """Rounds float64 `[samples]` to int64 of at least 1, scaled by a power of two to sums below 2**bits.
+
+    The unit does not matter. Rounding changes a number by at most 2**(1 − bits) of the largest possible sum.
+    """
+    shift = bits - 1 - math.frexp(values.max(initial=0))[1] - math.frexp(len(values))[1]
+    return np.maximum(np.rint(np.ldexp(values, shift)), 1).astype(np.int64)
 
 
 def as_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:

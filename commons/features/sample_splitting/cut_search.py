@@ -10,7 +10,7 @@ import numpy as np
 from ...distributed.placement import Partitioning, relative_speeds
 from ...distributed.row_table import RowTable
 from ...partition import lower_bound, rebalance
-from ...partition.problem import initial_loads, number_of_part
+from ...partition.problem import number_of_part
 from .cutting import MIN_TOKENS, Cutting
 from .pieces import Pieces, cut_heavy, level
 
@@ -126,7 +126,7 @@ def _pieces_of_equal_loads(
     loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
     speeds = relative_speeds(samples)
     if speeds is not None:
-        loads += initial_loads(speeds, full)
+        loads += full - (full * speeds).astype(np.int64)  # slower ranks start with some, and are full at once
     is_long = samples.tokens >= 2 * MIN_TOKENS  # the others cannot be cut
     on_heavy = np.flatnonzero((loads > most)[rank] & is_long[pieces.sample])
     if on_heavy.size:

@@ -207,7 +207,7 @@ def test_nothing_is_compiled_after_the_warm_up():
     pool = ProcessPool(1)  # a new process, in which warm_up has run and nothing else
     ((before, after),) = pool.run(_compiled_before_and_after_placing)
     pool.close()
-    assert before == after and len(before) >= 10
+    assert before == after and len(before) >= 6
 
 
 @on_ranks(2)
@@ -259,6 +259,6 @@ def test_each_rank_has_loss_tokens_where_one_swap_for_each_does(seed, partitione
 def test_no_step_compiles(settings):
     """A shuffler compiles at its start all that its settings reach, and nothing that only others do."""
     before, after = before_and_after_placing(**settings)
-    assert before == after and len(before) >= 4
+    assert before == after and len(before) >= 3
     assert "_level" not in before and "_placed" not in before  # pieces and groups
     assert ("settle" in before) == ("partitioner" not in settings)
