@@ -104,6 +104,10 @@ class Problem:
         # Loads that a time allows are rounded down. This much more, they are what gave the bound.
         return target + (int(1 / self.speeds.min()) + 1 if are_unequal(self.speeds) else 0)
 
+    def target_from(self, tolerance: float) -> int:
+        """`target` for samples that have a part: those that cost nothing, and count as 1, stay there."""
+        return self.target(tolerance) + int(np.count_nonzero(self.work == 1) / self.speeds.min())
+
     def shortest_time(self) -> float:
         """A time that the slowest part takes at least; `lower_bound` gives the proof."""
         return shortest_time(self.work, np.sort(self.speeds), self.fewest, self.most)

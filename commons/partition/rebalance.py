@@ -64,9 +64,7 @@ def rebalance(
     """
     tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
-    samples, target = _priced(problem, home, sizes), problem.target(tolerance)
-    # Samples that cost nothing count as 1 each; none of them has to move for that.
-    target += int(np.count_nonzero(problem.work == 1) / problem.speeds.min())
+    samples, target = _priced(problem, home, sizes), problem.target_from(tolerance)
     if ranks_per_node is not None:
         check_count("ranks_per_node", ranks_per_node)
     per_node = min(int(ranks_per_node or 1), problem.num_parts)

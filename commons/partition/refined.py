@@ -113,7 +113,7 @@ def refine(
     fault = problem.fault(part_of)
     if fault is not None:
         raise ValueError(fault)
-    refine_within(problem, part_of, problem.target(tolerance))
+    refine_within(problem, part_of, problem.target_from(tolerance))
     return indices_of_parts(problem.unsort(part_of), problem.num_parts)
 
 

@@ -73,6 +73,11 @@ def test_nothing_moves_within_the_tolerances(equal_size, data):
         assert as_lists(partition) == as_lists(at_home)
 
 
+def test_samples_that_cost_nothing_stay_where_they_are():
+    assert as_lists(refine([0, 0], [[0, 1], []], equal_size=False)) == [[0, 1], []]
+    assert as_lists(rebalance([0, 0], [0, 0], 2, equal_size=False)) == [[0, 1], []]
+
+
 @pytest.mark.parametrize("tolerance", [1.5, 30.0, 1e6])
 def test_nothing_moves_within_a_large_tolerance(tolerance):
     workloads, at_home = [0.1, 0.2, 0.3, 0.4], [[0, 1, 2, 3], []]
