@@ -1,6 +1,6 @@
 """What a plan costs at 8 to 4,096 ranks, beside steps of several lengths, and what its moves cost.
 
-Times are CPU time of one process. Bytes, messages and peers are counted, and wire times computed from them.
+Times are CPU time of one process. Bytes, messages and ranks met are counted; wire times follow from bytes.
 `python -m benchmarks.partition.plans_at_size` measures this part of `partition` alone.
 """
 
@@ -52,7 +52,6 @@ MOVED_LENGTHS, MOVED_RANKS, STEPS = (LOGNORMAL, YAMBDA), (64, 1024), 100
 # H100 within one, whose 900 GB/s are the sum of both directions.
 ACROSS_NODES, WITHIN_NODE = 50e9, 450e9
 DENSE_BYTES = 100_000  # of a sample with an image or its embedding, say
-
 
 TOKEN_TOLERANCE = ShufflerSettings.token_tolerance
 # As a shuffler calls its partitioners: functions that return the rank of each sample, int64 `[samples]`.
@@ -170,7 +169,7 @@ def _time_in_turns(
 
 
 def _move(lengths: str, ranks: int, placement: str) -> Record:
-    """Returns means over steps of what ranks send, and the peers that a rank has met after all of them."""
+    """Returns means over steps of what ranks send, and the ranks that each has met after all of them."""
     met, steps = np.zeros((ranks, ranks), dtype=bool), []
     for batch in _draw(lengths, ranks, STEPS):
         rank_of = PLACEMENTS[placement](batch)
@@ -179,7 +178,7 @@ def _move(lengths: str, ranks: int, placement: str) -> Record:
         steps.append(count_sent(sender, receiver, batch.sizes[moved], ranks))
         steps[-1]["percent_moved"] = 100 * float(moved.mean())
         met[sender, receiver] = True
-    return average(steps, 3) | {"peers": round(float((met | met.T).sum(1).mean()), 2)}
+    return average(steps, 3) | {"ranks_met": round(float((met | met.T).sum(1).mean()), 2)}
 
 
 def count_sent(sender: np.ndarray, receiver: np.ndarray, sizes: np.ndarray, ranks: int) -> Record:
@@ -272,7 +271,7 @@ _MOVES = {
     "100 kB more each, µs": "{dense_us:.0f}",
     "messages": "{mean_messages:.1f} ({messages:.1f})",
     "to other nodes": "{mean_messages_across:.1f} ({messages_across:.1f})",
-    "peers": "{peers:,.0f}",
+    "met": "{ranks_met:,.0f}",
 }
 
 
