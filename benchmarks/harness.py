@@ -238,14 +238,24 @@ def read_result(name: str) -> Any:
 
 
 def write_result(name: str, figures: Record) -> None:
-    """Writes `results/NAME.json`, with a line for each item of a list: a difference shows where it is."""
+    """Writes `results/NAME.json`, with a line for each record of a list: a difference shows where it is."""
+    (RESULTS / f"{name}.json").write_text(_format_figures(figures) + "\n")
+
+
+def _format_figures(figures: Record) -> str:
     lines = []
     for key, value in figures.items():
-        text = json.dumps(value, indent=1).replace("\n", "\n ")
+        text = json.dumps(value, indent=1)
         if isinstance(value, list):
-            text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
-        lines.append(f" {json.dumps(key)}: {text}")
-    (RESULTS / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            text = "[\n " + ",\n ".join(map(json.dumps, value)) + "\n]"
+        elif isinstance(value, dict) and any(_are_records(each) for each in value.values()):
+            text = _format_figures(value)
+        lines.append(" " + f"{json.dumps(key)}: {text}".replace("\n", "\n "))
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _are_records(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
 def _read_cpu_model() -> str:

@@ -1,4 +1,4 @@
-"""Cost and traffic of the shuffle stage: in training, and planned for up to 1,024 ranks."""
+"""Cost and traffic of the shuffle stage in training."""
 
 from __future__ import annotations
 
@@ -14,23 +14,16 @@ import torch.distributed as dist
 from benchmarks.demo.training import Arm, parse_config, train_in_turn
 from benchmarks.harness import (
     Record,
-    list_cases,
     machine,
-    measure_cases,
     run_on_ranks,
     summarize,
     time_call,
     time_ms,
 )
 from benchmarks.markdown import Cell, make_table
-from benchmarks.partition.lengths import LOGNORMAL, draw_lognormal
-from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, compute_workloads
 from commons.distributed import ShufflerSettings
-from commons.distributed.exchange import route_of
-from commons.distributed.placement import Partitioning, place, warm_up
-from commons.distributed.row_table import RowTable
+from commons.distributed.placement import warm_up
 from commons.pipeline.shuffle_stage import ShuffleStage
-from commons.sequence_batch.row_schema import FieldSchema, RowSchema
 
 # By name, the settings of a shuffler; the first moves everything everywhere.
 ARMS: dict[str, Record] = {
@@ -40,20 +33,12 @@ ARMS: dict[str, Record] = {
     "all_to_all, refined": {"exchange": "all_to_all", "partitioner": "refined"},
 }
 RANKS, WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 3, 10, 4
-# Planned, without processes.
-PLANNED_RANKS, HIDDEN_SIZE, DRAWS = (2, 4, 8, 64, 256, 1024), 128, 10
-PARTITIONERS = ("karmarkar_karp", "rebalance", "refined")
-SCHEMA = RowSchema((FieldSchema("tokens", "jagged", ("",), torch.int64, (BYTES_PER_TOKEN // 8,)),))
 
 
 def measure() -> Record:
-    """Returns the figures of training and of planning."""
+    """Returns the figures of training."""
     warm_up(ShufflerSettings())
-    return {
-        "training": run_on_ranks(RANKS, train),
-        "planning": measure_cases(list_cases(lengths=[LOGNORMAL], ranks=PLANNED_RANKS), _plan, "planning"),
-        "machine": machine(),
-    }
+    return {"training": run_on_ranks(RANKS, train), "machine": machine()}
 
 
 class _StageClock:
@@ -152,37 +137,6 @@ def train(device: torch.device) -> Record:
     return {"arms": {name: arm.figures() for name, arm in arms.items()}}
 
 
-def _plan(lengths: str, ranks: int) -> Record:
-    """Times real plans, and counts the bytes of their exchange."""
-    rng = np.random.default_rng([0, ranks])
-    times: dict[str, list[float]] = {partitioner: [] for partitioner in PARTITIONERS}
-    sent: dict[str, list[float]] = {partitioner: [] for partitioner in PARTITIONERS}
-    gathered = []
-    for _ in range(DRAWS):
-        loaded = _draw_samples(rng, ranks)
-        for partitioner in PARTITIONERS:
-            partitioning = Partitioning(ShufflerSettings(partitioner))
-            plan, taken = time_call(partial(place, loaded, partitioning))
-            times[partitioner].append(taken)
-            traffic = [route_of(plan, rank, SCHEMA, "all_to_all").traffic.sent for rank in range(ranks)]
-            sent[partitioner].append(float(np.mean(traffic)))
-        gathered.append(route_of(plan, 0, SCHEMA, "all_gather").traffic.received)
-    return {
-        "partition_ms": {name: round(float(np.median(values)), 3) for name, values in times.items()},
-        "kilobytes_sent_per_rank": {
-            name: round(float(np.mean(values)) / 1e3, 2) for name, values in sent.items()
-        },
-        "kilobytes_received_by_all_gather": round(float(np.mean(gathered)) / 1e3, 1),
-    }
-
-
-def _draw_samples(rng: np.random.Generator, ranks: int) -> RowTable:
-    workloads, tokens = compute_workloads(draw_lognormal(rng, ROWS_PER_RANK * ranks), HIDDEN_SIZE)
-    rows = np.full(ranks, ROWS_PER_RANK)
-    sizes = BYTES_PER_TOKEN * tokens
-    return RowTable(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes, tokens[:, None])
-
-
 def tables(figures: Record) -> dict[str, str]:
     """Returns Markdown by marker."""
     training = {
@@ -199,15 +153,8 @@ def tables(figures: Record) -> dict[str, str]:
         "exchange, ms": "{exchange_ms[median]:.2f}",
         "kB sent": "{kilobytes_sent[median]:.0f}",
     }
-    planned = {f"{name}, ms": f"{{partition_ms[{name}]:.2f}}" for name in PARTITIONERS}
-    sent = {f"{name}, kB": f"{{kilobytes_sent_per_rank[{name}]:,.0f}}" for name in PARTITIONERS}
-    received = {"all_gather, kB": "{kilobytes_received_by_all_gather:,.0f}"}
     return {
         "shuffle training": make_table(training.values(), columns),
-        "shuffle planning": make_table(
-            [record for record in figures["planning"] if record["lengths"] == LOGNORMAL],
-            {"ranks": "{ranks}", **planned, **sent, **received},
-        ),
         "readme cost": _format_cost(training[f"all_to_all, {ShufflerSettings().partitioner}"]),
     }
 

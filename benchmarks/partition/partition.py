@@ -37,6 +37,7 @@ from benchmarks.partition.placements import (
     GlobalBatch,
     draw_batches,
 )
+from benchmarks.partition.plans_at_size import measure_plans, tabulate_plans
 from benchmarks.partition.windows import measure_windows, tabulate_windows
 from commons.partition import imbalance, lower_bound
 from commons.partition.problem import number_of_part
@@ -59,7 +60,7 @@ Known = Mapping[tuple[str, int, int, str], Record]
 
 
 def measure(movielens: Path | None = None) -> Record:
-    """Returns records of placements, pieces, groups and windows."""
+    """Returns records of placements, pieces, groups, windows and plans."""
     lengths = list_lengths(movielens)
     return {
         "rows_per_rank": ROWS_PER_RANK,
@@ -69,6 +70,7 @@ def measure(movielens: Path | None = None) -> Record:
         "pieces": measure_pieces(lengths, DRAWS),
         "groups": measure_groups(DRAWS),
         "windows": measure_windows(DRAWS),
+        "plans_at_size": measure_plans(),
     }
 
 
@@ -146,6 +148,7 @@ def tables(figures: Record) -> dict[str, str]:
         "partition groups": tabulate_groups(figures["groups"]),
         "partition windows": tabulate_windows(figures["windows"]),
         "partition machine": on.format(draws=figures["draws"], **figures["machine"]),
+        **tabulate_plans(figures["plans_at_size"]),
     }
 
 

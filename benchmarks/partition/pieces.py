@@ -12,6 +12,7 @@ from benchmarks.harness import Record, average, measure_cases, time_ms
 from benchmarks.markdown import pivot
 from benchmarks.partition.lengths import KUAIRAND, LOGNORMAL, LONG, PARETO_1_1, PARETO_1_6, Lengths
 from benchmarks.partition.placements import ROWS_PER_RANK, make_flops
+from commons.distributed.count_rows import RowFormat
 from commons.distributed.placement import Partitioning, make_plan, place
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
@@ -32,7 +33,8 @@ NAMES = ("lengths", "hidden_size", "rows_per_rank")
 BYTES_PER_NUMBER = 2  # of keys and values, in bfloat16
 CALLS = 3  # of a draw, with and without pieces in turns
 PARTITIONING = Partitioning(ShufflerSettings(equal_rows=False))
-ONE = np.ones(1, dtype=np.int64)
+_ONE = [np.ones(1, dtype=np.int64)]
+_EXAMPLE = make_hstu_batch({"user": _ONE}, _ONE, _ONE, 1)
 
 
 def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
@@ -87,26 +89,30 @@ def count_fetched_tokens(plan: ShufflePlan) -> int:
     return int((last - own).sum())
 
 
-def _load(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Cutting]:
+def load_histories(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, RowFormat]:
     """Returns histories of these items, each with a user and an action per item, as ranks loaded them."""
     lengths = lengths.astype(np.int64)
-    batch = make_hstu_batch({"user": [ONE]}, [ONE], [ONE], 1)
-    schema, names = RowSchema.of(batch.per_sample_fields()), tuple(batch.row_counts())
+    schema, names = RowSchema.of(_EXAMPLE.per_sample_fields()), tuple(_EXAMPLE.row_counts())
     users, tokens = np.ones_like(lengths), 2 * lengths + 1
     counts = np.stack([users if name == "features.user" else lengths for name in names], 1)
-    elements = np.stack(
-        [tokens if field.name == "features" else lengths for field in schema.jagged_fields], 1
-    )
+    keys = [key for field in schema.jagged_fields for key in field.keys]
+    key_lengths = np.stack([users if key == "user" else lengths for key in keys], 1)
+    per_rank = np.full(ranks, len(lengths) // ranks)
+    workloads, num_bytes = make_flops(hidden_size).per_sample(tokens), schema.row_bytes(key_lengths)
+    rows = RowTable(per_rank, per_rank, workloads, tokens, lengths, key_lengths, num_bytes, counts)
+    return rows, RowFormat(schema, 1, names, ())
+
+
+def _load(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Cutting]:
+    samples, row_format = load_histories(lengths, hidden_size, ranks)
     flops = make_flops(hidden_size)
     cutting = Cutting(
-        batch.cut_rules(),
-        schema,
-        names,
+        _EXAMPLE.cut_rules(),
+        row_format.schema,
+        row_format.count_names,
         lambda first, of: flops.prefix_work(first, of["tokens"], of["head_tokens"]).sum(1),
     )
-    per_rank = np.full(ranks, len(lengths) // ranks)
-    workloads, num_bytes = flops.per_sample(tokens), schema.row_bytes(elements)
-    return RowTable(per_rank, per_rank, workloads, tokens, lengths, elements, num_bytes, counts), cutting
+    return samples, cutting
 
 
 # By title, the figure and its digits.

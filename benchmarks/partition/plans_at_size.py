@@ -1,0 +1,336 @@
+"""What a plan costs at 8 to 4,096 ranks, beside steps of several lengths, and what its moves cost.
+
+Times are CPU time of one process. Bytes, messages and ranks met are counted; wire times follow from bytes.
+`python -m benchmarks.partition.plans_at_size` measures this part of `partition` alone.
+"""
+
+from __future__ import annotations
+
+import commons.quiet_logs  # noqa: F401  isort: skip
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+
+from benchmarks.harness import (
+    Record,
+    average,
+    list_cases,
+    machine,
+    measure_cases,
+    read_result,
+    take_turns,
+    time_ms,
+    write_result,
+)
+from benchmarks.markdown import make_table, pivot, write_pages
+from benchmarks.partition.lengths import LOGNORMAL, UNIFORM, YAMBDA, list_lengths
+from benchmarks.partition.pieces import load_histories
+from benchmarks.partition.placements import RANKS_PER_NODE, ROWS_PER_RANK, GlobalBatch, draw_batches
+from commons.distributed import ShufflerSettings
+from commons.distributed.count_rows import RowFormat
+from commons.distributed.placement import Partitioning, place, place_sets, warm_up
+from commons.distributed.row_table import RowTable
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
+
+T = TypeVar("T")
+LENGTHS, HIDDEN_SIZE, RANKS = (LOGNORMAL, YAMBDA, UNIFORM), 256, (8, 64, 256, 1024, 4096)
+# By ranks: global batches, and calls with each. The slowest of few calls stands for their 99th percentile.
+DRAWS = {8: 100, 64: 100, 256: 100, 1024: 50, 4096: 30}
+CALLS = {8: 5, 64: 5, 256: 3, 1024: 4, 4096: 2}
+STEP_MS = (20, 50, 100, 300)
+
+MOVED_LENGTHS, MOVED_RANKS, STEPS = (LOGNORMAL, YAMBDA), (64, 1024), 100
+# Bytes per second that a GPU sends at most: 400 Gb/s of InfiniBand for each across nodes, and NVLink of an
+# H100 within one, whose 900 GB/s are the sum of both directions.
+ACROSS_NODES, WITHIN_NODE = 50e9, 450e9
+DENSE_BYTES = 100_000  # of a sample with an image or its embedding, say
+
+TOKEN_TOLERANCE = ShufflerSettings.token_tolerance
+# As a shuffler calls its partitioners: functions that return the rank of each sample, int64 `[samples]`.
+Place = Callable[[GlobalBatch], np.ndarray]
+LONGEST_FIRST, DEFAULT, DEFAULT_NODES = "longest first", "default", f"default, nodes of {RANKS_PER_NODE}"
+PLACEMENTS: dict[str, Place] = {
+    LONGEST_FIRST: lambda batch: longest_processing_time.part_of(batch.workloads, batch.ranks),
+    "Karmarkar–Karp": lambda batch: karmarkar_karp.part_of(batch.workloads, batch.ranks),
+    "refined": lambda batch: refined.part_of(
+        batch.workloads, batch.ranks, tokens=batch.tokens, token_tolerance=TOKEN_TOLERANCE
+    ),
+    DEFAULT: lambda batch: _rebalance(batch, None),
+    DEFAULT_NODES: lambda batch: _rebalance(batch, RANKS_PER_NODE),
+}
+
+
+def _rebalance(batch: GlobalBatch, ranks_per_node: int | None) -> np.ndarray:
+    return rebalance.part_of(
+        batch.workloads,
+        batch.home,
+        batch.ranks,
+        sizes=batch.sizes,
+        ranks_per_node=ranks_per_node,
+        tokens=batch.tokens,
+        token_tolerance=TOKEN_TOLERANCE,
+    )
+
+
+@dataclass(frozen=True)
+class GatheredStep:
+    """What every rank holds of a step when its planning gather has ended.
+
+    Attributes:
+        numbers: int64 `[ranks, rows, width]`.
+        batch_sizes: int64 `[ranks]`, rows of each rank, all of them real.
+        row_format: of the numbers.
+        samples: the same rows, for a partitioner alone.
+    """
+
+    numbers: np.ndarray
+    batch_sizes: np.ndarray
+    row_format: RowFormat
+    samples: GlobalBatch
+
+    @staticmethod
+    def of(lengths: np.ndarray, ranks: int) -> GatheredStep:
+        """Encodes histories of these items."""
+        rows, row_format = load_histories(lengths, HIDDEN_SIZE, ranks)
+        numbers = row_format.encode(rows).reshape(ranks, ROWS_PER_RANK, -1)
+        samples = GlobalBatch(ranks, rows.workloads, rows.tokens, rows.sample_bytes, rows.home)
+        return GatheredStep(numbers, rows.batch_sizes, row_format, samples)
+
+    def decode(self) -> RowTable:
+        """Returns the rows of all ranks, as the gather does."""
+        sizes = self.batch_sizes
+        real = np.concatenate([rows[:count] for rows, count in zip(self.numbers, sizes, strict=True)])
+        per_rank = np.zeros((len(sizes), 2 + self.row_format.schema.num_keys), dtype=np.int64)
+        per_rank[:, :2] = sizes[:, None]  # rows, all of them real
+        return self.row_format.decode(real, per_rank)
+
+    def plan(self, settings: ShufflerSettings) -> ShufflePlan:
+        """Returns the plan of a job on nodes of 8 ranks."""
+        ranks = np.arange(len(self.batch_sizes))
+        place_set = partial(place, partitioning=Partitioning(settings))
+        return place_sets(self.decode(), [(ranks, RANKS_PER_NODE)], place_set)
+
+
+# What is timed of a step: the plan by default and its two largest parts, and that of `refined`.
+PARTS: dict[str, Callable[[GatheredStep], object]] = {
+    "plan": lambda step: step.plan(ShufflerSettings()),
+    "decoding": GatheredStep.decode,
+    "partitioner": lambda step: PLACEMENTS[DEFAULT_NODES](step.samples),
+    "refined": lambda step: step.plan(ShufflerSettings("refined")),
+}
+
+
+def measure_plans() -> Record:
+    """Returns records of partitioners, whole plans, and moves."""
+    sizes = list_cases(lengths=LENGTHS, ranks=RANKS)
+    moved = list_cases(lengths=MOVED_LENGTHS, ranks=MOVED_RANKS)
+    for partitioner in ("rebalance", "refined"):  # not all draws call all functions
+        warm_up(ShufflerSettings(partitioner))
+    return {
+        "machine": {**machine(), "numpy": np.__version__, "numba": numba.__version__},
+        "partitioners": measure_cases(sizes, _time_partitioners, "partitioners"),
+        "plans": measure_cases(sizes, _time_plans, "plans"),
+        "moves": measure_cases(
+            [case | {"placement": name} for case in moved for name in PLACEMENTS], _move, "moves"
+        ),
+        "all_gather": measure_cases(moved, _gather_all, "all-gather"),
+    }
+
+
+def _time_partitioners(lengths: str, ranks: int) -> Record:
+    calls = {title: call for title, call in PLACEMENTS.items() if _has_nodes(ranks) or title != DEFAULT_NODES}
+    return {"ms": _time_in_turns(calls, _draw(lengths, ranks, DRAWS[ranks]), CALLS[ranks])}
+
+
+def _time_plans(lengths: str, ranks: int) -> Record:
+    rng, draw = np.random.default_rng([0, ranks]), list_lengths(None)[lengths]
+    steps = [GatheredStep.of(draw(rng, ROWS_PER_RANK * ranks), ranks) for _ in range(DRAWS[ranks])]
+    return {"ms": _time_in_turns(PARTS, steps, CALLS[ranks])}
+
+
+def _time_in_turns(
+    calls: Mapping[str, Callable[[T], object]], inputs: Sequence[T], rounds: int
+) -> dict[str, Record]:
+    """Returns the median and 99th percentile of each call's milliseconds of CPU time, by name."""
+    for call in calls.values():
+        call(inputs[0])  # compiles
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn, name in enumerate(take_turns(calls, rounds * len(inputs))):
+        given = inputs[turn // len(calls) % len(inputs)]
+        times[name].append(time_ms(partial(calls[name], given), time.process_time))
+    found = {name: np.percentile(taken, [50, 99]).round(4).tolist() for name, taken in times.items()}
+    return {name: {"median": median, "p99": p99} for name, (median, p99) in found.items()}
+
+
+def _move(lengths: str, ranks: int, placement: str) -> Record:
+    """Returns means over steps of what ranks send, and the ranks that each has met after all of them."""
+    met, steps = np.zeros((ranks, ranks), dtype=bool), []
+    for batch in _draw(lengths, ranks, STEPS):
+        rank_of = PLACEMENTS[placement](batch)
+        moved = rank_of != batch.home
+        sender, receiver = batch.home[moved], rank_of[moved]
+        steps.append(count_sent(sender, receiver, batch.sizes[moved], ranks))
+        steps[-1]["percent_moved"] = 100 * float(moved.mean())
+        met[sender, receiver] = True
+    return average(steps, 3) | {"ranks_met": round(float((met | met.T).sum(1).mean()), 2)}
+
+
+def count_sent(sender: np.ndarray, receiver: np.ndarray, sizes: np.ndarray, ranks: int) -> Record:
+    """Returns what the busiest rank sends of samples that move, and messages: one to each rank with any.
+
+    The busiest is the rank whose bytes take longest.
+
+    Args:
+        sender, receiver: int64 `[moved samples]`, ranks.
+        sizes: int64 `[moved samples]`, bytes.
+        ranks: number of ranks.
+    """
+    across = sender // RANKS_PER_NODE != receiver // RANKS_PER_NODE
+
+    def per_rank(which: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+        return np.bincount(sender[which], amounts[which], ranks)
+
+    within_node, to_others = per_rank(~across, sizes), per_rank(across, sizes)
+    us, dense = _time_wire(within_node, to_others), sizes + DENSE_BYTES
+    busiest = us.argmax()
+    first = np.unique(sender * ranks + receiver, return_index=True)[1]
+    messages, ones = np.zeros(len(sender), dtype=bool), np.ones(len(sender))
+    messages[first] = True
+    sent = per_rank(messages, ones)
+    return {
+        "kb_within_node": within_node[busiest] / 1e3,
+        "kb_to_others": to_others[busiest] / 1e3,
+        "us": us[busiest],
+        "dense_us": _time_wire(per_rank(~across, dense), per_rank(across, dense)).max(),
+        "mean_messages": sent.mean(),
+        "messages": sent.max(),
+        "mean_messages_across": per_rank(messages & across, ones).mean(),
+        "messages_across": per_rank(messages & across, ones).max(),
+    }
+
+
+def _time_wire(within_node: Any, to_others: Any) -> Any:
+    """Returns the microseconds that bytes take; both links of a GPU are busy at the same time."""
+    return 1e6 * np.maximum(within_node / WITHIN_NODE, to_others / ACROSS_NODES)
+
+
+def _gather_all(lengths: str, ranks: int) -> Record:
+    """Returns what a rank gets where whole batches go to all ranks, each sent as large as the largest."""
+    batches = _draw(lengths, ranks, STEPS)
+    largest = float(np.mean([batch.sizes.reshape(ranks, -1).sum(1).max() for batch in batches]))
+    us = _time_wire(largest * (RANKS_PER_NODE - 1), largest * (ranks - RANKS_PER_NODE))
+    return {"mb": round(largest * (ranks - 1) / 1e6, 1), "us": round(us, 1)}
+
+
+def _has_nodes(ranks: int) -> bool:
+    return ranks > RANKS_PER_NODE
+
+
+def _draw(lengths: str, ranks: int, draws: int) -> list[GlobalBatch]:
+    return draw_batches(list_lengths(None)[lengths], HIDDEN_SIZE, ranks, draws)
+
+
+def tabulate_plans(figures: Record) -> dict[str, str]:
+    """Returns Markdown by marker."""
+    on = "one of {cores} cores ({cpu}), Python {python}, numpy {numpy}, numba {numba}"
+    size = {"lengths": "{lengths}", "ranks": "{ranks:,}"}
+    timed = [
+        {**record, **ms, "placement": title, "ratio": ms["median"] / record["ms"][LONGEST_FIRST]["median"]}
+        for record in figures["partitioners"]
+        for title, ms in record["ms"].items()
+    ]
+    return {
+        "plans machine": on.format(**figures["machine"]),
+        "plans partitioner": pivot(timed, size, "{placement}", "{median:.2f} ({p99:.2f}), {ratio:.1f}×"),
+        "plans whole": make_table(map(_find_shares, figures["plans"]), size | _WHOLE),
+        "plans waits": _tabulate_waits(figures["plans"]),
+        "plans moves": make_table(figures["moves"], size | _MOVES),
+        "plans wire": _say_wire(figures["moves"]),
+        "plans all-gather": _say_all_gather(figures["all_gather"]),
+    }
+
+
+_WHOLE = {
+    "plan, ms": "{ms[plan][median]:.2f} ({ms[plan][p99]:.2f})",
+    "of it the partitioner": "{partitioner:.0%}",
+    "decoding": "{decoding:.0%}",
+    "by refined, ms": "{ms[refined][median]:.2f} ({ms[refined][p99]:.2f})",
+}
+_MOVES = {
+    "placement": "{placement}",
+    "samples moved": "{percent_moved:.0f}%",
+    "kB in its node": "{kb_within_node:,.0f}",
+    "kB to others": "{kb_to_others:,.0f}",
+    "wire, µs": "{us:.0f}",
+    "100 kB more each, µs": "{dense_us:.0f}",
+    "messages": "{mean_messages:.1f} ({messages:.1f})",
+    "to other nodes": "{mean_messages_across:.1f} ({messages_across:.1f})",
+    "met": "{ranks_met:,.0f}",
+}
+
+
+def _find_shares(record: Record) -> Record:
+    """Returns a record with the shares of its plan's median."""
+    shares = {name: ms["median"] / record["ms"]["plan"]["median"] for name, ms in record["ms"].items()}
+    return record | {name: shares[name] for name in ("partitioner", "decoding")}
+
+
+def _tabulate_waits(plans: Sequence[Record]) -> str:
+    """Returns what each number of ranks waits, or has left, by the slowest lengths' 99th percentile."""
+    slowest: dict[tuple[int, str], float] = {}
+    for record in plans:
+        for name, title in (("plan", "default"), ("refined", "refined")):
+            key = record["ranks"], title
+            slowest[key] = max(slowest.get(key, 0.0), record["ms"][name]["p99"])
+    cells = [
+        {"ranks": ranks, "title": title, "ms": ms, "step": step, "text": _show_wait(ms, step)}
+        for (ranks, title), ms in slowest.items()
+        for step in STEP_MS
+    ]
+    rows = {"ranks": "{ranks:,}", "partitioner": "{title}", "plan, ms": "{ms:.1f}"}
+    return pivot(cells, rows, "step of {step} ms", "{text}")
+
+
+def _show_wait(plan_ms: float, step_ms: int) -> str:
+    return f"waits {plan_ms - step_ms:.1f}" if plan_ms > step_ms else f"{step_ms - plan_ms:.1f} left"
+
+
+def _say_wire(moves: Sequence[Record]) -> str:
+    """Returns the least and the longest time on the wire, as a phrase."""
+    us = {name: [each["us"] for each in moves if each["placement"] == name] for name in PLACEMENTS}
+    return " and ".join(
+        f"{min(us[name]):.0f} to {max(us[name]):.0f} µs {whose}"
+        for name, whose in (("refined", "with `refined`"), (DEFAULT_NODES, "with the default on nodes"))
+    )
+
+
+def _say_all_gather(records: Sequence[Record]) -> str:
+    """Returns what an all-gather brings to a rank, and for how long, as a phrase."""
+    shown = [record | {"ms": record["us"] / 1e3} for record in records if record["lengths"] == LOGNORMAL]
+    return " and ".join("{mb:,.0f} MB in {ms:.1f} ms at {ranks:,} ranks".format(**record) for record in shown)
+
+
+def _main() -> None:
+    description = "Measures what plans cost, and writes that part of `partition` and its tables."
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.partition.plans_at_size", description=description
+    )
+    parser.parse_args()
+    figures = json.loads(json.dumps(measure_plans()))
+    write_result("partition", read_result("partition") | {"plans_at_size": figures})
+    tables = tabulate_plans(figures)
+    for title, table in tables.items():
+        print(f"\n{title}\n\n{table}")
+    write_pages(tables)
+
+
+if __name__ == "__main__":
+    _main()
