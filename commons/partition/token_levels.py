@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from .kernels import ALL, Limits, Samples, settle, sum_per_part
+from .kernels import ALL, NONE, Limits, Samples, settle, sum_per_part
 from .problem import Problem, token_goal
 
 # Of 100 samples, this many more may leave home.
 MORE_MOVED = 4
+# While parts are leveled, so many times as many may be away: most of them return in the end.
+MEANWHILE = 8
 
 
 def keep_to_tokens(problem: Problem, samples: Samples, part_of: np.ndarray, per_node: int) -> None:
@@ -46,9 +48,18 @@ def level_tokens(
     loads = problem.limits(max(target, problem.time(part_of))).load
     loads = np.maximum(loads, sum_per_part(samples.work, part_of, num_parts))
     limits = by_tokens.limits(goal, per_node)._replace(other=loads)
-    leveled = _settle(by_tokens, samples, part_of, limits, True, 1, MORE_MOVED * len(part_of) // 100)
+    most_moved = MORE_MOVED * len(part_of) // 100
+    for meanwhile in (MEANWHILE * most_moved, most_moved):
+        leveled = _settle(by_tokens, samples, part_of, limits, True, 1, meanwhile)
+        if _count_away(samples, leveled) <= _count_away(samples, part_of) + most_moved:
+            break
     if sum_per_part(tokens, leveled, num_parts).max() < most:
         part_of[:] = leveled
+
+
+def _count_away(samples: Samples, part_of: np.ndarray) -> int:
+    """Samples that have a home, and are elsewhere."""
+    return int(np.count_nonzero((samples.home != part_of) & (samples.home != NONE)))
 
 
 def _settle(
