@@ -11,14 +11,11 @@ import numpy as np
 from ..distributed.placement import Partitioning, make_plan
 from ..distributed.row_table import RowTable
 from ..distributed.shuffle_plan import ShufflePlan
-from ..features.sample_splitting.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
 from ..perf_model.cost import Cost
 
 if TYPE_CHECKING:
     from ..features.sample_splitting.cutting import Cutting
 
-# Samples as the advisor knows them: a row of tokens, each with a loss. A cut may be before any token.
-RULES = CutRules(items=(ItemGroup("tokens"),), fields={"loss_tokens": ALONG_ITEMS})
 # Of models here, whose FLOPs have a column for matrix products and one for attention.
 FLOPS = Cost.sum_of_columns(2)
 # In forward, ranks fetch keys and values. In backward, as many bytes of gradients return.
@@ -76,9 +73,13 @@ class PieceCosts:
         def prefix_cost(first: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
             return self.cost.of(first > 0, first, self.prefix_work(first, counts["tokens"]))
 
+        from ..features.sample_splitting.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
         from ..features.sample_splitting.cutting import Cutting
 
-        return Cutting(RULES, None, (), prefix_cost)
+        # Samples as the advisor knows them: a row of tokens, each with a loss. A cut may be before any.
+        rules = CutRules(items=(ItemGroup("tokens"),), fields={"loss_tokens": ALONG_ITEMS})
+
+        return Cutting(rules, None, (), prefix_cost)
 
     def place(self, samples: RowTable, partitioning: Partitioning) -> ShufflePlan:
         """Places the samples of a step, and cuts those that stand in the way of balance."""

@@ -144,7 +144,7 @@ def test_errors():
     assert "feature='user': partitioner='karmarkar_karp' has no argument groups" in no_effect
     assert "SampleGroups.feature = 3 (int): expected str or None" in name
     assert "does not know the groups" in untold and "or TokenShuffler a method get_groups" in untold
-    assert "features=[SampleGroups(feature=…)], of commons.features.sample_groups" in old
+    assert "TokenShuffler has no setting 'group_feature'" in old
     assert "feature='user' has torch.float32 values, expected integers" in floats
 
 

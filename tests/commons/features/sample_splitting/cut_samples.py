@@ -21,6 +21,7 @@ from commons.features.sample_splitting.cut_rules import (
     CutRules,
     FieldRule,
     ItemGroup,
+    cut_batch,
 )
 from commons.features.sample_splitting.cut_search import cut_and_place
 from commons.features.sample_splitting.cutting import MIN_TOKENS, Cutting
@@ -225,7 +226,7 @@ def check_drawn_cuts(make: Callable[[np.ndarray], BaseBatch], seed: int, num_ran
 
 def check_cut(batch: BaseBatch, plan: ShufflePlan, cutting: Cutting) -> None:
     """Checks that the cut batch has the lengths and bytes that the plan has for its pieces."""
-    cut = batch.cut_by(plan.rows.columns["pieces"], plan.rows.sample_of)
+    cut = cut_batch(batch, plan.rows.columns["pieces"], plan.rows.sample_of)
     for column, lengths in enumerate(cut.row_counts().values()):
         assert (lengths.numpy() == plan.rows.row_counts[:, column]).all()
     fields = cut.per_sample_fields()
