@@ -75,7 +75,7 @@ def received_figures(of_ranks: Sequence[Mapping[str, int]], num_steps: int) -> d
     return figures
 
 
-def _lookups(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, torch.nn.Module]]:
+def _lookups(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Any]]:
     """Yields sharded modules, each with its lookups, which it calls once per sharding after the exchange."""
     for module in model.modules():
         if isinstance(module, ShardedModule):
