@@ -42,8 +42,8 @@ def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
         rng = np.random.default_rng([0, ranks])
         figures, times = [], []
         for _ in range(draws):
-            samples, cutting = _load(known[lengths](rng, rows_per_rank * ranks), hidden_size, ranks)
-            calls = [partial(place, samples, PARTITIONING), partial(_place_pieces, samples, cutting)]
+            samples, cutting = load_samples(known[lengths](rng, rows_per_rank * ranks), hidden_size, ranks)
+            calls = [partial(place, samples, PARTITIONING), partial(place_pieces, samples, cutting)]
             whole, plan = (call() for call in calls)
             fetched = count_fetched_tokens(plan) * 2 * hidden_size * BYTES_PER_NUMBER / ranks
             figures.append(
@@ -64,7 +64,8 @@ def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
     return measure_cases(cases, measure, "pieces")
 
 
-def _place_pieces(samples: RowTable, cutting: Cutting) -> ShufflePlan:
+def place_pieces(samples: RowTable, cutting: Cutting) -> ShufflePlan:
+    """Returns the plan of a step whose samples may be cut."""
     return make_plan(*cut_and_place(samples, PARTITIONING, cutting))
 
 
@@ -87,16 +88,15 @@ def count_fetched_tokens(plan: ShufflePlan) -> int:
     return int((last - own).sum())
 
 
-def _load(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Cutting]:
+def load_samples(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Cutting]:
     """Returns histories of these items, each with a user and an action per item, as ranks loaded them."""
     lengths = lengths.astype(np.int64)
     batch = make_hstu_batch({"user": [ONE]}, [ONE], [ONE], 1)
     schema, names = RowSchema.of(batch.per_sample_fields()), tuple(batch.row_counts())
     users, tokens = np.ones_like(lengths), 2 * lengths + 1
     counts = np.stack([users if name == "features.user" else lengths for name in names], 1)
-    elements = np.stack(
-        [tokens if field.name == "features" else lengths for field in schema.jagged_fields], 1
-    )
+    keys = [key for field in schema.jagged_fields for key in field.keys]
+    elements = np.stack([users if key == "user" else lengths for key in keys], 1)
     flops = make_flops(hidden_size)
     cutting = Cutting(
         batch.cut_rules(),
