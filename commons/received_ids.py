@@ -48,7 +48,7 @@ class ReceivedIds:
 
     def _count(self, owner: torch.nn.Module, lookup: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         if owner.training and self._tables[lookup]:
-            sums = _sums_by_key(inputs[0])
+            sums = sums_by_key(inputs[0])
             before = self._sums.get(lookup)
             self._sums[lookup] = sums if before is None else before + sums
 
@@ -84,7 +84,7 @@ def _lookups(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Any]]:
                 yield module, lookup.module if replicated else lookup
 
 
-def _sums_by_key(features: KeyedJaggedTensor) -> torch.Tensor:
+def sums_by_key(features: KeyedJaggedTensor) -> torch.Tensor:
     """Returns how many ids each key has, int64 `[keys]`, on the device."""
     lengths = features.lengths()
     if features.variable_stride_per_key():

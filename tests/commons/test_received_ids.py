@@ -26,7 +26,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingConfig
 
 from commons.balance_meter import BalanceMeter
-from commons.received_ids import ReceivedIds, received_figures
+from commons.received_ids import ReceivedIds, received_figures, sums_by_key
 from tests.commons.histories import VOCABULARY, TokenShuffler, histories
 from tests.commons.pipeline.ranking_pipelines import RankingModel, pipeline_of, sharded, steps_of
 from tests.on_ranks import on_ranks
@@ -139,6 +139,14 @@ def test_figures_count_a_table_that_a_rank_does_not_have_as_none():
     assert figures["ids_received"] == [3, 3] and figures["ids_imbalance"] == 1
     assert figures["ids_received/b"] == [0, 2] and figures["ids_imbalance/b"] == 2
     assert received_figures([{"a": 0}, {}], 1)["ids_imbalance/a"] == 1
+
+
+def test_keys_with_unequal_rows_are_summed_by_key():
+    lengths, strides = torch.tensor([3, 0, 2, 4]), [[1, 2], [1, 0]]
+    features = KeyedJaggedTensor(
+        ["a", "b"], torch.arange(9), lengths=lengths, stride_per_key_per_rank=strides
+    )
+    assert sums_by_key(features).tolist() == [5, 4]
 
 
 def test_a_model_without_sharded_tables_is_refused():
