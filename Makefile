@@ -78,6 +78,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- split          splitting a batch on a controller
 #- split-samples  samples cut into pieces on several ranks
 #- tokens         tokens of the fullest rank under a token tolerance
+#- without-exchange  imbalance of exchange, pieces, budgets and loading by length on public lengths
 ifeq ($(NAME),)
 bench: help  ## measure NAME; without, print this list
 else

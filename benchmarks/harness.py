@@ -59,6 +59,7 @@ BENCHMARKS = {
     "split": "controller_split",
     "split-samples": "split_samples",
     "tokens": "token_tolerance",
+    "without-exchange": "without_exchange",
 }
 _RESAMPLES = 2000
 

@@ -12,6 +12,7 @@ import torch
 from .distributed import BalanceReport
 from .distributed.rank_group import RankGroup
 from .perf_model.compute_clock import ComputeClock, ComputeSpan
+from .received_ids import ReceivedIds, received_figures
 
 
 class BalanceMeter:
@@ -30,12 +31,16 @@ class BalanceMeter:
     Args:
         pipeline: in training, with the stage in it.
         window: steps of a window.
+        count_ids: whether to count the ids that each rank receives for its tables, as `ReceivedIds` does.
 
     Attributes:
         figures: of the last window, by name; lists have one entry per rank. Empty before its end.
+
+    Raises:
+        ValueError: the window has no step; or ids are to be counted, and no table is sharded.
     """
 
-    def __init__(self, pipeline: Any, window: int = 100) -> None:
+    def __init__(self, pipeline: Any, window: int = 100, count_ids: bool = False) -> None:
         if window < 1:
             raise ValueError(f"window={window}; expected a number of steps of at least 1")
         shuffler = pipeline._stage._shuffler
@@ -43,6 +48,7 @@ class BalanceMeter:
         self._clock = ComputeClock(
             pipeline._model, torch.device(pipeline._device), lambda: shuffler.group.wait_seconds
         )
+        self._ids = ReceivedIds(pipeline._model) if count_ids else None
         self._channel = RankGroup.of().channel()
         self.figures: dict[str, Any] = {}
         self._loss_sum: torch.Tensor | float
@@ -94,6 +100,8 @@ class BalanceMeter:
         self.figures = window_figures(seconds, self._loss_tokens, self._reports, of_ranks)
         for name in (*self._amounts, *last):
             self.figures[name] = [sums[name] for sums in of_ranks]
+        if self._ids is not None:
+            self.figures |= received_figures([sums["ids"] for sums in of_ranks], len(self._reports))
         self._begin_window()
         return self.figures
 
@@ -122,6 +130,7 @@ class BalanceMeter:
             "bytes_fetched": _sum_of(reports, "bytes_fetched"),
             "fetch_seconds": _sum_of(reports, "fetch_seconds"),
             "compute_seconds": [span.seconds() for span in self._spans],
+            "ids": {} if self._ids is None else self._ids.take(),
         }
 
 

@@ -9,10 +9,12 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 import torch.distributed as dist
+
+from .. import NAME
+from ..stalled_ranks import STACKS, place_text, read_stalls, summary
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +24,8 @@ class HangWatch:
 
     In a hang every rank stalls: one is stuck, and the others wait for it. So each rank reports.
     Faulthandler's timer writes the stacks of all Python threads to `<log_dir>/stacks/rank<rank>.txt`, even
-    if a call keeps the GIL. A thread names step and place on stderr. Training keeps waiting: collectives have
+    if a call keeps the GIL. A thread names step and place on stderr. A quarter of the limit later, rank 0's
+    reads the stacks of all ranks, and says how many are where. Training keeps waiting: collectives have
     time-outs of their own, and a rank may only be slow.
 
     Args:
@@ -33,7 +36,9 @@ class HangWatch:
     def __init__(self, log_dir: str, timeout_s: float | None) -> None:
         self._timeout = timeout_s
         self._rank = dist.get_rank()
-        self._path = Path(log_dir) / "stacks" / f"rank{self._rank}.txt"
+        self._num_ranks = dist.get_world_size()
+        self._log_dir = Path(log_dir)
+        self._path = self._log_dir / STACKS / f"rank{self._rank}.txt"
         self._watched = threading.get_ident()
         self._last = (time.monotonic(), "the start")
         self._file: TextIO | None = None
@@ -71,18 +76,23 @@ class HangWatch:
             faulthandler.dump_traceback_later(self._timeout, file=self._file)  # takes 0.1 ms
 
     def _watch(self, timeout: float) -> None:
-        reported = None
+        reported, grouped = None, True
         while not self._left.wait(timeout / 20):
             last = self._last
+            lasts = time.monotonic() - last[0]
             if reported is not None and last is not reported:
                 self._say(f"goes on: {reported[1]} took {last[0] - reported[0]:.0f} s")
                 reported = None
-            if reported is None and time.monotonic() - last[0] > timeout:
+            if reported is None and lasts > 1.05 * timeout:  # after faulthandler, which writes at the limit
                 self._report(last[1], timeout)
-                reported = last
+                reported, grouped = last, self._rank != 0 or self._file is None
+            if reported is not None and not grouped and lasts > 1.3 * timeout:
+                self._say_where_all_are()
+                grouped = True
 
     def _report(self, what: str, timeout: float) -> None:
-        where = _place(sys._current_frames()[self._watched])
+        frame = sys._current_frames()[self._watched]
+        where = place_text(frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno)
         text = f"has been in {what} for more than {timeout:g} s, now in {where}"
         if self._file is not None:
             with suppress(OSError):  # a full disk
@@ -91,11 +101,13 @@ class HangWatch:
             text += f"; the stacks of its threads are in {self._path}"
         self._say(text)
 
+    def _say_where_all_are(self) -> None:
+        stalls, _ = read_stalls(self._log_dir)
+        if stalls:  # none if the disk is full
+            self._say(
+                f"has read the stacks: {summary(stalls, self._num_ranks)}; "
+                f"python -m {NAME}.stalled_ranks {self._log_dir} shows them"
+            )
+
     def _say(self, text: str) -> None:
         logger.warning(f"rank {self._rank} {text}")
-
-
-def _place(frame: FrameType) -> str:
-    """The place of a thread, as in "all_reduce (torch/distributed/distributed_c10d.py:3021)"."""
-    code = frame.f_code
-    return f"{code.co_name} ({'/'.join(Path(code.co_filename).parts[-3:])}:{frame.f_lineno})"

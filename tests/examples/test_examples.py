@@ -103,7 +103,7 @@ def test_a_program_is_short_and_says_what_is_new(name):
 
 @pytest.mark.parametrize("name", [path.stem for path in FOLDER.glob("*.py")])
 def test_a_program_is_tried_and_ends_its_loop_and_its_process_as_one_would(name):
-    assert name in {*EXAMPLES, "own_torchrec_model", "stream_sampler"}
+    assert name in {*EXAMPLES, "own_torchrec_model", "stream_sampler", "budget_batches"}
     assert "_exit" not in source(name) and "iter(lambda" not in source(name)
     assert source(name).endswith("    dist.destroy_process_group()\n")
 

@@ -19,6 +19,7 @@ from commons.features.micro_batches import MicroBatches, run_micro_batches
 from commons.features.unshuffle import Unshuffle
 from commons.features.verification import Verification
 from commons.pipeline import TrainPipelineFactory
+from commons.received_ids import ReceivedIds
 from commons.sequence_batch import move_to
 from commons.sequence_batch.containers import pin
 from commons.training import OptimizerArgs, shard_model
@@ -321,6 +322,15 @@ def learned(place: Place) -> Results:
     return [len(losses), pipeline.plan.predicted_seconds is not None]
 
 
+def counting_ids(place: Place) -> Results:
+    """Ids received are counted in each step, and read at the end of a window."""
+    model, optimizer = sharded_ranking_model()
+    place.adopt(model)
+    pipeline, received = place.pipeline(model, optimizer, TokenShuffler()), ReceivedIds(model)
+    losses = [loss for loss, _ in steps(pipeline, place.load(histories(6)))]
+    return [losses, list(received.take().values())]
+
+
 def voting(place: Place) -> Results:
     """A vote travels with each plan, as in the trainer."""
     model, optimizer = sharded_ranking_model()
@@ -373,6 +383,7 @@ CASES: dict[str, Callable[[Place], Results]] = {
     "forward of a batch as loaded": partial(forward_of, name="ranking", is_exchanged=False),
     "verification": lambda place: native(place, [Verification()]),
     "learned costs": learned,
+    "ids received": counting_ids,
     "votes": voting,
     "fields": kinds_of_fields,
 }

@@ -47,6 +47,7 @@ WAITS = {
     },
     # One per step, 8 steps later, in the planning thread.
     "learned costs": {"commons/perf_model/compute_clock.py seconds Event.synchronize": 18},
+    "ids received": {"commons/received_ids.py take tolist": 1},
     # In the planning thread, for what has ended.
     "votes": {"commons/training/step_vote.py read Event.synchronize": 6},
 }

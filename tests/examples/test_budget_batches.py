@@ -1,0 +1,148 @@
+"""Batches of a local pool keep their budgets, have each sample once, starve none, and resume."""
+
+import itertools
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from commons.partition import imbalance
+from tests.e2e.torchrun import torchrun
+from tests.examples.programs import in_checkout, load, source
+
+EXAMPLE = load("budget_batches")
+MOST_TOKENS = 60
+
+
+@dataclass
+class Case:
+    lengths: np.ndarray
+    pool: int
+    budget: int
+    max_tokens: int
+    max_rows: int
+    num_ranks: int
+    epoch: int
+
+    @property
+    def costs(self) -> np.ndarray:
+        return self.lengths**2
+
+    def sampler(self, rank: int) -> Any:
+        limits = (self.pool, self.budget, self.max_tokens, self.max_rows)
+        made = EXAMPLE.BudgetSampler(self.costs, self.lengths, *limits, rank, self.num_ranks)
+        made.set_epoch(self.epoch)
+        return made
+
+
+CASES = st.builds(
+    Case,
+    st.lists(st.integers(0, MOST_TOKENS), max_size=60).map(lambda drawn: np.array(drawn, dtype=np.int64)),
+    pool=st.integers(1, 20),
+    budget=st.integers(1, 3 * MOST_TOKENS**2),
+    max_tokens=st.integers(MOST_TOKENS, 3 * MOST_TOKENS),
+    max_rows=st.integers(1, 10),
+    num_ranks=st.integers(1, 4),
+    epoch=st.integers(0, 3),
+)
+
+
+@given(CASES)
+def test_each_sample_is_in_one_batch_of_one_rank(case):
+    batches = [batch for rank in range(case.num_ranks) for batch in case.sampler(rank)]
+    assert all(batches)
+    assert sorted(itertools.chain.from_iterable(batches)) == list(range(len(case.lengths)))
+
+
+@given(CASES)
+def test_a_batch_keeps_its_budget_and_its_caps(case):
+    for batch in case.sampler(0):
+        assert case.costs[batch].sum() <= case.budget or len(batch) == 1
+        assert case.lengths[batch].sum() <= case.max_tokens and len(batch) <= case.max_rows
+
+
+@given(CASES)
+def test_none_waits_for_more_batches_than_the_pool_has_samples_and_none_that_fits_is_left(case):
+    order = np.random.default_rng(case.epoch).permutation(len(case.lengths))[:: case.num_ranks].tolist()
+    entered = dict.fromkeys(order[: case.pool], 0)
+    for number, batch in enumerate(case.sampler(0)):
+        pool = [sample for sample in order if sample in entered]
+        assert pool[0] == batch[0]
+        for sample in set(pool) - set(batch):
+            full = len(batch) == case.max_rows
+            heavy = case.costs[[*batch, sample]].sum() > case.budget
+            assert full or heavy or case.lengths[[*batch, sample]].sum() > case.max_tokens
+        assert all(number - entered.pop(sample) < case.pool for sample in batch)
+        order = [sample for sample in order if sample not in batch]
+        for sample in order[: case.pool]:
+            entered.setdefault(sample, number + 1)
+    assert not order
+
+
+@given(CASES, st.integers(0, 60))
+def test_a_resumed_sampler_goes_on_as_one_that_was_not_interrupted(case, trained):
+    whole, interrupted, resumed = list(case.sampler(0)), case.sampler(0), case.sampler(0)
+    before = list(itertools.islice(interrupted, trained))
+    resumed.set_epoch(99)
+    resumed.load_state_dict(interrupted.state_dict())
+    assert before + list(resumed) == whole == list(resumed)
+
+
+@pytest.mark.parametrize("trained", [1, 7])
+def test_workers_that_run_ahead_lose_nothing(trained):
+    def batches(sampler: Any, workers: int = 0) -> Any:
+        return iter(DataLoader(range(700), batch_sampler=sampler, collate_fn=list, num_workers=workers))
+
+    data = EXAMPLE.Histories()
+    whole = list(batches(EXAMPLE.make_sampler(data, 1, 2)))
+    before = list(itertools.islice(batches(EXAMPLE.make_sampler(data, 1, 2), 2), trained))
+    resumed = EXAMPLE.make_sampler(data, 1, 2)
+    resumed.load_state_dict({"epoch": 0, "batches": trained})  # workers have loaded more
+    assert before + list(batches(resumed, 2)) == whole
+
+
+def test_a_sample_above_the_cap_is_refused():
+    with pytest.raises(ValueError, match="sample 1 has 9 tokens; max_tokens=8"):
+        EXAMPLE.BudgetSampler(np.ones(3), np.array([1, 9, 3]), 4, 10, 8, 4, 0, 1)
+
+
+def test_the_ranks_batches_cost_nearly_the_same():
+    data = EXAMPLE.Histories()
+    costs = data.lengths**2 + 100 * data.lengths
+    filled = list(zip(*(EXAMPLE.make_sampler(data, rank, 4) for rank in range(4)), strict=False))
+    plain = np.random.default_rng(0).permutation(640).reshape(-1, 4, EXAMPLE.ROWS)
+    of_filled, of_plain = (
+        np.mean([imbalance(costs, [np.array(part) for part in step]) for step in steps])
+        for steps in (filled[:-2], plain)  # the last steps have what is left
+    )
+    assert of_filled < 1.02 and of_plain > 1.3
+
+
+def test_the_program_learns_what_a_single_process_does(tmp_path):
+    """With the batches of both ranks, of which one ends before the other; it resumes in their midst."""
+    (tmp_path / "program.py").write_text(in_checkout(source("budget_batches")))
+    printed = re.findall(r"^loss ([\d.]+)$", torchrun(tmp_path, "program.py"), re.MULTILINE)
+    assert list(map(float, printed)) == pytest.approx(_train_alone(), abs=1e-4)
+
+
+def _train_alone() -> list[float]:
+    torch.manual_seed(1)
+    data, model = EXAMPLE.Histories(), EXAMPLE.LikeModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    of_ranks = [list(EXAMPLE.make_sampler(data, rank, 2)) for rank in range(2)]
+    assert len(of_ranks[0]) != len(of_ranks[1])
+    losses = []
+    for step in itertools.zip_longest(*of_ranks, fillvalue=[]):
+        parts = [model(EXAMPLE.collate([data[user] for user in batch]))[0] for batch in step if batch]
+        loss = torch.cat(parts).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
