@@ -48,11 +48,20 @@ def test_imports_point_one_way(files, others):
 
 @pytest.mark.parametrize("package", CORE)
 def test_the_core_looks_no_feature_up_and_names_no_model(package):
-    """Only the settings' table of what features took over names their packages."""
     for path in (COMMONS / package).glob("*.py"):
         found = re.findall(rf"""["'](?:{"|".join(FEATURES)})["']""", path.read_text())
-        assert not found or path.name == "shuffler_settings.py" or package == "partition", (path, found)
+        assert not found or package == "partition", (path, found)
         assert not re.search(r"hstu|\bsid(?!es?\b)|semantic", path.read_text(), re.IGNORECASE), path
+
+
+def test_files_of_the_core_import_each_other_in_no_circle():
+    """Imports for types alone, and those within functions, count, too."""
+    files = {path: imported(path) for package in CORE for path in (COMMONS / package).glob("*.py")}
+    names = {".".join(path.relative_to(REPOSITORY).with_suffix("").parts): path for path in files}
+    left = {path: {names[name] for name in found if name in names} for path, found in files.items()}
+    while leaves := [path for path, others in left.items() if not others & left.keys()]:
+        left = {path: others for path, others in left.items() if path not in leaves}
+    assert not left, sorted(path.name for path in left)
 
 
 def test_the_core_needs_no_extra():
