@@ -233,7 +233,8 @@ def _select(
         if len(widths) == 1:
             return [rows]
         of_blocks = [rows.new_empty(len(rows), width) for width in widths]
-        torch.split_with_sizes_copy(rows, widths, dim=1, out=of_blocks)
+        if filled := [words_of_block for words_of_block in of_blocks if words_of_block.numel()]:
+            torch.split_with_sizes_copy(rows, [of.shape[1] for of in filled], dim=1, out=filled)
         return of_blocks
     by_key = selection.lengths.sum(0)
     ends = np.cumsum([len(block_keys) for block_keys in section.keys_of_blocks])[:-1]
