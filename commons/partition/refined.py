@@ -173,6 +173,10 @@ def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
                 reached = _refine_start(problem, start, target)
             if reached < time:
                 best, time = start, reached
+    if is_small and time > target and tolerance > 0:  # other targets lead elsewhere
+        nearer = refine_from_scratch(problem, 0.0)
+        if problem.time_within_limits(nearer) < time:
+            return nearer
     return best
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from commons.partition import imbalance, karmarkar_karp, longest_processing_time, lower_bound, refine, refined
@@ -40,6 +40,12 @@ def test_refine_is_no_worse_than_its_input(equal_size, data, tolerance):
 
 @settings(max_examples=100, deadline=None)
 @given(workloads=WORKLOADS, parts=PARTS, tolerance=TOLERANCES, equal_size=st.booleans())
+@example(
+    workloads=[0.1, 0.1, 0.3, 0.4, 0.4, 0.5, 0.8, 0.8, 0.375, 0.3125, 0.3125, 0.4375, 0.34375, 0.296875],
+    parts=5,
+    tolerance=0.01,
+    equal_size=True,
+)
 def test_refined_meets_the_tolerance_or_is_as_good_as_it_gets(workloads, parts, tolerance, equal_size):
     bound = lower_bound(workloads, parts, equal_size)
     best = imbalance(workloads, refined(workloads, parts, equal_size))
