@@ -67,12 +67,11 @@ class RowFormat:
             per_rank: int64 `[ranks, 2 + keys]`, rows and real rows of each, and the lengths of its padding.
         """
         widths = [self.num_work, 1, 1, len(self.column_names)]
-        work, tokens, loss_tokens, columns, words = (
-            np.ascontiguousarray(part) for part in np.split(numbers, np.cumsum(widths), axis=1)
-        )
-        num_keys = self.schema.num_keys
-        narrow = words.view(np.int32)[:, : num_keys + len(self.count_names)].astype(np.int64)
-        key_lengths, row_counts = narrow[:, :num_keys].copy(), narrow[:, num_keys:].copy()
+        *wide, pairs = np.split(numbers, np.cumsum(widths), axis=1)
+        work, tokens, loss_tokens, columns = map(np.ascontiguousarray, wide)
+        narrow, num_keys = pairs.view(np.int32), self.schema.num_keys
+        key_lengths = narrow[:, :num_keys].astype(np.int64)
+        row_counts = narrow[:, num_keys : num_keys + len(self.count_names)].astype(np.int64)
         return RowTable(
             batch_sizes=per_rank[:, 0].copy(),
             num_loaded=per_rank[:, 1].copy(),

@@ -169,9 +169,9 @@ class PlanGather:
         self._raise_if_any_failed(table, counted, failure, expected.schema)
         header = _HEADER + expected.schema.num_keys
         _, per_rank, posted, numbers = np.split(table, [_NUM_ROWS, header, header + len(post)], axis=1)
-        rows_of_all = numbers.reshape(self._channel.num_ranks, self._capacity, -1)
-        counts = table[:, _NUM_REAL].tolist()
-        real = np.concatenate([rows[:count] for rows, count in zip(rows_of_all, counts, strict=True)])
+        rows_of_all = numbers.reshape(-1, expected.width)
+        is_real = (np.arange(self._capacity) < table[:, _NUM_REAL, None]).ravel()
+        real = rows_of_all if is_real.all() else rows_of_all[is_real]
         return expected.decode(real, per_rank), posted.copy()
 
     def _encode(

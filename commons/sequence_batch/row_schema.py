@@ -219,10 +219,19 @@ class RowSchema:
         Args:
             lengths: int64 `[rows, keys]`, lengths of every key of every jagged field.
         """
-        num_bytes = np.full(len(lengths), LENGTH_WIDTH * self.num_keys, dtype=np.int64)
+        per_row, per_element = self._bytes
+        return lengths @ per_element + per_row
+
+    @cached_property
+    def _bytes(self) -> tuple[int, np.ndarray]:
+        """Bytes of each row, and int64 `[keys]` those of each element of a key."""
+        per_row, per_element = LENGTH_WIDTH * self.num_keys, np.zeros(self.num_keys, dtype=np.int64)
         for section in self.sections:
-            num_bytes += section.sizes(lengths) * (section.width * section.words)
-        return num_bytes
+            if section.is_dense:
+                per_row += section.width * section.words
+            else:
+                np.add.at(per_element, section.keys, section.width * section.words)
+        return per_row, per_element
 
     def chunk_bytes(self, lengths: np.ndarray) -> int:
         """Returns the aligned bytes that rows of these lengths, int64 `[rows, keys]`, take in a buffer."""
