@@ -44,8 +44,8 @@ def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
         rng = np.random.default_rng([0, ranks])
         figures, times = [], []
         for _ in range(draws):
-            samples, cutting = _load(known[lengths](rng, rows_per_rank * ranks), hidden_size, ranks)
-            calls = [partial(place, samples, PARTITIONING), partial(_place_pieces, samples, cutting)]
+            samples, cutting = load_samples(known[lengths](rng, rows_per_rank * ranks), hidden_size, ranks)
+            calls = [partial(place, samples, PARTITIONING), partial(place_pieces, samples, cutting)]
             whole, plan = (call() for call in calls)
             fetched = count_fetched_tokens(plan) * 2 * hidden_size * BYTES_PER_NUMBER / ranks
             figures.append(
@@ -66,7 +66,8 @@ def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
     return measure_cases(cases, measure, "pieces")
 
 
-def _place_pieces(samples: RowTable, cutting: Cutting) -> ShufflePlan:
+def place_pieces(samples: RowTable, cutting: Cutting) -> ShufflePlan:
+    """Returns the plan of a step whose samples may be cut."""
     return make_plan(*cut_and_place(samples, PARTITIONING, cutting))
 
 
@@ -103,7 +104,8 @@ def load_histories(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[R
     return rows, RowFormat(schema, 1, names, ())
 
 
-def _load(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Cutting]:
+def load_samples(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Cutting]:
+    """Returns `load_histories`, and how they are cut."""
     samples, row_format = load_histories(lengths, hidden_size, ranks)
     flops = make_flops(hidden_size)
     cutting = Cutting(
