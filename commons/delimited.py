@@ -194,7 +194,8 @@ def read_table(path: Path, columns: Sequence[Column], separator: str | None = No
     """
     blocks = [block.values for block in read_blocks(path, columns, separator)]
     if not sum(map(len, blocks)):
-        raise ValueError(f"{path} has no lines{' after its header' if separator is None else ''}")
+        after = " after its header" if separator is None else ""
+        raise ValueError(f"{path} has no lines{after}: expected at least one")
     return pl.concat(blocks, rechunk=True)
 
 
