@@ -135,8 +135,9 @@ def _opened(path: Path, file: BufferedReader) -> Iterator[BufferedReader | gzip.
             if start.startswith(mark):
                 raise ValueError(f"{path} is {found}")
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start:
+            zeros = " and has zero bytes" if b"\0" in start else ""
             raise ValueError(
-                f"{path} begins with {start[:12]!r}, as UTF-16 does: expected UTF-8, as "
+                f"{path} begins with {start[:12]!r}{zeros}, as UTF-16 does: expected UTF-8, as "
                 "iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE writes it"
             )
         if start.startswith(codecs.BOM_UTF8):

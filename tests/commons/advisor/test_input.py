@@ -8,11 +8,13 @@ import polars as pl
 import pytest
 
 from benchmarks.demo.training import DEFAULT
+from commons.advisor import InputError, columns
 from commons.advisor.__main__ import main
 from commons.advisor.columns import read_groups, read_ids
 from commons.advisor.samples import TokenRule, read_lengths
 from commons.perf_model import Cost
 from tests.commons.advisor.command import MODEL, REPOSITORY, advise_on_gin_file, by_name
+from tests.commons.datasets.test_file_variants import NO_TEXT, SAME_TEXT
 from tests.process_pool import ProcessPool
 
 WITHOUT_DATASET = """
@@ -54,6 +56,55 @@ def test_ids_and_groups(dtype, tmp_path):
     users = read_groups(path, "user")
     assert users.dtype == np.int64 and len(set(users)) == len(set(user))
     assert (read_groups(path, "none") < 0).tolist() == [True, False, True, False][: len(ids)]
+
+
+CSV = b"n,m\n5,1\n6,2\n"
+
+
+@pytest.mark.parametrize("change", SAME_TEXT.values(), ids=SAME_TEXT)
+@pytest.mark.parametrize("separator", [b",", b";", b"\t"])
+def test_csv_files_that_are_read(change, separator, tmp_path):
+    for name in ("lengths.csv", "lengths.csv.gz"):
+        path = tmp_path / name
+        path.write_bytes(change(CSV.replace(b",", separator)))
+        assert read_lengths(path, "n").tolist() == [5, 6]
+        assert read_groups(path, "m").tolist() == [1, 2]
+        path.write_bytes(change(b'"n"\n"5"\n"6"\n'))
+        assert read_lengths(path, None).tolist() == [5, 6]
+
+
+REFUSED = NO_TEXT | {
+    "leading space": (lambda text: text.replace(b"6", b" 6"), ", row 1: n is ' 6'; expected an integer"),
+    "trailing space": (lambda text: text.replace(b"6", b"6 "), ", row 1: n is '6 '; expected an integer"),
+    "float": (lambda text: text.replace(b"6", b"6.0"), ", row 1: n is '6.0'; expected an integer"),
+    "blank middle line": (lambda text: text.replace(b"6", b"\n6"), "line 3: '': expected 2 fields"),
+    "short line": (
+        lambda text: text.replace(b"6,2", b"6"),
+        "line 3: '6': expected 2 fields separated by ','",
+    ),
+    "column twice": (lambda text: text.replace(b"m", b"n"), "line 1: 'n,n': 2 columns 'n', expected"),
+    "negative": (lambda text: text.replace(b"6", b"-6"), ", row 1: length -6; expected at least 0"),
+}
+
+
+@pytest.mark.parametrize("variant", REFUSED.values(), ids=REFUSED)
+def test_csv_files_that_are_refused(variant, tmp_path):
+    change, *expected = variant
+    path = tmp_path / "lengths.csv"
+    path.write_bytes(change(CSV))
+    with pytest.raises(InputError) as refused:
+        read_lengths(path, "n")
+    assert str(refused.value).startswith(str(path)) and "\n" not in str(refused.value)
+    assert all(text in str(refused.value) for text in expected), refused.value
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 100])
+def test_lists_are_counted_in_slices(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "_COUNTED_ROWS", 5)
+    ids = [[7] * (row * 7 % 11) for row in range(rows)]
+    pl.DataFrame({"ids": ids}, schema={"ids": pl.List(pl.Int64)}).write_parquet(tmp_path / "ids.parquet")
+    found = columns.read_column_lengths(tmp_path / "ids.parquet", "--column", "ids")
+    assert found.tolist() == list(map(len, ids)) and found.dtype == np.int64
 
 
 def test_tokens_of_lengths():

@@ -1,3 +1,4 @@
+import random
 import urllib.error
 import zipfile
 from functools import partial
@@ -9,7 +10,7 @@ import pytest
 from commons.datasets import movielens
 from commons.datasets.movielens_preprocess import main
 from tests.commons.datasets import conftest
-from tests.commons.datasets.conftest import write_lines
+from tests.commons.datasets.conftest import GOLDEN, USERS_100K, splitmix, write_lines
 
 REAL_100K = Path(__file__).parents[4] / "shared/data/ml-100k"
 
@@ -44,6 +45,23 @@ def test_ml_100k(raw_100k, tmp_path):
         "positive_class": 3,
         "tie_order": "splitmix64 of user and item, version 1",
     }
+
+
+def test_ties_are_ordered_by_user_and_item_whatever_the_order_of_the_file(tmp_path):
+    lines = [f"{user}\t{item}\t{1 + item % 5}\t{item // 20}" for user in (3, 7) for item in range(1, 101)]
+    write_lines(tmp_path / "raw/u.user", USERS_100K)
+    tables = []
+    for seed in range(3):
+        write_lines(tmp_path / "raw/u.data", random.Random(seed).sample(lines, len(lines)))
+        tables.append(prepare("ml-100k", tmp_path / "raw", tmp_path)[0])
+    assert tables[0].equals(tables[1]) and tables[0].equals(tables[2])
+    for user, items, times in tables[0].select("user_id", "items", "timestamps").rows():
+        assert items == sorted(
+            range(1, 101), key=lambda item: (item // 20, splitmix(splitmix(user + GOLDEN) ^ item))
+        )
+        assert times == [item // 20 for item in items]
+    first, second = tables[0]["items"].to_list()
+    assert first != second  # no order of items that all users share
 
 
 def test_ml_1m(tmp_path):

@@ -225,6 +225,82 @@ def test_labels_of_several_tasks_are_their_bits(kuairand):
         check_ids(batch, spec)
 
 
+@pytest.mark.parametrize("absent", [["tie_order"], ["tie_order", "num_tasks", "unbounded_feature_names"]])
+def test_folders_from_before_an_entry_existed_are_read(absent, prepared):
+    path = prepared / "meta.json"
+    entries = json.loads(path.read_text())
+    assert entries["tie_order"] == "splitmix64 of user and item, version 1"
+    path.write_text(json.dumps({name: entries[name] for name in entries if name not in absent}))
+    sequences = UserSequences.open(prepared, "ml-100k")
+    assert sequences.meta.tie_order is None
+    sequences.meta.write(path)
+    assert json.loads(path.read_text()).keys() == entries.keys() - {"tie_order"}
+
+
+def own(items, sizes=(10, 100), dtype=None, unbounded=(), users=None):
+    """Returns sequences of users' items, each with action 1."""
+    users = list(range(len(items))) if users is None else users
+    actions = [None if row is None else [1] * len(row) for row in items]
+    table = pl.DataFrame({"user_id": users, "items": pl.Series(items, dtype=dtype), "actions": actions})
+    vocab_sizes = {"user_id": sizes[0], "product": sizes[1], "stars": 6}
+    meta = SequencesMeta(
+        "shop", ["user_id"], "product", "stars", vocab_sizes, 5, 3, unbounded_feature_names=list(unbounded)
+    )
+    return UserSequences.from_table(table, meta)
+
+
+@pytest.mark.parametrize("dtype", [pl.UInt8, pl.UInt16, pl.Int16, pl.UInt32, pl.Int64, pl.UInt64, pl.Int128])
+def test_ids_of_any_integer_type_are_read(dtype):
+    sequences = own([[3, 99], [0]], dtype=pl.List(dtype))
+    assert sequences.items.tolist() == [3, 99, 0] and sequences.items.dtype == np.int32
+    assert sequences.offsets.tolist() == [0, 2, 3]
+
+
+def test_ids_from_2_to_the_31_are_read_in_a_vocabulary_that_large():
+    sequences = own([[2**31, 5], [2**40]], sizes=(10, 2**41))
+    assert sequences.items.tolist() == [2**31, 5, 2**40] and sequences.items.dtype == np.int64
+
+
+def test_unbounded_features_take_hashes_into_dynamic_tables():
+    items, users = [[-(2**63) + 1, 7], [2**63 - 1, 2**31]], [-5, 2**40]
+    sequences = own(items, sizes=(8, 16), unbounded=["product", "user_id"], users=users)
+    source = UserSequenceSource(sequences, "train", max_history_seqlen=5)
+    assert source.spec.unbounded_features == {"product", "user_id"}
+    assert source.spec.vocab_sizes == {"user_id": 8, "product": 16, "stars": 6}
+    assert [source[user].items.tolist() for user in range(2)] == [row[:1] for row in items]
+    assert [int(source[user].contextual["user_id"][0]) for user in range(2)] == users
+    for batch in SequenceDataset(source, batch_size=2):
+        check_ids(batch, source.spec)
+    with pytest.raises(ValueError, match=r"unbounded_feature_names has \['stars'\], expected some of"):
+        own(items, unbounded=["stars"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"items": [[1], [2, None]]}, "row 1: feature 'product' has id null: expected 0 to 99"),
+        ({"items": [[1], None]}, "row 1: column 'items' is null"),
+        ({"items": [[1], []]}, "row 1: a user has 0 items and 0 actions: expected at least one item"),
+        ({"items": [[1], [2, 100]]}, "row 1: feature 'product' has id 100: expected 0 to 99$"),
+        ({"items": [[2**31], [2]]}, "row 0: feature 'product' has id 2147483648: .* unbounded_feature_names"),
+        ({"items": [[1, 2], [-7]]}, "row 1: feature 'product' has id -7: .* hashes and .* need unbounded_f"),
+        ({"items": [[1], [2]], "users": [3, None]}, "row 1: column 'user_id' is null"),
+        (
+            {"items": [[1], [2]], "users": [3, -4]},
+            "row 1: feature 'user_id' has id -4: expected 0 to 9; hash",
+        ),
+        (
+            {"items": [[1], [2**64 - 1]], "dtype": pl.List(pl.UInt64), "unbounded": ["product"]},
+            f"row 1: feature 'product' has id {2**64 - 1}: expected -{2**63 - 1} to {2**63 - 1}",
+        ),
+        ({"items": [[-(2**63)]], "unbounded": ["product"]}, f"row 0: feature 'product' has id -{2**63}: exp"),
+    ],
+)
+def test_ids_that_are_refused_are_named_by_feature_and_row(options, message):
+    with pytest.raises(ValueError, match=message):
+        own(**options)
+
+
 class Shop(UserDataset):
     """Purchases in a CSV file, of which the preprocessors know nothing."""
 
