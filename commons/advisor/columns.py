@@ -140,8 +140,8 @@ def lengths_in(path: Path, values: pl.Series) -> np.ndarray:
     numbers = _integers(path, values)
     if numbers.dtype in (pl.Int128, pl.UInt64):
         # Clipped to what int64 holds, which is still longer than any valid length.
-        numbers = numbers.cast(pl.Int128).clip(-(2**62), 2**62).cast(pl.Int64)
-    return numbers.to_numpy()
+        numbers = numbers.cast(pl.Int128).clip(-(2**62), 2**62)
+    return numbers.cast(pl.Int64).to_numpy()
 
 
 def _integers(path: Path, values: pl.Series) -> pl.Series:

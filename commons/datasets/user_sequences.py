@@ -276,7 +276,8 @@ class PreparedDataset(UserDataset):
             columns = [*meta.contextual_feature_names, "items", "actions"]
             return UserSequences.from_table(pl.read_parquet(path, columns=columns), meta)
         except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
-            raise ValueError(f"{path} is malformed: {error}; prepare it again with: {prepare}") from error
+            reason = " ".join(str(error).split())  # polars' errors have several lines
+            raise ValueError(f"{path} is malformed: {reason}; prepare it again with: {prepare}") from error
 
 
 def check_one_line_per_user(path: Path, users: pl.Series, first_line: int) -> None:
