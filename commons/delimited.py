@@ -27,9 +27,9 @@ _NO_TEXT = {
     b"PAR1": "a Parquet file: write it as text first",
 }
 _PEEKED_BYTES = 4096
-_BLOCK_BYTES = 1 << 26
+_BLOCK_BYTES = 1 << 25
 # Lines that are split at a time, because their fields take several times the memory of the text.
-_SPLIT_LINES = 1 << 17
+_SPLIT_LINES = 1 << 15
 _SHOWN_CHARACTERS = 300
 
 
@@ -111,17 +111,23 @@ def read_lines(path: Path) -> Iterator[Text]:
     with path.open("rb") as file, _opened(path, file) as stream:
         position = 0
         while text := stream.read(_BLOCK_BYTES):
-            text = blank + text + stream.readline()
-            # Blank lines at the end of this block are at the file's end only if nothing follows them.
-            written = len(text.rstrip())
-            end = written and (text.find(b"\n", written) + 1 or len(text))
-            blank = text[end:]
-            if not end:
+            text = b"".join((blank, text, stream.readline()))
+            end = _end_of_lines(text)
+            text, blank = text[:end], text[end:]
+            if not text:
                 continue
-            lines = pl.read_lines(BytesIO(_utf8(text[:end]))).to_series().str.strip_chars_end("\r")
+            lines = pl.read_lines(BytesIO(_utf8(text))).to_series().str.strip_chars_end("\r")
+            del text  # the lines have a copy
             yield Text(path, first_line, file.tell() - position, lines)
             position = file.tell()
             first_line += len(lines)
+
+
+def _end_of_lines(text: bytes) -> int:
+    """Returns where the blank lines at the end begin, which are at the file's end if nothing follows them."""
+    tail = text[-_PEEKED_BYTES:]  # to strip all of the text would copy it
+    written = len(text) - len(tail) + len(tail.rstrip()) if tail.strip() else len(text.rstrip())
+    return written and (text.find(b"\n", written) + 1 or len(text))
 
 
 @contextmanager
@@ -172,7 +178,7 @@ def read_blocks(path: Path, columns: Sequence[Column], separator: str | None = N
             line, and shows what is there and what was expected.
     """
     names = [column.name for column in columns]
-    places, num_fields = range(len(columns)), len(columns)
+    places, num_fields = list(range(len(columns))), len(columns)
     for text in read_lines(path):
         lines, first_line = text.lines, text.first_line
         if separator is None:

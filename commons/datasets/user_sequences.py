@@ -203,7 +203,7 @@ def _checked_ids(feature: str, values: pl.Series, meta: SequencesMeta, offsets: 
         raise ValueError(
             f"row {row}: feature {feature!r} has id {found}: expected {least} to {most}{hint * is_hash}"
         )
-    fits = len(ids) == 0 or (ids.min() >= -(2**31) and ids.max() < 2**31)
+    fits = bool(ids.is_between(-(2**31), 2**31 - 1).all())
     return ids.cast(pl.Int32 if fits else pl.Int64).to_numpy()
 
 
