@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +10,14 @@ import polars as pl
 
 from ..delimited import Column, header_names, read_table, shown
 from . import InputError
-from .samples import SampleIds, example_of, format_of
+from .samples import IdColumn, example_of, format_of
 
 # Lists are counted so many at a time, because a file's row groups may be larger than memory.
 _COUNTED_ROWS = 1 << 15
 
 
-def read_ids(path: Path, column: str) -> SampleIds:
-    """Reads the ids of all samples from a `.parquet` file's column of lists.
+def read_ids(path: Path, column: str) -> IdColumn:
+    """Finds the ids of all samples in a `.parquet` file's column of lists, and counts them.
 
     Raises:
         InputError: the file or the column does not exist, or holds something else.
@@ -24,18 +25,28 @@ def read_ids(path: Path, column: str) -> SampleIds:
     if format_of(path) != ".parquet":
         raise InputError(f"--ids {column} has no effect on {path}; expected it with .parquet")
     table, name = _parquet(path, "--ids", column)
-    lists = _collected(path, table.select(name))
-    lengths = lengths_in(path, lists)
-    if isinstance(lists.dtype, pl.Array):
-        lists = lists.arr.to_list()
-    if not isinstance(lists.dtype, pl.List) or not lists.dtype.inner.is_integer():
-        raise InputError(f"{path}: column {column} holds {lists.dtype}; expected lists of integers")
-    ids = lists.filter(lists.list.len() > 0).explode()  # an empty list would become a null
-    start = np.concatenate([[0], np.cumsum(lengths)])
-    if ids.null_count():
-        row = np.searchsorted(start, ids.is_null().arg_true()[0], side="right") - 1
-        raise InputError(f"{path}, row {row}: {column} has a null in its list; expected integers")
-    return SampleIds(ids.to_numpy(), start)
+    dtype = table.collect_schema()[name]
+    if not isinstance(dtype, pl.List | pl.Array) or not dtype.inner.is_integer():
+        raise InputError(f"{path}: column {column} holds {dtype}; expected lists of integers")
+    lists = table.select(pl.col(name).arr.to_list() if isinstance(dtype, pl.Array) else name)
+    lengths = lengths_in(path, _in_slices(path, lists.select(pl.col(name).list.len())))
+    whole = _in_slices(path, lists.select(pl.col(name).list.drop_nulls().list.len())).to_numpy()
+    holes = np.flatnonzero(lengths != whole)
+    if len(holes):
+        raise InputError(f"{path}, row {holes[0]}: {column} has a null in its list; expected integers")
+    return IdColumn(lengths, partial(_ids_of, path, lists))
+
+
+def _ids_of(path: Path, lists: pl.LazyFrame, samples: np.ndarray) -> np.ndarray:
+    """Returns the ids of some samples, int64 `[n]`, ascending, one sample's after the other's."""
+    slices = samples // _COUNTED_ROWS
+    parts = []
+    for number in np.unique(slices):
+        start = int(number) * _COUNTED_ROWS
+        rows = _collected(path, lists.slice(start, _COUNTED_ROWS))
+        parts.append(rows.gather(samples[slices == number] - start))
+    ids = pl.concat(parts)
+    return ids.filter(ids.list.len() > 0).explode().to_numpy()  # an empty list would become a null
 
 
 def read_groups(path: Path, column: str) -> np.ndarray:
@@ -65,11 +76,7 @@ def read_column_lengths(path: Path, option: str, column: str | None) -> np.ndarr
     if format_of(path) == ".parquet":
         table, name = _parquet(path, option, column)
         if isinstance(table.collect_schema()[name], pl.List):
-            num_rows = int(_collected(path, table.select(pl.len()))[0])
-            counts = table.select(pl.col(name).list.len())
-            starts = range(0, num_rows, _COUNTED_ROWS)
-            parts = [_collected(path, counts.slice(start, _COUNTED_ROWS)) for start in starts]
-            return lengths_in(path, pl.concat(parts) if parts else pl.Series(name, dtype=pl.UInt32))
+            return lengths_in(path, _in_slices(path, table.select(pl.col(name).list.len())))
     return lengths_in(path, read_column(path, option, column))
 
 
@@ -122,6 +129,12 @@ def _collected(path: Path, column: pl.LazyFrame) -> pl.Series:
         return column.collect(engine="streaming").to_series()
     except (pl.exceptions.PolarsError, OSError) as error:
         raise _unreadable(path, error) from error
+
+
+def _in_slices(path: Path, column: pl.LazyFrame) -> pl.Series:
+    num_rows = int(_collected(path, column.select(pl.len()))[0])
+    starts = range(0, max(num_rows, 1), _COUNTED_ROWS)
+    return pl.concat([_collected(path, column.slice(start, _COUNTED_ROWS)) for start in starts])
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:

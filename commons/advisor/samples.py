@@ -57,21 +57,43 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class SampleIds:
-    """The ids of all samples, which a model looks up in its embedding tables.
+    """The ids of some samples, which a model looks up in its embedding tables.
 
     Attributes:
         values: integers `[ids]`, sample after sample.
-        start: int64 `[samples + 1]`, where each sample's begin.
+        start, end: int64 `[all samples]`, where each sample's begin and end; equal for those without.
     """
 
     values: np.ndarray
     start: np.ndarray
+    end: np.ndarray
 
     def num_unique(self, samples: np.ndarray) -> int:
         """Counts the different ids of some samples, int64 `[n]`, together."""
-        sample_values = [self.values[self.start[sample] : self.start[sample + 1]] for sample in samples]
+        sample_values = [self.values[self.start[sample] : self.end[sample]] for sample in samples]
         ids = np.sort(np.concatenate([self.values[:0], *sample_values]))  # several times as fast as np.unique
         return int((ids[1:] != ids[:-1]).sum()) + min(len(ids), 1)
+
+
+@dataclass(frozen=True)
+class IdColumn:
+    """The ids of all samples, in a file.
+
+    Attributes:
+        lengths: int64 `[samples]`, how many each has.
+        read: samples, int64 `[n]`, ascending, to their ids, one sample's after the other's.
+    """
+
+    lengths: np.ndarray
+    read: Callable[[np.ndarray], np.ndarray]
+
+    def of(self, samples: np.ndarray) -> SampleIds:
+        """Reads the ids of some samples, int64 `[n]`."""
+        samples = np.unique(samples)
+        start, end = (np.zeros(len(self.lengths), dtype=np.int64) for _ in range(2))
+        end[samples] = np.cumsum(self.lengths[samples])
+        start[samples] = end[samples] - self.lengths[samples]
+        return SampleIds(self.read(samples), start, end)
 
 
 @dataclass(frozen=True)
@@ -93,7 +115,7 @@ class SampleLengths:
     tokens: np.ndarray
     token_rule: str
     source: str
-    ids: SampleIds | None = None
+    ids: IdColumn | None = None
     groups: np.ndarray | None = None
     group_column: str | None = None
     origin: str | None = None

@@ -50,8 +50,12 @@ def test_ids_and_groups(dtype, tmp_path):
     none = pl.Series([-1, 3, -1, 3][: len(ids)])
     path = tmp_path / "histories.parquet"
     pl.DataFrame({"ids": pl.Series(ids, dtype=dtype), "user": user, "none": none}).write_parquet(path)
-    read = read_ids(path, "ids")
-    assert [read.values[a:b].tolist() for a, b in zip(read.start, read.start[1:], strict=False)] == ids
+    column = read_ids(path, "ids")
+    assert column.lengths.tolist() == list(map(len, ids))
+    some = column.of(np.array([len(ids) - 2, 0, 0]))
+    assert some.values.tolist() == [i for sample in sorted({0, len(ids) - 2}) for i in ids[sample]]
+    read = column.of(np.arange(len(ids)))
+    assert [read.values[a:b].tolist() for a, b in zip(read.start, read.end, strict=True)] == ids
     assert read.num_unique(np.arange(len(ids))) == 2 and read.num_unique(np.zeros(0, dtype=int)) == 0
     users = read_groups(path, "user")
     assert users.dtype == np.int64 and len(set(users)) == len(set(user))
@@ -105,6 +109,10 @@ def test_lists_are_counted_in_slices(rows, tmp_path, monkeypatch):
     pl.DataFrame({"ids": ids}, schema={"ids": pl.List(pl.Int64)}).write_parquet(tmp_path / "ids.parquet")
     found = columns.read_column_lengths(tmp_path / "ids.parquet", "--column", "ids")
     assert found.tolist() == list(map(len, ids)) and found.dtype == np.int64
+    samples = np.arange(0, rows, 2)
+    if len(samples):
+        read = columns.read_ids(tmp_path / "ids.parquet", "ids").of(samples)
+        assert [list(read.values[read.start[i] : read.end[i]]) for i in samples] == ids[::2]
 
 
 def test_tokens_of_lengths():
