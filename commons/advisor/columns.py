@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
-import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
+from ..delimited import Column, header_names, read_table, shown
 from . import InputError
-from .samples import SampleIds, example_of
+from .samples import IdColumn, example_of, format_of
 
-_INTEGER = r"^\s*[+-]?\d+\s*$"
+# Lists are counted so many at a time, because a file's row groups may be larger than memory.
+_COUNTED_ROWS = 1 << 15
 
 
-def read_ids(path: Path, column: str) -> SampleIds:
-    """Reads the ids of all samples from a `.parquet` file's column of lists.
+def read_ids(path: Path, column: str) -> IdColumn:
+    """Finds the ids of all samples in a `.parquet` file's column of lists, and counts them.
 
     Raises:
         InputError: the file or the column does not exist, or holds something else.
     """
-    if path.suffix.lower() != ".parquet":
+    if format_of(path) != ".parquet":
         raise InputError(f"--ids {column} has no effect on {path}; expected it with .parquet")
-    lists = read_column(path, "--ids", column)
-    lengths = lengths_in(path, lists)
-    if isinstance(lists.dtype, pl.Array):
-        lists = lists.arr.to_list()
-    if not isinstance(lists.dtype, pl.List) or not lists.dtype.inner.is_integer():
-        raise InputError(f"{path}: column {column} holds {lists.dtype}; expected lists of integers")
-    ids = lists.filter(lists.list.len() > 0).explode()  # an empty list would become a null
-    if ids.null_count():
-        raise InputError(f"{path}: column {column} has a null in a list; expected integers")
-    return SampleIds(ids.to_numpy(), np.concatenate([[0], np.cumsum(lengths)]))
+    table, name = _parquet(path, "--ids", column)
+    dtype = table.collect_schema()[name]
+    if not isinstance(dtype, pl.List | pl.Array) or not dtype.inner.is_integer():
+        raise InputError(f"{path}: column {column} holds {dtype}; expected lists of integers")
+    lists = table.select(pl.col(name).arr.to_list() if isinstance(dtype, pl.Array) else name)
+    lengths = lengths_in(path, _in_slices(path, lists.select(pl.col(name).list.len())))
+    whole = _in_slices(path, lists.select(pl.col(name).list.drop_nulls().list.len())).to_numpy()
+    holes = np.flatnonzero(lengths != whole)
+    if len(holes):
+        raise InputError(f"{path}, row {holes[0]}: {column} has a null in its list; expected integers")
+    return IdColumn(lengths, partial(_ids_of, path, lists))
+
+
+def _ids_of(path: Path, lists: pl.LazyFrame, samples: np.ndarray) -> np.ndarray:
+    """Returns the ids of some samples, int64 `[n]`, ascending, one sample's after the other's."""
+    slices = samples // _COUNTED_ROWS
+    parts = []
+    for number in np.unique(slices):
+        start = int(number) * _COUNTED_ROWS
+        rows = _collected(path, lists.slice(start, _COUNTED_ROWS))
+        parts.append(rows.gather(samples[slices == number] - start))
+    ids = pl.concat(parts)
+    return ids.filter(ids.list.len() > 0).explode().to_numpy()  # an empty list would become a null
 
 
 def read_groups(path: Path, column: str) -> np.ndarray:
@@ -40,62 +55,127 @@ def read_groups(path: Path, column: str) -> np.ndarray:
     Raises:
         InputError: the file or the column does not exist, or holds something else.
     """
-    if path.suffix.lower() not in (".csv", ".parquet"):
+    if format_of(path) not in (".csv", ".parquet"):
         raise InputError(f"--groups {column} has no effect on {path}; expected it with .csv or .parquet")
     values = read_column(path, "--groups", column)
     if isinstance(values.dtype, pl.List | pl.Array):
         raise InputError(f"{path}: column {column} holds {values.dtype}; expected integers")
-    lengths_in(path, values)  # checks them
+    values = _integers(path, values)
     numbers = values.rank("dense").cast(pl.Int64).to_numpy()  # hashes may need more than int64
     return np.where((values < 0).to_numpy(), -1, numbers)
 
 
+def read_column_lengths(path: Path, option: str, column: str | None) -> np.ndarray:
+    """Reads the lengths that a column holds, as integers or as lists, int64 `[samples]`.
+
+    Lists are counted where they are read, and not kept.
+
+    Raises:
+        InputError: the file or the column does not exist, or holds something else.
+    """
+    if format_of(path) == ".parquet":
+        table, name = _parquet(path, option, column)
+        if isinstance(table.collect_schema()[name], pl.List):
+            return lengths_in(path, _in_slices(path, table.select(pl.col(name).list.len())))
+    return lengths_in(path, read_column(path, option, column))
+
+
 def read_column(path: Path, option: str, column: str | None) -> pl.Series:
-    """Reads a column; `option` is the one that names it, for messages. None means the only column.
+    """Reads a column; that of a `.csv` file as text.
+
+    Args:
+        path: the file.
+        option: the option that names the column, for messages.
+        column: None means the only column.
 
     Raises:
         InputError: the file or the column does not exist, or cannot be read.
     """
-    csv = path.suffix.lower() == ".csv"
+    if format_of(path) == ".parquet":
+        table, name = _parquet(path, option, column)
+        return _collected(path, table.select(name))
     try:
-        # The whole file decides the type of a column, so that a word in the last row is named, too.
-        table = (
-            pl.scan_csv(path, infer_schema_length=None, glob=False)
-            if csv
-            else pl.scan_parquet(path, glob=False)
-        )
+        names = header_names(path)
+        if names[0].strip().lstrip("+-").isdecimal():
+            raise InputError(
+                f"{path} begins with {shown(','.join(names))}; expected a header, the names of its columns"
+            )
+        name = _name_among(path, names, option, column)
+        return read_table(path, [Column(name, pl.col(name), "text")]).to_series()
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
+
+
+def _parquet(path: Path, option: str, column: str | None) -> tuple[pl.LazyFrame, str]:
+    """Returns a file and the name of the column in it."""
+    try:
+        table = pl.scan_parquet(path, glob=False)
         names = table.collect_schema().names()
-        if csv and re.match(_INTEGER, names[0]):
-            raise InputError(f"{path} begins with {names[0]}; expected a header, the names of its columns")
-        if column is None and len(names) != 1:
-            raise InputError(f"{path} has the columns {', '.join(names)}; name the one with --column")
-        if column is not None and column not in names:
-            raise InputError(f"{option} {column}: {path} has no such column; it has {', '.join(names)}")
-        return table.select(column or names[0]).collect().to_series()
-    except pl.exceptions.NoDataError as error:
-        raise InputError(f"{path} is empty; expected a header, and one length per sample") from error
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise InputError(f"{path} cannot be read as {path.suffix}: {error}") from error
+        raise _unreadable(path, error) from error
+    return table, _name_among(path, names, option, column)
+
+
+def _name_among(path: Path, names: list[str], option: str, column: str | None) -> str:
+    if column is None and len(names) != 1:
+        raise InputError(f"{path} has the columns {', '.join(names)}; name the one with --column")
+    if column is not None and column not in names:
+        raise InputError(f"{option} {column}: {path} has no such column; it has {', '.join(names)}")
+    return column or names[0]
+
+
+def _collected(path: Path, column: pl.LazyFrame) -> pl.Series:
+    try:
+        return column.collect(engine="streaming").to_series()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _in_slices(path: Path, column: pl.LazyFrame) -> pl.Series:
+    num_rows = int(_collected(path, column.select(pl.len()))[0])
+    starts = range(0, max(num_rows, 1), _COUNTED_ROWS)
+    return pl.concat([_collected(path, column.slice(start, _COUNTED_ROWS)) for start in starts])
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    with path.open("rb") as file:
+        start = file.read(8)
+    reason = " ".join(str(error).split())
+    return InputError(f"{path} begins with {start!r} and cannot be read as Parquet: {reason}")
 
 
 def lengths_in(path: Path, values: pl.Series) -> np.ndarray:
     """Returns the lengths that a column holds, as integers or as lists; refuses null, fractions and words."""
+    if isinstance(values.dtype, pl.List | pl.Array):
+        _check_no_null(path, values)
+        lists = values.arr.to_list() if isinstance(values.dtype, pl.Array) else values
+        return lists.list.len().cast(pl.Int64).to_numpy()
+    numbers = _integers(path, values)
+    if numbers.dtype in (pl.Int128, pl.UInt64):
+        # Clipped to what int64 holds, which is still longer than any valid length.
+        numbers = numbers.cast(pl.Int128).clip(-(2**62), 2**62)
+    return numbers.cast(pl.Int64).to_numpy()
+
+
+def _integers(path: Path, values: pl.Series) -> pl.Series:
+    """Returns a column's integers, which may stand in it as text."""
+    _check_no_null(path, values)
+    if values.dtype.is_integer():
+        return values
+    if values.dtype == pl.String:
+        numbers = values.cast(pl.Int128, strict=False)
+        if not numbers.null_count():
+            return numbers
+        row = numbers.is_null().arg_true()[0]
+        raise InputError(f"{path}, row {row}: {values.name} is {shown(values[row])}; expected an integer")
+    rows = pl.Series(dtype=pl.UInt32)
+    if values.dtype.is_float():
+        rows = (values.is_nan() | (values != values.floor())).arg_true()
+    example = example_of(values, rows)
+    raise InputError(f"{path}: column {values.name} holds {values.dtype}{example}; expected integers")
+
+
+def _check_no_null(path: Path, values: pl.Series) -> None:
     if values.null_count():
         row = values.is_null().arg_true()[0]
         raise InputError(f"{path}, row {row}: {values.name} is null; expected an integer")
-    if isinstance(values.dtype, pl.Array):
-        values = values.arr.to_list()
-    if isinstance(values.dtype, pl.List):
-        return values.list.len().cast(pl.Int64).to_numpy()
-    if not values.dtype.is_integer():
-        rows = pl.Series(dtype=pl.UInt32)
-        if values.dtype == pl.String:
-            rows = (~values.str.contains(_INTEGER)).arg_true()
-        elif values.dtype.is_float():
-            rows = (values.is_nan() | (values != values.floor())).arg_true()
-        example = example_of(values, rows)
-        raise InputError(f"{path}: column {values.name} holds {values.dtype}{example}; expected integers")
-    if values.dtype in (pl.Int128, pl.UInt64):
-        # Clipped to what int64 holds, which is still longer than any valid length.
-        values = values.cast(pl.Int128).clip(-(2**62), 2**62).cast(pl.Int64)
-    return values.to_numpy()

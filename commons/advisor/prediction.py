@@ -14,7 +14,7 @@ from ..partition import lower_bound
 from ..partition.problem import indices_of_parts
 from . import InputError
 from .pieces import Cuts, PieceCosts, bytes_of_rows
-from .samples import SampleCost, SampleIds
+from .samples import IdColumn, SampleCost, SampleIds
 from .strategies import AS_LOADED, Strategy
 
 SEED = 0
@@ -188,7 +188,7 @@ def draw_steps(
     rows_per_rank: int,
     in_order: bool = False,
     groups: np.ndarray | None = None,
-    ids: SampleIds | None = None,
+    ids: IdColumn | None = None,
 ) -> DrawnSteps:
     """Draws steps from epochs in random order, without replacement, the same on every run.
 
@@ -219,12 +219,20 @@ def draw_steps(
     num_epochs = -(-len(drawn) // per_epoch)
     drawn = drawn.reshape(-1, num_ranks, rows_per_rank)
     drawn_groups = None if groups is None else groups[drawn]
-    num_with_ids = 0
+    num_with_ids, drawn_ids = 0, None
     if ids is not None:
-        ids_of_steps = np.diff(ids.start)[drawn].sum((1, 2)).cumsum()
+        ids_of_steps = ids.lengths[drawn].sum((1, 2)).cumsum()
         num_with_ids = max(int(np.searchsorted(ids_of_steps, IDS_TO_COUNT, side="right")), 1)
+        drawn_ids = ids.of(drawn[:num_with_ids])
     return DrawnSteps(
-        drawn, workloads[drawn], tokens[drawn], sizes[drawn], num_epochs, drawn_groups, ids, num_with_ids
+        drawn,
+        workloads[drawn],
+        tokens[drawn],
+        sizes[drawn],
+        num_epochs,
+        drawn_groups,
+        drawn_ids,
+        num_with_ids,
     )
 
 

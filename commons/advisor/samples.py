@@ -57,21 +57,43 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class SampleIds:
-    """The ids of all samples, which a model looks up in its embedding tables.
+    """The ids of some samples, which a model looks up in its embedding tables.
 
     Attributes:
         values: integers `[ids]`, sample after sample.
-        start: int64 `[samples + 1]`, where each sample's begin.
+        start, end: int64 `[all samples]`, where each sample's begin and end; equal for those without.
     """
 
     values: np.ndarray
     start: np.ndarray
+    end: np.ndarray
 
     def num_unique(self, samples: np.ndarray) -> int:
         """Counts the different ids of some samples, int64 `[n]`, together."""
-        sample_values = [self.values[self.start[sample] : self.start[sample + 1]] for sample in samples]
+        sample_values = [self.values[self.start[sample] : self.end[sample]] for sample in samples]
         ids = np.sort(np.concatenate([self.values[:0], *sample_values]))  # several times as fast as np.unique
         return int((ids[1:] != ids[:-1]).sum()) + min(len(ids), 1)
+
+
+@dataclass(frozen=True)
+class IdColumn:
+    """The ids of all samples, in a file.
+
+    Attributes:
+        lengths: int64 `[samples]`, how many each has.
+        read: samples, int64 `[n]`, ascending, to their ids, one sample's after the other's.
+    """
+
+    lengths: np.ndarray
+    read: Callable[[np.ndarray], np.ndarray]
+
+    def of(self, samples: np.ndarray) -> SampleIds:
+        """Reads the ids of some samples, int64 `[n]`."""
+        samples = np.unique(samples)
+        start, end = (np.zeros(len(self.lengths), dtype=np.int64) for _ in range(2))
+        end[samples] = np.cumsum(self.lengths[samples])
+        start[samples] = end[samples] - self.lengths[samples]
+        return SampleIds(self.read(samples), start, end)
 
 
 @dataclass(frozen=True)
@@ -93,7 +115,7 @@ class SampleLengths:
     tokens: np.ndarray
     token_rule: str
     source: str
-    ids: SampleIds | None = None
+    ids: IdColumn | None = None
     groups: np.ndarray | None = None
     group_column: str | None = None
     origin: str | None = None
@@ -226,11 +248,17 @@ def cost_from_file(path: Path, model: ConfiguredModel) -> SampleCost:
     return SampleCost(model, cost, assumption, seconds_per_unit=1e-9, setting=str(path))
 
 
+def format_of(path: Path) -> str:
+    """Returns which of `FORMATS` a file's name ends with, or another ending."""
+    name = path.name.lower()
+    return Path(name.removesuffix(".gz") if name.endswith(".csv.gz") else name).suffix
+
+
 def read_lengths(path: Path, column: str | None, option: str = "--column") -> np.ndarray:
     """Reads sequence lengths, int64 `[samples]`.
 
     Args:
-        path: `.npy`, a one-dimensional array of integers; or `.csv` or `.parquet`.
+        path: `.npy`, a one-dimensional array of integers; or `.csv`, `.csv.gz` or `.parquet`.
         column: of a `.csv` or `.parquet` file: integers, or lists in Parquet, whose lengths count. None for
             the only column.
         option: that named the column, for messages.
@@ -238,19 +266,19 @@ def read_lengths(path: Path, column: str | None, option: str = "--column") -> np
     Raises:
         InputError: the file or the column does not exist, or its values are not lengths.
     """
-    if path.suffix.lower() not in FORMATS:
+    if format_of(path) not in FORMATS:
         raise InputError(f"{path} has an unknown format; expected {', '.join(FORMATS)} or .gin")
     if not path.is_file():
         state = "is not a file" if path.exists() else "does not exist"
         raise InputError(f"{path} {state}; expected a file of sequence lengths")
-    if path.suffix.lower() == ".npy":
+    if format_of(path) == ".npy":
         if column is not None:
             raise InputError(f"{option} {column} has no effect on {path}; expected it with .csv or .parquet")
         lengths = _read_array(path)
     else:
-        from .columns import lengths_in, read_column  # polars is not needed for arrays
+        from .columns import read_column_lengths  # polars is not needed for arrays
 
-        lengths = lengths_in(path, read_column(path, option, column))
+        lengths = read_column_lengths(path, option, column)
     if len(lengths) == 0:
         raise InputError(f"{path} is empty; expected one length per sample")
     for wrong, expected in ((lengths < 0, "at least 0"), (lengths >= 2**31, "less than 2^31")):

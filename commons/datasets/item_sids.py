@@ -124,7 +124,9 @@ def _read_json(path: Path, num_hierarchies: int) -> ItemSIDs:
         # Pairs, because a dict would hide duplicate keys.
         pairs = json.loads(path.read_bytes(), object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+        raise ValueError(
+            f"{path} is no JSON ({error}): expected an object, {{item: [codes]}}, as text in UTF-8"
+        ) from error
     if not isinstance(pairs, tuple):
         raise ValueError(f"{path} has a {type(pairs).__name__}: expected an object, {{item: [codes]}}")
     if not pairs:

@@ -6,11 +6,9 @@ CIKM 2022.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
-from io import BytesIO
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import numpy as np
 import polars as pl
@@ -18,13 +16,16 @@ from polars.io.plugins import register_io_source
 from tqdm import tqdm
 
 from .. import NAME
-from .prepared_files import replaced_files
+from ..delimited import Block, Column, integer, read_blocks, read_table
+from .event_order import TIE_ORDER, tie_keys
+from .prepared_files import check_folder, is_absent, replaced_files
 from .user_sequences import (
     META_FILE,
     SEQUENCES_FILE,
     DatasetFactory,
     PreparedDataset,
     SequencesMeta,
+    check_one_line_per_user,
 )
 
 PAGE_URL = "https://kuairand.com"
@@ -47,17 +48,14 @@ USER_ATTRIBUTES = (
     "friend_user_num_range",
     "register_days_range",
 )
-LOG_HEADER = (
-    "user_id,video_id,date,hourmin,time_ms,is_click,is_like,is_follow,is_comment,is_forward,is_hate,"
-    "long_view,play_time_ms,duration_ms,profile_stay_time,comment_stay_time,is_profile_enter,is_rand,tab"
-)
 _CONTEXTUAL = (USER_ID, *USER_ATTRIBUTES)
-_FLAGS = (*TASKS, "is_rand")
-_IDS = (USER_ID, VIDEO_ID)
-# The last column tells whether a line is complete, because polars fills up short ones with nulls.
-_COMPLETE = (*_IDS, TIME, *_FLAGS, "tab")
-# The other columns are unused. They only have to be numbers, or empty.
-_LOG_TYPES = {name: pl.Int64 if name in _COMPLETE else pl.Float64 for name in LOG_HEADER.split(",")}
+_LOG_COLUMNS = (
+    integer(USER_ID, 0),
+    integer(VIDEO_ID, 0),
+    integer(TIME, -(2**63)),
+    *(integer(task, 0, 1) for task in TASKS),
+)
+_USER_COLUMNS = (integer(USER_ID, 0), *(Column(name, pl.col(name), "text") for name in USER_ATTRIBUTES))
 _SEQUENCES_SCHEMA = pl.Schema(
     {
         **dict.fromkeys(_CONTEXTUAL, pl.Int32()),
@@ -68,7 +66,6 @@ _SEQUENCES_SCHEMA = pl.Schema(
 )
 # Events sorted at a time, about 22 bytes each; processing takes a few times that.
 HELD_EVENTS = 1 << 22
-_BLOCK_BYTES = 1 << 26
 # Small enough that reading a range of users skips most of a run.
 _ROW_GROUP = 1 << 15
 
@@ -81,10 +78,12 @@ class KuaiRand(PreparedDataset):
 
     Attributes:
         name: the dataset's name.
+        archive_folder: what the official archive unpacks to.
         log_parts: suffixes of the files that each period's log is split into.
     """
 
     preprocessor = f"{NAME}.datasets.kuairand_preprocess"
+    archive_folder: ClassVar[str]
     log_parts: ClassVar[tuple[str, ...]] = ("",)
 
     def prepare(
@@ -97,7 +96,8 @@ class KuaiRand(PreparedDataset):
         """Converts the official files to `sequences.parquet` and `meta.json`.
 
         Args:
-            raw_dir: folder with the files, or the one above it if they are in its folder `data`.
+            raw_dir: folder with the files, maybe compressed by gzip, or with those that the official archive
+                unpacks to.
             out_dir: created if absent. An earlier run's files stay until this run is complete.
             max_history_seqlen: number of newest events to keep per user; None for all.
             held_events: number of events to hold in memory.
@@ -105,6 +105,7 @@ class KuaiRand(PreparedDataset):
         Raises:
             FileNotFoundError: raw files are missing.
             FileExistsError: a raw file, a link or a folder has the name of a file to write.
+            NotADirectoryError: a file is where a folder should be.
             ValueError: a raw file is malformed, or `max_history_seqlen` is not positive.
         """
         if max_history_seqlen is not None and max_history_seqlen < 1:
@@ -129,14 +130,18 @@ class KuaiRand(PreparedDataset):
         periods = ("4_08_to_4_21", "4_22_to_5_08")
         logs = [f"log_standard_{period}_{version}{part}.csv" for period in periods for part in self.log_parts]
         users = f"user_features_{version}.csv"
-        folder = raw_dir / "data" if (raw_dir / "data").is_dir() else raw_dir
-        absent = [name for name in (*logs, users) if not (folder / name).is_file()]
+        check_folder(raw_dir, "--raw")
+        archive = raw_dir / self.archive_folder
+        folders = (raw_dir, raw_dir / "data", archive, archive / "data")
+        found = {name: _raw_file(folders, name) for name in (*logs, users)}
+        absent = [name for name, path in found.items() if path is None]
         if absent:
             raise FileNotFoundError(
-                f"{folder} does not have {', '.join(absent)}; put the official archive's files there, which "
+                f"{raw_dir} does not have {', '.join(absent)}; put the official archive's files there, which "
                 f"{PAGE_URL} has"
             )
-        return [folder / name for name in logs], folder / users
+        *found_logs, found_users = (path for path in found.values() if path is not None)
+        return found_logs, found_users
 
     def _meta(self, contextual: pl.DataFrame, num_videos: int) -> SequencesMeta:
         largest = contextual.max().row(0, named=True)
@@ -150,25 +155,26 @@ class KuaiRand(PreparedDataset):
             num_classes=2 ** len(TASKS),
             positive_class=None,
             num_tasks=len(TASKS),
+            tie_order=TIE_ORDER,
         )
 
 
 class KuaiRandPure(KuaiRand):
     """27,285 users and the 7,583 videos of the candidate pool."""
 
-    name = "kuairand-pure"
+    name, archive_folder = "kuairand-pure", "KuaiRand-Pure"
 
 
 class KuaiRand1K(KuaiRand):
     """1,000 users and all videos they saw."""
 
-    name = "kuairand-1k"
+    name, archive_folder = "kuairand-1k", "KuaiRand-1K"
 
 
 class KuaiRand27K(KuaiRand):
     """27,285 users and all videos they saw."""
 
-    name = "kuairand-27k"
+    name, archive_folder = "kuairand-27k", "KuaiRand-27K"
     log_parts = ("_part1", "_part2")
 
 
@@ -179,98 +185,27 @@ for _name, _kuairand in KUAIRAND.items():
     DatasetFactory.register(_name, _kuairand)
 
 
+def _raw_file(folders: Sequence[Path], name: str) -> Path | None:
+    """Returns the first file of this name, maybe compressed, in the folders."""
+    paths = (folder / file for folder in folders for file in (name, f"{name}.gz"))
+    return next((path for path in paths if not is_absent(path)), None)
+
+
 def _read_users(path: Path) -> pl.DataFrame:
     """Reads users in file order: an Int64 column user_id, and the attributes as strings, maybe empty.
 
     Raises:
         ValueError: a line is malformed, or a user has two lines. Names the file and the line.
     """
-    header, *lines = path.read_text(encoding="latin-1").split("\n")
-    columns = _fields(header)
-    if not set(_CONTEXTUAL) <= set(columns):
-        raise ValueError(f"{path}, line 1: expected a header with the columns {', '.join(_CONTEXTUAL)}")
-    if lines and not lines[-1]:
-        lines.pop()  # split's empty string after the last newline
-    users: dict[int, list[str]] = {}
-    for number, line in enumerate(lines, 2):
-        values = _fields(line)
-        fields = dict(zip(columns, values, strict=False))
-        user = fields.get(USER_ID, "")
-        if len(values) != len(columns) or not _is_id(user) or int(user) in users:
-            expected = f"expected {len(columns)} columns, user_id an id from 0, one line per user"
-            raise ValueError(f"{path}, line {number}: {line!r}, {expected}")
-        users[int(user)] = [fields[name] for name in USER_ATTRIBUTES]
-    if not users:
-        raise ValueError(f"{path} has no users")
-    attributes = dict(zip(USER_ATTRIBUTES, zip(*users.values(), strict=True), strict=True))
-    types = {USER_ID: pl.Int64, **dict.fromkeys(USER_ATTRIBUTES, pl.String)}
-    return pl.DataFrame({USER_ID: list(users), **attributes}, schema=types)
+    users = read_table(path, _USER_COLUMNS)
+    check_one_line_per_user(path, users[USER_ID], first_line=2)
+    return users
 
 
-def _fields(line: str) -> list[str]:
-    """Splits a line of the users' file, which quotes ranges like "(10,50]"; [] if it is malformed."""
-    try:
-        return next(csv.reader([line], strict=True), [])
-    except csv.Error:
-        return []
-
-
-def _is_id(field: str) -> bool:
-    return field.isascii() and field.isdecimal() and int(field) < 2**63
-
-
-def _read_log(path: Path) -> Iterator[tuple[int, int, pl.DataFrame]]:
-    """Reads a log block by block, so memory does not grow with the file.
-
-    Yields:
-        Line number of the block's first event, bytes of the block, and its events in file order: Int64
-        columns user_id, video_id and time_ms, and action, Int16, bits of `TASKS`.
-
-    Raises:
-        ValueError: a line is malformed. Names the file and the line.
-    """
-    with path.open("rb") as file:
-        if file.readline().rstrip(b"\r\n") != LOG_HEADER.encode():
-            raise ValueError(f"{path}, line 1: expected the header {LOG_HEADER!r}")
-        first_line = 2
-        while text := file.read(_BLOCK_BYTES):
-            text += file.readline()
-            events = _parse(text)
-            if events is None:
-                _raise_malformed(path, first_line, text)
-            yield first_line, len(text), events
-            first_line += len(events)
-
-
-def _parse(text: bytes) -> pl.DataFrame | None:
-    """Parses lines of a log; None if any of them is malformed."""
-    try:
-        table = pl.read_csv(BytesIO(text), has_header=False, schema=_LOG_TYPES, quote_char=None)
-    except pl.exceptions.PolarsError:
-        return None
-    is_valid = pl.all_horizontal(
-        pl.col(_COMPLETE).is_not_null(), pl.col(_IDS) >= 0, pl.col(_FLAGS).is_between(0, 1)
-    )
-    num_lines = text.count(b"\n") + (not text.endswith(b"\n"))
-    if len(table) != num_lines or not table.select(is_valid.all()).item():
-        return None
+def _events(block: Block) -> pl.DataFrame:
+    """Returns a log's events: user_id, video_id and time_ms, and action, Int16, bits of `TASKS`."""
     action = pl.sum_horizontal(pl.col(task) * 2**bit for bit, task in enumerate(TASKS))
-    return table.select(USER_ID, VIDEO_ID, TIME, action.cast(pl.Int16).alias(ACTION))
-
-
-def _raise_malformed(path: Path, first_line: int, text: bytes) -> NoReturn:
-    """Finds the malformed line by bisection, because only `_parse` knows what is malformed."""
-    lines = text.removesuffix(b"\n").split(b"\n")
-    low, high = 0, len(lines)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _parse(b"\n".join(lines[low:middle]) + b"\n") is None:
-            high = middle
-        else:
-            low = middle
-    line = lines[low].removesuffix(b"\r").decode("latin-1")
-    expected = f"expected {LOG_HEADER!r}: numbers, of which {', '.join(_FLAGS)} are 0 or 1"
-    raise ValueError(f"{path}, line {first_line + low}: {line!r}, {expected}")
+    return block.values.select(USER_ID, VIDEO_ID, TIME, action.cast(pl.Int16).alias(ACTION))
 
 
 def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_file: Path) -> np.ndarray:
@@ -280,7 +215,7 @@ def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_f
     """
     user_ids = np.sort(users[USER_ID].to_numpy())
     num_events = np.zeros(len(user_ids), dtype=np.int64)
-    blocks = ((path, *block) for path in logs for block in _read_log(path))
+    blocks = (block for path in logs for block in read_blocks(path, _LOG_COLUMNS))
     with tqdm(
         total=sum(path.stat().st_size for path in logs),
         desc="read",
@@ -288,19 +223,20 @@ def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_f
         unit_scale=True,
         disable=None,  # where there is no terminal
     ) as progress:
-        for number, (path, first_line, num_bytes, events) in enumerate(blocks):
+        for number, block in enumerate(blocks):
+            events = _events(block)
             ids = events[USER_ID].to_numpy()
             rows = np.minimum(np.searchsorted(user_ids, ids), len(user_ids) - 1)
             unknown = np.flatnonzero(user_ids[rows] != ids)
             if len(unknown):
-                line, user = first_line + unknown[0], ids[unknown[0]]
-                raise ValueError(f"{path}, line {line}: {users_file} does not have user {user}")
+                row = int(unknown[0])
+                raise block.malformed(row, f"{users_file} does not have user {ids[row]}")
             num_events += np.bincount(rows, minlength=len(num_events))
             run = events.with_columns(pl.Series(USER_ID, rows.astype(np.int32)))
             run.sort(USER_ID, maintain_order=True).write_parquet(
                 folder / f"run-{number:06}.parquet", row_group_size=_ROW_GROUP, compression="lz4"
             )
-            progress.update(num_bytes)
+            progress.update(block.num_bytes)
     if not num_events.any():
         raise ValueError(f"{', '.join(map(str, logs))}: there are no events")
     return num_events
@@ -309,7 +245,7 @@ def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_f
 def _sorted_parts(
     folder: Path, num_events: np.ndarray, max_history_seqlen: int | None, held_events: int
 ) -> Iterator[Path]:
-    """Writes a file for each range of users with their kept events by user, then time, then log order.
+    """Writes a file for each range of users with their kept events by user, then time, then tie key.
 
     Row groups of a run that are outside the range are not read.
     """
@@ -318,7 +254,10 @@ def _sorted_parts(
     with tqdm(total=total, desc="sort", unit="event", unit_scale=True, disable=None) as progress:
         for first, last in _user_ranges(num_events, held_events):
             user_rows = pl.scan_parquet(runs).filter(pl.col(USER_ID).is_between(first, last))
-            part = user_rows.collect().sort(USER_ID, TIME, maintain_order=True)
+            part = user_rows.collect()
+            keys = tie_keys(*(part[name].to_numpy() for name in (USER_ID, VIDEO_ID)))
+            part = part.with_columns(pl.Series("tie", keys))
+            part = part.sort(USER_ID, TIME, "tie", VIDEO_ID, ACTION).drop("tie")
             progress.update(len(part))
             if max_history_seqlen is not None:
                 part = part.filter(pl.int_range(pl.len()).reverse().over(USER_ID) < max_history_seqlen)

@@ -6,7 +6,7 @@ import errno
 import shutil
 import urllib.request
 import zipfile
-from io import BytesIO
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,17 +14,22 @@ import polars as pl
 from tqdm import tqdm
 
 from .. import NAME
-from .prepared_files import check_replaceable, is_absent, new_file, replaced_files
+from ..delimited import Column, integer, read_table
+from .event_order import TIE_ORDER, tie_keys
+from .prepared_files import check_folder, check_replaceable, is_absent, new_file, replaced_files
 from .user_sequences import (
     META_FILE,
     SEQUENCES_FILE,
     DatasetFactory,
     PreparedDataset,
     SequencesMeta,
+    check_one_line_per_user,
 )
 
 ARCHIVES_URL = "https://files.grouplens.org/datasets/movielens"
 USER_ID, ITEM, RATING, TIMESTAMP = "user_id", "movie_id", "rating", "timestamp"
+_RATINGS_COLUMNS = (USER_ID, ITEM, RATING, TIMESTAMP)
+_LARGEST_ID = 2**31 - 1
 _TIMEOUT_S = 60
 _CHUNK_BYTES = 1 << 20
 
@@ -34,9 +39,11 @@ class MovieLens(PreparedDataset):
 
     Attributes:
         name: the dataset's name, also that of its archive.
+        folder: the archive's folder, if it has another name.
         ratings_file: file with the columns user, item, rating and Unix time.
-        ratings_separator: separator of those columns.
-        ratings_header: first line of `ratings_file`, or None if the file starts with data.
+        also_named: other names of that file.
+        ratings_separator: separator of those columns; None if a header names them, as `ratings_columns`.
+        ratings_columns: their names.
         classes_per_star: ratings are multiples of 1 ÷ this, up to 5 stars.
         users_file: file with `user_columns`, or None if the dataset does not describe users.
         users_separator: separator of those columns.
@@ -44,9 +51,11 @@ class MovieLens(PreparedDataset):
     """
 
     preprocessor = f"{NAME}.datasets.movielens_preprocess"
+    folder: ClassVar[str | None] = None
     ratings_file: ClassVar[str]
-    ratings_separator: ClassVar[str]
-    ratings_header: ClassVar[str | None] = None
+    also_named: ClassVar[tuple[str, ...]] = ()
+    ratings_separator: ClassVar[str | None] = None
+    ratings_columns: ClassVar[tuple[str, ...]] = _RATINGS_COLUMNS
     classes_per_star: ClassVar[int] = 1
     users_file: ClassVar[str | None] = None
     users_separator: ClassVar[str] = ""
@@ -55,14 +64,22 @@ class MovieLens(PreparedDataset):
     def prepare(self, raw_dir: Path, out_dir: Path) -> SequencesMeta:
         """Converts the files in `raw_dir`, downloaded if absent, to `sequences.parquet` and `meta.json`.
 
+        A raw file may be compressed by gzip, with ".gz" at the end of its name, and stand in the archive's
+        folder. Where both are, the uncompressed one counts.
+
         Raises:
             ConnectionError: raw files are absent and the download failed.
             FileNotFoundError: a raw file is a link that leads nowhere.
             FileExistsError: a raw file, a link or a folder has the name of a file to write.
+            NotADirectoryError: a file is where a folder should be.
             ValueError: a raw file is malformed.
         """
+        check_folder(raw_dir, "--raw")
         outputs = (SEQUENCES_FILE, META_FILE)
-        raw_files = [raw_dir / name for name in (self.ratings_file, self.users_file) if name is not None]
+        names = [(self.ratings_file, *self.also_named)]
+        if self.users_file is not None:
+            names.append((self.users_file,))
+        raw_files = [self._raw_file(raw_dir, of_one) for of_one in names]
         check_replaceable(out_dir, outputs, raw_files)
         with tqdm(total=4, desc="fetch raw files", unit="stage", disable=None) as progress:
 
@@ -72,12 +89,12 @@ class MovieLens(PreparedDataset):
 
             self._fetch(raw_dir, raw_files)
             next_stage("read")
-            ratings = self._read_ratings(raw_dir / self.ratings_file)
-            users = None if self.users_file is None else self._read_users(raw_dir / self.users_file)
+            ratings = self._read_ratings(raw_files[0])
+            users = None if self.users_file is None else self._read_users(raw_files[1])
             next_stage("sort")
             sequences = _sequences(ratings)
             if users is not None:
-                sequences = self._with_user_columns(sequences, users, raw_dir)
+                sequences = self._with_user_columns(sequences, users, raw_files)
             meta = self._meta(sequences)
             next_stage("write")
             with replaced_files(out_dir, outputs, raw_files) as folder:
@@ -85,6 +102,15 @@ class MovieLens(PreparedDataset):
                 meta.write(folder / META_FILE)
             next_stage("done")
         return meta
+
+    def _raw_file(self, raw_dir: Path, names: Sequence[str]) -> Path:
+        """Returns the first file of these names in `raw_dir`; without any, where the first belongs."""
+        for folder in (raw_dir, raw_dir / (self.folder or self.name)):
+            for name in names:
+                for path in (folder / name, folder / f"{name}.gz"):
+                    if not is_absent(path):
+                        return path
+        return raw_dir / names[0]
 
     def _fetch(self, raw_dir: Path, raw_files: list[Path]) -> None:
         """Makes sure that `raw_dir` has the raw files, those it lacks from the archive there or of GroupLens.
@@ -104,7 +130,10 @@ class MovieLens(PreparedDataset):
             with zipfile.ZipFile(archive) as members:
                 for path in absent:
                     # A damaged member must not pass for a file.
-                    with members.open(f"{self.name}/{path.name}") as member, new_file(path) as file:
+                    with (
+                        members.open(f"{self.folder or self.name}/{path.name}") as member,
+                        new_file(path) as file,
+                    ):
                         shutil.copyfileobj(member, file)
         except Exception as error:  # a damaged archive raises nearly anything
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
@@ -119,27 +148,24 @@ class MovieLens(PreparedDataset):
         Raises:
             ValueError: a line is malformed, or there are no ratings. Names the file and the line.
         """
-        columns = (USER_ID, ITEM, RATING, TIMESTAMP)
-        lines, fields = _read_fields(path, self.ratings_separator, columns, self.ratings_header)
-        rating = pl.col(RATING).cast(pl.Float64, strict=False) * self.classes_per_star
-        ratings = fields.select(
-            pl.col(USER_ID).cast(pl.Int32, strict=False),
-            pl.col(ITEM).cast(pl.Int32, strict=False),
-            pl.when(rating == rating.round()).then(rating).cast(pl.Int32, strict=False).alias(RATING),
-            pl.col(TIMESTAMP).cast(pl.Int64, strict=False),
+        user, item, rating, timestamp = self.ratings_columns
+        step = 1 / self.classes_per_star
+        stars = pl.col(rating).cast(pl.Float64, strict=False) * self.classes_per_star
+        is_class = (stars == stars.round()) & stars.is_between(1, 5 * self.classes_per_star)
+        seconds = pl.coalesce(
+            pl.col(timestamp).cast(pl.Int64, strict=False),
+            # Kaggle's copy of 20M has dates, in UTC.
+            pl.col(timestamp).str.to_datetime("%Y-%m-%d %H:%M:%S", strict=False).dt.epoch("s"),
         )
-        is_valid = (
-            (pl.col(USER_ID) >= 1)
-            & (pl.col(ITEM) >= 1)
-            & pl.col(RATING).is_between(1, 5 * self.classes_per_star)
-            & pl.col(TIMESTAMP).is_not_null()
+        columns = (
+            integer(user, 1, _LARGEST_ID),
+            integer(item, 1, _LARGEST_ID),
+            Column(rating, pl.when(is_class).then(stars), f"{step:g} to 5 in steps of {step:g}"),
+            Column(timestamp, seconds, "Unix time in seconds, or a date as in 2005-04-02 23:53:47"),
         )
-        expected = self.ratings_separator.join(("user", "item", "rating", "timestamp"))
-        first_line = 1 if self.ratings_header is None else 2
-        _check_lines(path, first_line, lines, ratings.select(is_valid).to_series(), expected)
-        if ratings.is_empty():
-            raise ValueError(f"{path} has no ratings")
-        return ratings
+        ratings = read_table(path, columns, self.ratings_separator)
+        ratings.columns = list(_RATINGS_COLUMNS)
+        return ratings.with_columns(pl.col(USER_ID, ITEM, RATING).cast(pl.Int32))
 
     def _read_users(self, path: Path) -> pl.DataFrame:
         """Reads users in file order: Int32 columns user id and age, the others strings.
@@ -147,28 +173,23 @@ class MovieLens(PreparedDataset):
         Raises:
             ValueError: a line is malformed, or a user has two lines. Names the file and the line.
         """
-        lines, fields = _read_fields(path, self.users_separator, self.user_columns, header=None)
-        users = fields.with_columns(pl.col(USER_ID, "age").cast(pl.Int32, strict=False))
-        is_valid = (
-            (pl.col(USER_ID) >= 1)
-            & pl.col(USER_ID).is_first_distinct()
-            & (pl.col("age") >= 0)
-            & pl.all_horizontal(pl.col(pl.String).str.len_bytes() > 0)
-            # The last column takes any surplus columns.
-            & ~pl.col(self.user_columns[-1]).str.contains(self.users_separator, literal=True)
-        )
-        expected = f"{self.users_separator.join(self.user_columns)}, one line per user"
-        _check_lines(path, 1, lines, users.select(is_valid).to_series(), expected)
-        return users
+        columns = [
+            {USER_ID: integer(USER_ID, 1, _LARGEST_ID), "age": integer("age", 0, _LARGEST_ID)}.get(name)
+            or Column(name, pl.col(name).replace("", None), "no empty field")
+            for name in self.user_columns
+        ]
+        users = read_table(path, columns, self.users_separator)
+        check_one_line_per_user(path, users[USER_ID], first_line=1)
+        return users.with_columns(pl.col(USER_ID, "age").cast(pl.Int32))
 
-    def _with_user_columns(self, sequences: pl.DataFrame, users: pl.DataFrame, raw_dir: Path) -> pl.DataFrame:
+    def _with_user_columns(
+        self, sequences: pl.DataFrame, users: pl.DataFrame, raw_files: list[Path]
+    ) -> pl.DataFrame:
         """Adds the users' attributes, as ids from 1 in the order of their values."""
         unknown = sequences.join(users, on=USER_ID, how="anti")
         if len(unknown):
-            raise ValueError(
-                f"{raw_dir / self.ratings_file} has user {unknown[USER_ID][0]}, "
-                f"{raw_dir / str(self.users_file)} does not"
-            )
+            ratings_file, users_file = raw_files
+            raise ValueError(f"{ratings_file} has user {unknown[USER_ID][0]}, {users_file} does not")
         attributes = [name for name in users.columns if name != USER_ID]
         encoded = users.with_columns(pl.col(attributes).rank("dense").cast(pl.Int32))
         return sequences.join(encoded, on=USER_ID, how="left", maintain_order="left")
@@ -186,6 +207,7 @@ class MovieLens(PreparedDataset):
             vocab_sizes={name: largest_id + 1 for name, largest_id in largest.items()},
             num_classes=num_classes,
             positive_class=4 * self.classes_per_star - 1,  # four stars
+            tie_order=TIE_ORDER,
         )
 
 
@@ -207,17 +229,65 @@ class MovieLens1M(MovieLens):
     user_columns = (USER_ID, "gender", "age", "occupation", "zip_code")
 
 
-class MovieLens20M(MovieLens):
-    """Twenty million ratings in half stars; users are anonymous."""
+class MovieLens10M(MovieLens):
+    """Ten million ratings in half stars; users are anonymous."""
 
-    name = "ml-20m"
-    ratings_file, ratings_separator = "ratings.csv", ","
-    ratings_header = "userId,movieId,rating,timestamp"
+    name, folder = "ml-10m", "ml-10M100K"
+    ratings_file, ratings_separator = "ratings.dat", "::"
     classes_per_star = 2
 
 
+class _WithHeader(MovieLens):
+    """Ratings in half stars, whose file names its columns; users are anonymous."""
+
+    ratings_file = "ratings.csv"
+    ratings_columns = ("userId", "movieId", "rating", "timestamp")
+    classes_per_star = 2
+
+
+class MovieLens20M(_WithHeader):
+    """Twenty million ratings, from GroupLens or Kaggle."""
+
+    name = "ml-20m"
+    also_named = ("rating.csv",)  # Kaggle's copy
+
+
+class MovieLens25M(_WithHeader):
+    """Twenty-five million ratings."""
+
+    name = "ml-25m"
+
+
+class MovieLens32M(_WithHeader):
+    """Thirty-two million ratings."""
+
+    name = "ml-32m"
+
+
+class MovieLensLatest(_WithHeader):
+    """All ratings until GroupLens's last update, so another archive may have others."""
+
+    name = "ml-latest"
+
+
+class MovieLensLatestSmall(_WithHeader):
+    """A hundred thousand ratings until GroupLens's last update."""
+
+    name = "ml-latest-small"
+
+
 MOVIELENS: dict[str, type[MovieLens]] = {
-    movielens.name: movielens for movielens in (MovieLens100K, MovieLens1M, MovieLens20M)
+    movielens.name: movielens
+    for movielens in (
+        MovieLens100K,
+        MovieLens1M,
+        MovieLens10M,
+        MovieLens20M,
+        MovieLens25M,
+        MovieLens32M,
+        MovieLensLatest,
+        MovieLensLatestSmall,
+    )
 }
 for _name, _movielens in MOVIELENS.items():
     DatasetFactory.register(_name, _movielens)
@@ -246,35 +316,12 @@ def _download(url: str, archive: Path) -> None:
             ) from error
 
 
-def _read_fields(
-    path: Path, separator: str, columns: tuple[str, ...], header: str | None
-) -> tuple[pl.Series, pl.DataFrame]:
-    """Returns the lines after the header and their fields as strings, null where missing.
-
-    This splits lines itself because polars' CSV reader takes no separator of two characters and does not
-    report which line is malformed.
-    """
-    text = path.read_bytes().decode("latin-1").encode()
-    lines = pl.read_lines(BytesIO(text), name="line").to_series().str.strip_chars_end("\r")
-    if header is not None:
-        if lines.is_empty() or lines[0] != header:
-            raise ValueError(f"{path}, line 1: expected the header {header!r}")
-        lines = lines[1:]
-    fields = lines.str.splitn(separator, len(columns)).struct.rename_fields(columns).struct.unnest()
-    return lines, fields
-
-
-def _check_lines(path: Path, first_line: int, lines: pl.Series, is_valid: pl.Series, expected: str) -> None:
-    malformed = (~is_valid.fill_null(False)).arg_true()
-    if len(malformed):
-        index = malformed[0]
-        raise ValueError(f"{path}, line {first_line + index}: {lines[index]!r}, expected {expected!r}")
-
-
 def _sequences(ratings: pl.DataFrame) -> pl.DataFrame:
     """Returns one row per user, by user id, with the user's ratings in order of time."""
+    users, items = (ratings[name].to_numpy() for name in (USER_ID, ITEM))
     return (
-        ratings.sort(USER_ID, TIMESTAMP, maintain_order=True)
+        ratings.with_columns(pl.Series("tie", tie_keys(users, items)))
+        .sort(USER_ID, TIMESTAMP, "tie", ITEM, RATING)
         .group_by(USER_ID, maintain_order=True)
         .agg(
             pl.col(ITEM).alias("items"),

@@ -4,8 +4,9 @@
 
 Downloads raw files from GroupLens if they are absent. Writes `meta.json` and `sequences.parquet`, sorted by
 user id, with the contextual columns and the list columns items, actions and timestamps. An action id is
-1 + the rating's class: 1 to 5 for whole stars, 1 to 10 for half stars. Ratings with equal time keep the
-order of the raw file. Age, gender, occupation and zip code become ids from 1 in the order of their values.
+1 + the rating's class: 1 to 5 for whole stars, 1 to 10 for half stars. Ratings with equal time are ordered
+by a hash of user and item, which `meta.json` names. Age, gender, occupation and zip code become ids from 1 in
+the order of their values.
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ def check_replaceable(out_dir: Path, names: Sequence[str], inputs: Sequence[Path
 
     Raises:
         FileExistsError: one is a link, is no file, or is an input.
+        NotADirectoryError: a file is where the folder should be.
     """
+    check_folder(out_dir, "--out")
     for path in (out_dir / name for name in names):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             kind = "a link" if path.is_symlink() else "no file"
@@ -62,6 +64,20 @@ def check_replaceable(out_dir: Path, names: Sequence[str], inputs: Sequence[Path
         for source in inputs:
             if path.exists() and source.exists() and path.samefile(source):
                 raise FileExistsError(f"{path} is an input, and would be replaced: use another --out")
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Checks that a folder exists, or may be made; `option` is the one that names it.
+
+    Raises:
+        NotADirectoryError: a file is there, or above.
+        FileNotFoundError: a link is there, and what it leads to is not.
+    """
+    for place in (folder, *folder.parents):
+        if place.is_dir():
+            return
+        if not is_absent(place):
+            raise NotADirectoryError(f"{option} {folder}: {place} is a file, expected a folder")
 
 
 def is_absent(path: Path) -> bool:

@@ -25,11 +25,13 @@ from tqdm import tqdm
 
 from .. import NAME
 from ..checks import require, require_at_least
+from ..delimited import read_lines
 from .prepared_files import check_replaceable, replaced_files
 from .sid_sequences import SEQUENCE_COLUMN
 
 PART_FILES = ("training.parquet", "validation.parquet", "testing.parquet")
 USER_COLUMN = "user_id"
+_EXAMPLE = '{"user": 7, "history": [31, 4, 15], "next": 9}'
 
 
 def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) -> dict[str, int]:
@@ -47,13 +49,15 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
     Raises:
         FileNotFoundError: `interactions` does not exist.
         FileExistsError: `interactions`, a link or a folder has the name of a file to write.
+        NotADirectoryError: a file is where `out_dir` should be.
         ValueError: a line is malformed, there are no lines, or `seed` or `split` is out of range.
     """
     require_at_least(0, "seed", seed)
     is_split = len(split) == len(PART_FILES) and min(split) >= 0 and sum(split) == 100
     require(is_split, "split", tuple(split), "three percentages from 0 that sum to 100")
     if not interactions.is_file():
-        raise FileNotFoundError(f"{interactions} does not exist; expected a file of JSON lines")
+        state = "is a folder" if interactions.exists() else "does not exist"
+        raise FileNotFoundError(f"{interactions} {state}; expected a file of JSON lines")
     check_replaceable(out_dir, PART_FILES, [interactions])
     with tqdm(total=3, desc="read", unit="stage", disable=None) as progress:
 
@@ -75,12 +79,12 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
 
 def _read_interactions(path: Path) -> pl.DataFrame:
     users, sequences = [], []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+    for text in read_lines(path):
+        for row, line in enumerate(text.lines):
             try:
                 user, sequence = _parse(line)
             except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
+                raise text.malformed(row, str(error)) from error
             users.append(user)
             sequences.append(sequence)
     if not users:
@@ -91,17 +95,17 @@ def _read_interactions(path: Path) -> pl.DataFrame:
     )
 
 
-def _parse(line: bytes) -> tuple[str, list[int]]:
+def _parse(line: str) -> tuple[str, list[int]]:
     """Returns the user and the item ids of one line."""
     try:
-        fields = json.loads(line.rstrip(b"\r\n"))
+        fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"malformed JSON: {getattr(error, 'msg', error)}") from error
+        raise ValueError(f"malformed JSON ({getattr(error, 'msg', error)}), expected an object") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"{reprlib.repr(fields)}: expected a JSON object")
+        raise ValueError(f"expected a JSON object, as in {_EXAMPLE}")
     for name in ("user", "history", "next"):
         if name not in fields:
-            raise ValueError(f"there is no {name!r}; it has {list(fields)}")
+            raise ValueError(f"there is no {name!r}, expected an object as in {_EXAMPLE}")
     user, history = fields["user"], fields["history"]
     if type(user) not in (str, int):
         raise ValueError(f"user = {reprlib.repr(user)}: expected a string or an integer")

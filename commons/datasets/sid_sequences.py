@@ -60,16 +60,15 @@ class SIDSequenceSource(SIDSource):
 
 
 def _read_table(path: Path, contextual: list[str]) -> pl.DataFrame:
-    """Reads the sequences as lists of Int64, and the contextual features as Int64."""
+    """Reads the sequences and the contextual features."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     try:
         file = pl.scan_parquet(path, glob=False)
         _check_columns(path, file.collect_schema(), contextual)
-        lists = pl.col(SEQUENCE_COLUMN).cast(pl.List(pl.Int64))
-        return file.select(lists, *(pl.col(name).cast(pl.Int64) for name in contextual)).collect()
+        return file.select(SEQUENCE_COLUMN, *contextual).collect()
     except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{path} is malformed: {error}") from error
+        raise ValueError(f"{path} is malformed: {' '.join(str(error).split())}") from error
 
 
 def _check_columns(path: Path, schema: pl.Schema, contextual: list[str]) -> None:
@@ -96,7 +95,19 @@ def _flat_items(path: Path, sequences: pl.Series) -> tuple[np.ndarray, np.ndarra
     if items.null_count():
         row = _row_at(items.is_null().arg_true()[0], offsets)
         raise ValueError(f"{path}, row {row}: {SEQUENCE_COLUMN} has a null item: expected integers")
-    return items.to_numpy(), offsets
+    return _int64(path, items, offsets), offsets
+
+
+def _int64(path: Path, ids: pl.Series, offsets: np.ndarray) -> np.ndarray:
+    """Returns ids, none of which is null, in int64; `offsets` are where each row's begin."""
+    numbers = ids.cast(pl.Int64, strict=False)
+    if numbers.null_count():
+        position = int(numbers.is_null().arg_true()[0])
+        row = _row_at(position, offsets)
+        raise ValueError(
+            f"{path}, row {row}: {ids.name} has id {ids[position]}: expected one that int64 holds"
+        )
+    return numbers.to_numpy()
 
 
 def _rows_of(path: Path, sids: ItemSIDs, items: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -110,7 +121,7 @@ def _rows_of(path: Path, sids: ItemSIDs, items: np.ndarray, offsets: np.ndarray)
 
 def _contextual_ids(path: Path, column: pl.Series, vocab_size: int) -> np.ndarray:
     _check_no_null(path, column)
-    ids = column.to_numpy()
+    ids = _int64(path, column, np.arange(len(column) + 1))
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if len(outside):
         raise ValueError(

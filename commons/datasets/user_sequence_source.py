@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from ..checks import require, require_at_least
-from .embedding_args import EmbeddingArgs
+from .embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
 from .hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
 from .user_sequences import SequencesMeta, UserSequences
 
@@ -121,7 +121,9 @@ def _spec(meta: SequencesMeta, max_history_seqlen: int, max_num_candidates: int)
         action_feature_name=meta.action_feature_name,
         feature_to_max_seqlen=max_seqlens,
         tables=tuple(
-            EmbeddingArgs([name], name, size, "model_parallel" if name in large else "data_parallel")
+            DynamicEmbeddingArgs([name], name, size)
+            if name in meta.unbounded_feature_names
+            else EmbeddingArgs([name], name, size, "model_parallel" if name in large else "data_parallel")
             for name, size in meta.vocab_sizes.items()
         ),
         max_num_candidates=max_num_candidates,

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -17,6 +17,7 @@ from ..registry import NamedFactory
 
 SEQUENCES_FILE = "sequences.parquet"
 META_FILE = "meta.json"
+_OPTIONAL_ENTRIES: dict[str, object] = {"num_tasks": 1, "unbounded_feature_names": [], "tie_order": None}
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,16 @@ class SequencesMeta:
         num_classes: number of classes. An action id is 1 + its class.
         positive_class: classes from this one on are positive; None if classes have no order.
         num_tasks: if above 1, a class is a bit mask, bit t for task t, and `num_classes` is 2 ** `num_tasks`.
-            The file has the entry only then, so files written before there were tasks still open.
+        unbounded_feature_names: features whose ids are any int64 but the smallest. Their `vocab_sizes` are
+            rows of a dynamic table, which ids take in turn.
+        tie_order: how a user's events of equal time are ordered, in words; None if nothing orders them.
+
+    The file has `num_tasks`, `unbounded_feature_names` and `tie_order` only if they differ from their
+    defaults, so files from before there were such entries still open.
 
     Raises:
-        ValueError: `vocab_sizes` does not match the features, or `num_tasks` the classes.
+        ValueError: `vocab_sizes` does not match the features, `num_tasks` the classes, or an unbounded
+            feature is none of the ids'.
     """
 
     dataset: str
@@ -46,6 +53,8 @@ class SequencesMeta:
     num_classes: int
     positive_class: int | None
     num_tasks: int = 1
+    unbounded_feature_names: list[str] = field(default_factory=list)
+    tie_order: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_tasks < 1 or (self.num_tasks > 1 and self.num_classes != 2**self.num_tasks):
@@ -55,12 +64,18 @@ class SequencesMeta:
         features = [*self.contextual_feature_names, self.item_feature_name, self.action_feature_name]
         if sorted(self.vocab_sizes) != sorted(features):
             raise ValueError(f"vocab_sizes has {sorted(self.vocab_sizes)}, expected {sorted(features)}")
+        unknown = set(self.unbounded_feature_names) - set(features[:-1])
+        if unknown:
+            raise ValueError(
+                f"unbounded_feature_names has {sorted(unknown)}, expected some of {sorted(features[:-1])}"
+            )
 
     def write(self, path: Path) -> None:
         """Writes the JSON file."""
         entries = dataclasses.asdict(self)
-        if self.num_tasks == 1:
-            del entries["num_tasks"]
+        for name, default in _OPTIONAL_ENTRIES.items():
+            if entries[name] == default:
+                del entries[name]
         path.write_text(json.dumps(entries, indent=2) + "\n")
 
     @staticmethod
@@ -73,8 +88,12 @@ class SequencesMeta:
         """
         entries = json.loads(path.read_text())
         expected = [entry.name for entry in dataclasses.fields(SequencesMeta)]
-        if not isinstance(entries, dict) or {*entries, "num_tasks"} != set(expected):
-            raise ValueError(f"expected the entries {expected}, num_tasks only for several tasks")
+        if not isinstance(entries, dict) or {*entries, *_OPTIONAL_ENTRIES} != set(expected):
+            found = list(entries) if isinstance(entries, dict) else type(entries).__name__
+            raise ValueError(
+                f"expected the entries {expected}, of which {', '.join(_OPTIONAL_ENTRIES)} may be absent; "
+                f"it has {found}"
+            )
         return SequencesMeta(**entries)
 
 
@@ -85,7 +104,7 @@ class UserSequences:
     Attributes:
         meta: features and labels.
         contextual: `[users]` int64 per contextual feature.
-        items: `[events]` int32, each user's oldest first.
+        items: `[events]` int32, or int64 if an id needs it, each user's oldest first.
         actions: `[events]` int32.
         offsets: `[users + 1]` int64; user u's events are `offsets[u]` to `offsets[u + 1]`, exclusive.
     """
@@ -126,16 +145,26 @@ class UserSequences:
         table = table.select(*meta.contextual_feature_names, *list_columns)
         for name, dtype in table.schema.items():
             _check_integers(name, dtype, in_lists=name in list_columns)
-        lengths = table["items"].list.len()
-        if not (lengths == table["actions"].list.len()).all() or not (lengths > 0).all():
-            raise ValueError("a user has no items, or not one action per item")
-        ids = {name: table[name].cast(pl.Int64).to_numpy() for name in meta.contextual_feature_names}
-        items, actions = (table[name].explode().cast(pl.Int32).to_numpy() for name in list_columns)
-        for name, values in {**ids, meta.item_feature_name: items, meta.action_feature_name: actions}.items():
-            _check_range(name, values, meta.vocab_sizes[name])
-        if len(actions) and int(actions.min()) < 1:
-            raise ValueError("an action id is 0; classes start at action id 1")
-        offsets = np.concatenate([[0], lengths.cast(pl.Int64).cum_sum().to_numpy()])
+            nulls = table[name].is_null().arg_true()
+            if len(nulls):
+                raise ValueError(f"row {nulls[0]}: column {name!r} is null")
+        lengths, num_actions = (table[name].list.len().cast(pl.Int64).to_numpy() for name in list_columns)
+        wrong = np.flatnonzero((lengths != num_actions) | (lengths == 0))
+        if len(wrong):
+            raise ValueError(
+                f"row {wrong[0]}: a user has {lengths[wrong[0]]} items and {num_actions[wrong[0]]} actions: "
+                "expected at least one item, and one action per item"
+            )
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        rows = np.arange(len(table) + 1)
+        ids = {
+            name: _checked_ids(name, table[name], meta, rows).astype(np.int64)
+            for name in meta.contextual_feature_names
+        }
+        items, actions = (
+            _checked_ids(feature, table[column].explode(), meta, offsets)
+            for feature, column in ((meta.item_feature_name, "items"), (meta.action_feature_name, "actions"))
+        )
         return UserSequences(meta, ids, items, actions, offsets)
 
 
@@ -146,12 +175,36 @@ def _check_integers(column: str, dtype: pl.DataType, in_lists: bool) -> None:
         raise ValueError(f"column {column!r} is {dtype}: expected {expected}")
 
 
-def _check_range(feature: str, ids: np.ndarray, vocab_size: int) -> None:
-    # Nulls arrive as NaN, which fails the comparison.
-    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
+def _checked_ids(feature: str, values: pl.Series, meta: SequencesMeta, offsets: np.ndarray) -> np.ndarray:
+    """Returns the ids of all rows, concatenated, in int32 if that holds them.
+
+    Args:
+        feature: its name.
+        values: integers, row after row.
+        meta: has the feature's range.
+        offsets: int64 `[rows + 1]`, where each row's values begin.
+
+    Raises:
+        ValueError: an id is null, or outside its range. Names the feature and the row.
+    """
+    if feature in meta.unbounded_feature_names:
+        least, most, hint = 1 - 2**63, 2**63 - 1, ""
+    else:
+        # An action is 1 + its class.
+        least, most = int(feature == meta.action_feature_name), meta.vocab_sizes[feature] - 1
+        hint = "; hashes and ids from 2^31 on need unbounded_feature_names" if least == 0 else ""
+    ids = values if values.dtype in (pl.Int32, pl.Int64) else values.cast(pl.Int64, strict=False)
+    outside = (~ids.is_between(least, most)).fill_null(True).arg_true()
+    if len(outside):
+        place = outside[0]
+        row = int(np.searchsorted(offsets, place, side="right")) - 1
+        found = "null" if values[place] is None else str(values[place])
+        is_hash = values[place] is not None and not 0 <= values[place] < 2**31
         raise ValueError(
-            f"feature {feature!r} has ids {ids.min()} to {ids.max()} in a vocabulary of {vocab_size}"
+            f"row {row}: feature {feature!r} has id {found}: expected {least} to {most}{hint * is_hash}"
         )
+    fits = bool(ids.is_between(-(2**31), 2**31 - 1).all())
+    return ids.cast(pl.Int32 if fits else pl.Int64).to_numpy()
 
 
 class UserDataset(ABC):
@@ -223,4 +276,15 @@ class PreparedDataset(UserDataset):
             columns = [*meta.contextual_feature_names, "items", "actions"]
             return UserSequences.from_table(pl.read_parquet(path, columns=columns), meta)
         except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
-            raise ValueError(f"{path} is malformed: {error}; prepare it again with: {prepare}") from error
+            reason = " ".join(str(error).split())  # polars' errors have several lines
+            raise ValueError(f"{path} is malformed: {reason}; prepare it again with: {prepare}") from error
+
+
+def check_one_line_per_user(path: Path, users: pl.Series, first_line: int) -> None:
+    """Raises ValueError, which names the file and the line, if a user has two lines of a file."""
+    repeated = (~users.is_first_distinct()).arg_true()
+    if len(repeated):
+        row = repeated[0]
+        raise ValueError(
+            f"{path}, line {first_line + row}: user {users[row]} has a line above, expected one line per user"
+        )

@@ -8,11 +8,13 @@ import polars as pl
 import pytest
 
 from benchmarks.demo.training import DEFAULT
+from commons.advisor import InputError, columns
 from commons.advisor.__main__ import main
 from commons.advisor.columns import read_groups, read_ids
 from commons.advisor.samples import TokenRule, read_lengths
 from commons.perf_model import Cost
 from tests.commons.advisor.command import MODEL, REPOSITORY, advise_on_gin_file, by_name
+from tests.commons.datasets.test_file_variants import NO_TEXT, SAME_TEXT
 from tests.process_pool import ProcessPool
 
 WITHOUT_DATASET = """
@@ -48,12 +50,69 @@ def test_ids_and_groups(dtype, tmp_path):
     none = pl.Series([-1, 3, -1, 3][: len(ids)])
     path = tmp_path / "histories.parquet"
     pl.DataFrame({"ids": pl.Series(ids, dtype=dtype), "user": user, "none": none}).write_parquet(path)
-    read = read_ids(path, "ids")
-    assert [read.values[a:b].tolist() for a, b in zip(read.start, read.start[1:], strict=False)] == ids
+    column = read_ids(path, "ids")
+    assert column.lengths.tolist() == list(map(len, ids))
+    some = column.of(np.array([len(ids) - 2, 0, 0]))
+    assert some.values.tolist() == [i for sample in sorted({0, len(ids) - 2}) for i in ids[sample]]
+    read = column.of(np.arange(len(ids)))
+    assert [read.values[a:b].tolist() for a, b in zip(read.start, read.end, strict=True)] == ids
     assert read.num_unique(np.arange(len(ids))) == 2 and read.num_unique(np.zeros(0, dtype=int)) == 0
     users = read_groups(path, "user")
     assert users.dtype == np.int64 and len(set(users)) == len(set(user))
     assert (read_groups(path, "none") < 0).tolist() == [True, False, True, False][: len(ids)]
+
+
+CSV = b"n,m\n5,1\n6,2\n"
+
+
+@pytest.mark.parametrize("change", SAME_TEXT.values(), ids=SAME_TEXT)
+@pytest.mark.parametrize("separator", [b",", b";", b"\t"])
+def test_csv_files_that_are_read(change, separator, tmp_path):
+    for name in ("lengths.csv", "lengths.csv.gz"):
+        path = tmp_path / name
+        path.write_bytes(change(CSV.replace(b",", separator)))
+        assert read_lengths(path, "n").tolist() == [5, 6]
+        assert read_groups(path, "m").tolist() == [1, 2]
+        path.write_bytes(change(b'"n"\n"5"\n"6"\n'))
+        assert read_lengths(path, None).tolist() == [5, 6]
+
+
+REFUSED = NO_TEXT | {
+    "leading space": (lambda text: text.replace(b"6", b" 6"), ", row 1: n is ' 6'; expected an integer"),
+    "trailing space": (lambda text: text.replace(b"6", b"6 "), ", row 1: n is '6 '; expected an integer"),
+    "float": (lambda text: text.replace(b"6", b"6.0"), ", row 1: n is '6.0'; expected an integer"),
+    "blank middle line": (lambda text: text.replace(b"6", b"\n6"), "line 3: '': expected 2 fields"),
+    "short line": (
+        lambda text: text.replace(b"6,2", b"6"),
+        "line 3: '6': expected 2 fields separated by ','",
+    ),
+    "column twice": (lambda text: text.replace(b"m", b"n"), "line 1: 'n,n': 2 columns 'n', expected"),
+    "negative": (lambda text: text.replace(b"6", b"-6"), ", row 1: length -6; expected at least 0"),
+}
+
+
+@pytest.mark.parametrize("variant", REFUSED.values(), ids=REFUSED)
+def test_csv_files_that_are_refused(variant, tmp_path):
+    change, *expected = variant
+    path = tmp_path / "lengths.csv"
+    path.write_bytes(change(CSV))
+    with pytest.raises(InputError) as refused:
+        read_lengths(path, "n")
+    assert str(refused.value).startswith(str(path)) and "\n" not in str(refused.value)
+    assert all(text in str(refused.value) for text in expected), refused.value
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 100])
+def test_lists_are_counted_in_slices(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "_COUNTED_ROWS", 5)
+    ids = [[7] * (row * 7 % 11) for row in range(rows)]
+    pl.DataFrame({"ids": ids}, schema={"ids": pl.List(pl.Int64)}).write_parquet(tmp_path / "ids.parquet")
+    found = columns.read_column_lengths(tmp_path / "ids.parquet", "--column", "ids")
+    assert found.tolist() == list(map(len, ids)) and found.dtype == np.int64
+    samples = np.arange(0, rows, 2)
+    if len(samples):
+        read = columns.read_ids(tmp_path / "ids.parquet", "ids").of(samples)
+        assert [list(read.values[read.start[i] : read.end[i]]) for i in samples] == ids[::2]
 
 
 def test_tokens_of_lengths():
@@ -171,7 +230,7 @@ CASES = {
     "none.npy MODEL": "none.npy does not exist",
     "lengths.txt MODEL": ".csv, .npy, .parquet",
     "broken.npy MODEL": "broken.npy cannot be read",
-    "broken.parquet MODEL": "broken.parquet cannot be read",
+    "broken.parquet MODEL": ("broken.parquet", "b'no table'", "cannot be read as Parquet"),
     "words.csv --column size MODEL": ("--column size", "n, m"),
     "words.csv MODEL": "n, m; name the one with --column",
     "good.npy --column n MODEL": "--column n has no effect",
@@ -184,16 +243,16 @@ CASES = {
     "square.npy MODEL": "(2, 2)",
     "huge.npy MODEL": "row 1: length 1099511627776",
     "long.npy MODEL --ranks 1": "costs more than 2^62",
-    "words.csv --column n MODEL": "String (row 1 is many)",
-    "fraction.csv MODEL": "Float64 (row 1 is 2.5)",
-    "null.csv --column n MODEL": "row 1: n is null",
+    "words.csv --column n MODEL": "row 1: n is 'many'; expected an integer",
+    "fraction.csv MODEL": "row 1: n is '2.5'; expected an integer",
+    "null.csv --column n MODEL": "row 1: n is ''; expected an integer",
     "nan.parquet MODEL": "Float64 (row 1 is nan)",
     "null.parquet MODEL": "row 1: n is null",
     "good.npy MODEL --ids n": "--ids n has no effect",
     "words.csv MODEL --column m --ids n": "--ids n has no effect",
     "lists.parquet MODEL --ids user": "holds Int64; expected lists",
     "lists.parquet MODEL --ids words": "column words holds List(String)",
-    "lists.parquet MODEL --ids holes": "column holes has a null in a list",
+    "lists.parquet MODEL --ids holes": "row 0: holes has a null in its list",
     "good.npy MODEL --groups n": "--groups n has no effect",
     "lists.parquet MODEL --ids ids --groups ids": "column ids holds List(Int64); expected integers",
     "lists.parquet MODEL --ids ids --groups session": "--groups session: lists.parquet has no such",
@@ -224,7 +283,7 @@ CASES = {
     "good.npy --color red": "--color",
     "folder.npy/../folder MODEL": "folder",
     "spans.npy MODEL": "timedelta64",
-    "no_header.csv MODEL": ("begins with 3", "header"),
+    "no_header.csv MODEL": ("begins with '3'", "header"),
     "wide.csv MODEL": "wide.csv",
     "wide.parquet MODEL": "row 1",
     "good.npy MODEL --cost typing.json": "has True; expected",

@@ -18,6 +18,17 @@ RATINGS_100K = [
 USERS_100K = ["3|24|M|writer|85711", "5|53|F|other|94043", "7|24|F|artist|T8H1N", "9|30|M|other|10003"]
 
 
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def splitmix(value: int) -> int:
+    """The finalizer of splitmix64, on Python's integers."""
+    value %= 2**64
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        value = (value ^ value >> shift) * factor % 2**64
+    return value ^ value >> 31
+
+
 def write_lines(path: Path, lines: list[str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="latin-1")

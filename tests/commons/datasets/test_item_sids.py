@@ -1,3 +1,4 @@
+import gzip
 import json
 import re
 
@@ -65,7 +66,7 @@ def test_json_items_are_sorted_and_need_not_be_contiguous(codes, tmp_path_factor
         ({"codes": torch.zeros(3, 5)}, " has a dict: expected an integer tensor"),
         (torch.tensor([[0, 3], [8, 1], [2, 15]]), ": item 0 has code 8 in hierarchy 1: expected 0 to 7, as"),
         (torch.tensor([[0, -1], [7, 1], [2, 15]]), ": item 1 has code -1 in hierarchy 0: expected 0 to 3"),
-        ("{", " is no JSON: Expecting"),
+        ("{", r" is no JSON \(Expecting"),
         pytest.param("[" * 100_000, " is no JSON", id="deep"),
         ("[[0, 1, 2]]", " has a list: expected an object"),
         ("3", " has a int: expected an object"),
@@ -98,6 +99,18 @@ def test_a_cut_off_tensor_is_named(size, tmp_path):
     path = write(tmp_path, torch.zeros(3, 1000, dtype=torch.int64))
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ValueError, match=re.escape(f"{path}: expected a tensor that torch.save")):
+        ItemSIDs.load(path, SIZES)
+
+
+def test_the_text_of_a_mapping_may_have_a_mark_and_is_shown_if_it_is_compressed(tmp_path):
+    path, text = tmp_path / "sids.json", '{"5": [0, 7, 2]}'
+    for encoding in ("utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"):
+        path.write_text(text, encoding=encoding)
+        assert ItemSIDs.load(path, SIZES).codes.tolist() == [[0, 7, 2]]
+    path.write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(
+        ValueError, match=r"sids.json is no JSON \(.* 0x8b .*\): expected an object, .* UTF-8"
+    ):
         ItemSIDs.load(path, SIZES)
 
 

@@ -1,3 +1,4 @@
+import random
 import urllib.error
 import zipfile
 from functools import partial
@@ -9,7 +10,7 @@ import pytest
 from commons.datasets import movielens
 from commons.datasets.movielens_preprocess import main
 from tests.commons.datasets import conftest
-from tests.commons.datasets.conftest import write_lines
+from tests.commons.datasets.conftest import GOLDEN, USERS_100K, splitmix, write_lines
 
 REAL_100K = Path(__file__).parents[4] / "shared/data/ml-100k"
 
@@ -25,8 +26,8 @@ def test_ml_100k(raw_100k, tmp_path):
     table, meta = prepare("ml-100k", raw_100k, tmp_path)
     assert {name: column.to_list() for name, column in table.to_dict().items() if name != "timestamps"} == {
         "user_id": [3, 5, 7],
-        "items": [[13, 12, 11, 14], [30], [12, 11, *range(20, 28)]],  # 12 and 11: equal time, file order
-        "actions": [[2, 4, 3, 1], [2], [1, 5, *(1 + i % 5 for i in range(8))]],
+        "items": [[13, 11, 12, 14], [30], [12, 11, *range(20, 28)]],  # 11 and 12: equal time
+        "actions": [[2, 3, 4, 1], [2], [1, 5, *(1 + i % 5 for i in range(8))]],
         "age": [1, 3, 1],
         "gender": [2, 1, 1],
         "occupation": [3, 2, 1],
@@ -42,7 +43,25 @@ def test_ml_100k(raw_100k, tmp_path):
         "vocab_sizes": dict(zip(names, (8, 4, 3, 4, 5, 31, 6), strict=True)),
         "num_classes": 5,
         "positive_class": 3,
+        "tie_order": "splitmix64 of user and item, version 1",
     }
+
+
+def test_ties_are_ordered_by_user_and_item_whatever_the_order_of_the_file(tmp_path):
+    lines = [f"{user}\t{item}\t{1 + item % 5}\t{item // 20}" for user in (3, 7) for item in range(1, 101)]
+    write_lines(tmp_path / "raw/u.user", USERS_100K)
+    tables = []
+    for seed in range(3):
+        write_lines(tmp_path / "raw/u.data", random.Random(seed).sample(lines, len(lines)))
+        tables.append(prepare("ml-100k", tmp_path / "raw", tmp_path)[0])
+    assert tables[0].equals(tables[1]) and tables[0].equals(tables[2])
+    for user, items, times in tables[0].select("user_id", "items", "timestamps").rows():
+        assert items == sorted(
+            range(1, 101), key=lambda item: (item // 20, splitmix(splitmix(user + GOLDEN) ^ item))
+        )
+        assert times == [item // 20 for item in items]
+    first, second = tables[0]["items"].to_list()
+    assert first != second  # no order of items that all users share
 
 
 def test_ml_1m(tmp_path):
@@ -67,7 +86,6 @@ def test_ml_20m(tmp_path):
 
 
 RATINGS = (
-    "",
     "1|2|3",
     "1|2|3|4|5",
     "x|2|3|4",
@@ -78,9 +96,10 @@ RATINGS = (
     "1|2|3.5|4",
     "1|2|nan|4",
 )
+AGAIN = "5|53|F|x|1"
 MALFORMED = {
     "u.data": [*(rating.replace("|", "\t") for rating in (*RATINGS, "1|2|3|", "1|2|é|4")), "1|2|3|4"],
-    "u.user": ["3|24|M|writer", "3|24|M|writer|85711|9", "3|old|M|writer|1", "3|24||writer|1", "5|53|F|x|1"],
+    "u.user": ["3|24|M|writer", "3|24|M|writer|85711|9", "3|old|M|writer|1", "3|24||writer|1", AGAIN],
 }
 
 
@@ -90,8 +109,10 @@ MALFORMED = {
 def test_a_malformed_line_is_named_by_file_and_number(name, line, raw_100k, tmp_path):
     lines = (raw_100k / name).read_text().splitlines()
     write_lines(raw_100k / name, [*lines, line])
-    expected = f"{raw_100k / name}, line {len(lines) + 1}: {line!r}, expected "
-    assert expected + "'user_id|age|gender" * (name == "u.user") in error_of("ml-100k", raw_100k, tmp_path)
+    error = error_of("ml-100k", raw_100k, tmp_path)
+    found = f"{line!r}: " if line != AGAIN else "user 5 has a line above, "
+    assert f"{raw_100k / name}, line {len(lines) + 1}: {found}" in error
+    assert "expected " in error.partition(found)[2] or line == AGAIN
 
 
 def test_headers_count_as_lines_and_files_must_have_ratings_of_known_users(raw_100k, tmp_path):
@@ -99,11 +120,13 @@ def test_headers_count_as_lines_and_files_must_have_ratings_of_known_users(raw_1
     path = write_lines(tmp_path / "ratings.csv", lines)
     assert f"{path}, line 3: '1,2,3.2,9'" in error_of("ml-20m", tmp_path, tmp_path)
     write_lines(path, lines[1:])
-    assert f"{path}, line 1: expected the header" in error_of("ml-20m", tmp_path, tmp_path)
+    assert f"{path}, line 1: '1,2,3.5,9': no column 'userId', expected" in error_of(
+        "ml-20m", tmp_path, tmp_path
+    )
     write_lines(raw_100k / "u.user", ["3|24|M|writer|85711"])
     assert "u.data has user 5" in error_of("ml-100k", raw_100k, tmp_path)
     write_lines(raw_100k / "u.data", [])
-    assert "u.data has no ratings" in error_of("ml-100k", raw_100k, tmp_path)
+    assert "u.data has no lines" in error_of("ml-100k", raw_100k, tmp_path)
 
 
 def write_archive(path, raw, compression=zipfile.ZIP_STORED):

@@ -72,12 +72,12 @@ def line(**changes):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ('{"user": "a", "histo', "malformed JSON: Unterminated string"),
-        ("", "malformed JSON: Expecting value"),
-        pytest.param("[" * 100_000, "malformed JSON: ", id="deep"),
-        ("é", "malformed JSON: "),
-        ("[1, 2]", "[1, 2]: expected a JSON object"),
-        ('{"user": "a", "next": 2}', "there is no 'history'; it has ['user', 'next']"),
+        ('{"user": "a", "histo', "malformed JSON (Unterminated string"),
+        ("", "malformed JSON (Expecting value"),
+        pytest.param("[" * 100_000, "malformed JSON (", id="deep"),
+        ("é", "malformed JSON ("),
+        ("[1, 2]", "expected a JSON object, as in {"),
+        ('{"user": "a", "next": 2}', "there is no 'history', expected an object as in {"),
         ('{"history": [], "next": 2}', "there is no 'user'"),
         ('{"user": "a", "history": []}', "there is no 'next'"),
         (line(user=None), "user = None: expected a string or an integer"),
@@ -97,7 +97,7 @@ def line(**changes):
 def test_a_malformed_line_is_named_and_nothing_is_written(text, message, tmp_path):
     path = write_lines(tmp_path / "interactions.jsonl", [line(), line(), text, line()])
     error = error_of("--interactions", path, "--out", tmp_path / "out")
-    assert error.startswith(f"error: {path}, line 3: {message}")
+    assert error.startswith(f"error: {path}, line 3: '{text[:20]}") and f": {message}" in error
     assert not (tmp_path / "out").exists()
 
 

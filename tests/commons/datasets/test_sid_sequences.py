@@ -158,7 +158,9 @@ def test_malformed_columns_are_named(columns, message, sids, tmp_path):
 
 def test_an_item_that_int64_does_not_hold_is_named(sids, tmp_path):
     path = write(tmp_path, [[2**64 - 1]], dtype=pl.UInt64)
-    with pytest.raises(ValueError, match=r"training.parquet is malformed: .*\[18446744073709551615\]"):
+    with pytest.raises(
+        ValueError, match=r"training.parquet, row 0: sequence_data has id 18446744073709551615: expe"
+    ):
         SIDSequenceSource(path, sids, spec())
 
 

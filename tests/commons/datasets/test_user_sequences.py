@@ -18,6 +18,7 @@ from commons.datasets import (
     register_dataset,
 )
 from commons.datasets.kuairand_preprocess import main as prepare_kuairand
+from commons.datasets.movielens import MOVIELENS
 from commons.datasets.movielens_preprocess import main as prepare_movielens
 from tests.commons.datasets.kuairand_files import write_kuairand_1k
 
@@ -42,20 +43,20 @@ def labelled(sample):
     return list(zip(sample.items[len(sample.items) - len(sample.labels) :], sample.labels, strict=True))
 
 
-USER_3, USER_7, LABELS_7 = [13, 12, 11, 14], [12, 11, *range(20, 28)], [0, 4, 0, 1, 2, 3, 4, 0]
+USER_3, USER_7, LABELS_7 = [13, 11, 12, 14], [12, 11, *range(20, 28)], [0, 4, 0, 1, 2, 3, 4, 0]
 
 
 # The newest events are for evaluation, but for a user with a single one.
 @pytest.mark.parametrize(
     ("split", "longest", "candidates", "expected"),
     [
-        ("train", 100, 0, [(USER_3[:3], [1, 3, 2], 0), ([30], [1], 0), (USER_7[:8], LABELS_7, 0)]),
-        ("train", 100, 2, [(USER_3[:3], [3, 2], 2), ([30], [], 0), (USER_7[:8], [4, 0], 2)]),
-        ("train", 2, 0, [([12, 11], [3, 2], 0), ([30], [1], 0), ([24, 25], [4, 0], 0)]),
+        ("train", 100, 0, [(USER_3[:3], [1, 2, 3], 0), ([30], [1], 0), (USER_7[:8], LABELS_7, 0)]),
+        ("train", 100, 2, [(USER_3[:3], [2, 3], 2), ([30], [], 0), (USER_7[:8], [4, 0], 2)]),
+        ("train", 2, 0, [([11, 12], [2, 3], 0), ([30], [1], 0), ([24, 25], [4, 0], 0)]),
         ("eval", 100, 0, [(USER_3, [0], 0), (USER_7, [1, 2], 0)]),
         ("eval", 100, 1, [(USER_3, [0], 1), (USER_7, [2], 1)]),
         ("eval", 1, 0, [([14], [0], 0), ([27], [2], 0)]),
-        ("eval", 2, 5, [([11, 14], [0], 1), ([26, 27], [2], 1)]),
+        ("eval", 2, 5, [([12, 14], [0], 1), ([26, 27], [2], 1)]),
     ],
 )
 def test_events_are_split_by_time_and_then_cut_to_the_newest(split, longest, candidates, expected, sequences):
@@ -162,11 +163,14 @@ ITEMS, ACTIONS, AGE = pl.col("items").list, pl.col("actions").list, pl.col("age"
             lambda d: pl.DataFrame({"user_id": [1]}).write_parquet(d / "sequences.parquet"),
             "sequences.parquet is malformed",
         ),
-        (column(ITEMS.head(2)), "parquet is malformed: a user has no items, or not one action per item"),
-        (column(AGE + 10), "malformed: feature 'age' has ids 11 to 13"),
-        (column(AGE * None), "malformed: feature 'age' has ids nan"),
-        (column(ITEMS.eval(-pl.element())), "feature 'movie_id' has ids -30"),
-        (column(ACTIONS.eval(pl.element() - 1)), "an action id is 0"),
+        (column(ITEMS.head(2)), "parquet is malformed: row 0: a user has 2 items and 4 actions: expected"),
+        (column(AGE + 10), "malformed: row 0: feature 'age' has id 11: expected 0 to 3"),
+        (column(AGE * None), "malformed: row 0: column 'age' is null"),
+        (
+            column(ITEMS.eval(-pl.element())),
+            "row 0: feature 'movie_id' has id -13: expected 0 to 30;",
+        ),
+        (column(ACTIONS.eval(pl.element() - 1)), "row 0: feature 'rating' has id 0: expected 1 to 5"),
         (column(pl.col("user_id").alias("items")), "sequences.parquet is malformed"),
         (column(ITEMS.eval(pl.element() + 0.5)), r"'items' is List\(Float64\): expected lists of integers"),
         (column(ACTIONS.eval(pl.element().cast(pl.Float32))), r"column 'actions' is List\(Float32\): expect"),
@@ -221,6 +225,82 @@ def test_labels_of_several_tasks_are_their_bits(kuairand):
         check_ids(batch, spec)
 
 
+@pytest.mark.parametrize("absent", [["tie_order"], ["tie_order", "num_tasks", "unbounded_feature_names"]])
+def test_folders_from_before_an_entry_existed_are_read(absent, prepared):
+    path = prepared / "meta.json"
+    entries = json.loads(path.read_text())
+    assert entries["tie_order"] == "splitmix64 of user and item, version 1"
+    path.write_text(json.dumps({name: entries[name] for name in entries if name not in absent}))
+    sequences = UserSequences.open(prepared, "ml-100k")
+    assert sequences.meta.tie_order is None
+    sequences.meta.write(path)
+    assert json.loads(path.read_text()).keys() == entries.keys() - {"tie_order"}
+
+
+def own(items, sizes=(10, 100), dtype=None, unbounded=(), users=None):
+    """Returns sequences of users' items, each with action 1."""
+    users = list(range(len(items))) if users is None else users
+    actions = [None if row is None else [1] * len(row) for row in items]
+    table = pl.DataFrame({"user_id": users, "items": pl.Series(items, dtype=dtype), "actions": actions})
+    vocab_sizes = {"user_id": sizes[0], "product": sizes[1], "stars": 6}
+    meta = SequencesMeta(
+        "shop", ["user_id"], "product", "stars", vocab_sizes, 5, 3, unbounded_feature_names=list(unbounded)
+    )
+    return UserSequences.from_table(table, meta)
+
+
+@pytest.mark.parametrize("dtype", [pl.UInt8, pl.UInt16, pl.Int16, pl.UInt32, pl.Int64, pl.UInt64, pl.Int128])
+def test_ids_of_any_integer_type_are_read(dtype):
+    sequences = own([[3, 99], [0]], dtype=pl.List(dtype))
+    assert sequences.items.tolist() == [3, 99, 0] and sequences.items.dtype == np.int32
+    assert sequences.offsets.tolist() == [0, 2, 3]
+
+
+def test_ids_from_2_to_the_31_are_read_in_a_vocabulary_that_large():
+    sequences = own([[2**31, 5], [2**40]], sizes=(10, 2**41))
+    assert sequences.items.tolist() == [2**31, 5, 2**40] and sequences.items.dtype == np.int64
+
+
+def test_unbounded_features_take_hashes_into_dynamic_tables():
+    items, users = [[-(2**63) + 1, 7], [2**63 - 1, 2**31]], [-5, 2**40]
+    sequences = own(items, sizes=(8, 16), unbounded=["product", "user_id"], users=users)
+    source = UserSequenceSource(sequences, "train", max_history_seqlen=5)
+    assert source.spec.unbounded_features == {"product", "user_id"}
+    assert source.spec.vocab_sizes == {"user_id": 8, "product": 16, "stars": 6}
+    assert [source[user].items.tolist() for user in range(2)] == [row[:1] for row in items]
+    assert [int(source[user].contextual["user_id"][0]) for user in range(2)] == users
+    for batch in SequenceDataset(source, batch_size=2):
+        check_ids(batch, source.spec)
+    with pytest.raises(ValueError, match=r"unbounded_feature_names has \['stars'\], expected some of"):
+        own(items, unbounded=["stars"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"items": [[1], [2, None]]}, "row 1: feature 'product' has id null: expected 0 to 99"),
+        ({"items": [[1], None]}, "row 1: column 'items' is null"),
+        ({"items": [[1], []]}, "row 1: a user has 0 items and 0 actions: expected at least one item"),
+        ({"items": [[1], [2, 100]]}, "row 1: feature 'product' has id 100: expected 0 to 99$"),
+        ({"items": [[2**31], [2]]}, "row 0: feature 'product' has id 2147483648: .* unbounded_feature_names"),
+        ({"items": [[1, 2], [-7]]}, "row 1: feature 'product' has id -7: .* hashes and .* need unbounded_f"),
+        ({"items": [[1], [2]], "users": [3, None]}, "row 1: column 'user_id' is null"),
+        (
+            {"items": [[1], [2]], "users": [3, -4]},
+            "row 1: feature 'user_id' has id -4: expected 0 to 9; hash",
+        ),
+        (
+            {"items": [[1], [2**64 - 1]], "dtype": pl.List(pl.UInt64), "unbounded": ["product"]},
+            f"row 1: feature 'product' has id {2**64 - 1}: expected -{2**63 - 1} to {2**63 - 1}",
+        ),
+        ({"items": [[-(2**63)]], "unbounded": ["product"]}, f"row 0: feature 'product' has id -{2**63}: exp"),
+    ],
+)
+def test_ids_that_are_refused_are_named_by_feature_and_row(options, message):
+    with pytest.raises(ValueError, match=message):
+        own(**options)
+
+
 class Shop(UserDataset):
     """Purchases in a CSV file, of which the preprocessors know nothing."""
 
@@ -245,13 +325,13 @@ def test_a_dataset_of_ones_own_is_found_by_its_name(shop):
     assert (user_2.items.tolist(), user_2.contextual["user_id"].tolist()) == ([40], [2])
     assert (user_7.items.tolist(), user_7.labels.tolist()) == ([10, 20], [1, 3])
     shop.write_text("user_id,time,product,stars\n7,3,100,5\n")
-    with pytest.raises(ValueError, match="feature 'product' has ids 100 to 100 in a vocabulary of 100"):
+    with pytest.raises(ValueError, match="row 0: feature 'product' has id 100: expected 0 to 99"):
         UserSequences.open(shop.parent, "shop")
     with pytest.raises(ValueError, match="dataset 'shop' is already registered, as Shop"):
         register_dataset("shop")(type("Other", (Shop,), {}))
 
 
 def test_an_unknown_dataset_is_an_error_that_lists_the_known(tmp_path):
-    known = ["kuairand-1k", "kuairand-27k", "kuairand-pure", "ml-100k", "ml-1m", "ml-20m"]
+    known = ["kuairand-1k", "kuairand-27k", "kuairand-pure", *sorted(MOVIELENS)]
     with pytest.raises(ValueError, match=re.escape(f"dataset = 'kuairand-2k': expected one of {known}")):
         UserSequences.open(tmp_path, "kuairand-2k")
