@@ -81,9 +81,9 @@ class Selection:
         lengths: int64 `[rows, keys]`, of the selected rows, one chunk after another; then of padding.
         num_padding: rows of padding, with zero length in jagged fields and zeros in dense ones.
         sizes: int64 `[sections, chunks]`, rows or elements of each section in each chunk.
-        indices: int64, of all sections one after another, and then the lengths by field and key. sections
-            have the rows, jagged ones for each run of elements the first, less the elements before the run in
-            its section, and then how many there are.
+        indices: int64, of all sections one after another, and then the lengths by field and key. A dense
+            section has the rows. A jagged one has for each run of elements the first, less the elements
+            before the run, and then for each run how many there are.
         index_sizes: how many indices each section has, in one or two parts, and then each field's lengths.
     """
 
