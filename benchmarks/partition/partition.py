@@ -5,6 +5,7 @@ Computed loads of random histories, and of MovieLens 100K's where its folder is 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -90,7 +91,8 @@ def _measure_placements(lengths: dict[str, Lengths]) -> list[Record]:
                 figures[key] = average([_assess(batch, place(batch), equal_rows) for batch in batches])
             # In turns, so that no call finds its data in the cache.
             turns = batches * -(-CALLS[ranks] // (DRAWS * PASSES))
-            times.setdefault(key, []).extend(time_ms(partial(place, batch)) for batch in turns)
+            calls = [partial(place, batch) for batch in turns]
+            times.setdefault(key, []).extend(time_ms(call, time.process_time) for call in calls)
     names = ("lengths", "hidden_size", "ranks", "placement")
     return [
         {**dict(zip(names, key, strict=True)), **found, "ms": _summarize_times(times[key])}
