@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -121,9 +120,8 @@ class BatchShuffler(ABC):
         shared = self.shared_fields
         if isinstance(shared, str):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
-        self._batch_type: type | None = None
         self.planner = self._make_planner(self.group)
-        self._routes: deque[tuple[ShufflePlan, Route]] = deque(maxlen=_ROUTES)
+        self._routes: tuple[tuple[ShufflePlan, Route], ...] = ()  # replaced whole: two threads read it
         self._move = chain(self.features, "around_exchange", self._move_rows)
         self._loss_scale = LossScale(self.group)
         self.expects_scale = True
@@ -177,6 +175,7 @@ class BatchShuffler(ABC):
             self.planner = self._make_planner(ranks)
 
     def _make_planner(self, ranks: RankGroup) -> Planner:
+        self._batch_type: type | None = None  # a new planner agrees anew
         planner = Planner(
             ranks,
             self.group,
@@ -276,7 +275,7 @@ class BatchShuffler(ABC):
 
         Pipelines and `plan_ahead` have their planning thread work it out.
         """
-        for known, route in tuple(self._routes):
+        for known, route in self._routes:
             if known is plan:
                 return route
         if self.format is None:
@@ -284,7 +283,7 @@ class BatchShuffler(ABC):
         route = route_of(plan, self.group.rank, self.format.rows.schema, self.settings.exchange)
         if job_device().type == "cuda":
             route = route.pinned()
-        self._routes.append((plan, route))
+        self._routes = (*self._routes, (plan, route))[-_ROUTES:]
         return route
 
     def shuffle(self, batch: Batch) -> Batch:
@@ -394,7 +393,11 @@ class BatchShuffler(ABC):
         return batch
 
     def traffic(self, plan: ShufflePlan) -> Traffic:
-        """Returns the bytes that `exchange` sends and receives on this rank for a plan."""
+        """Returns the bytes that `exchange` sends and receives on this rank for a plan.
+
+        Raises:
+            RuntimeError: samples move, and no rank has had a batch of this shuffler yet.
+        """
         if self.group.num_ranks == 1 or not plan.moves:
             return Traffic(0, 0)
         return self.route(plan).traffic
@@ -414,7 +417,10 @@ class BatchShuffler(ABC):
     def _check_planned(
         self, batch_format: BatchFormat, view: BatchView, rows: PackedRows, plan: ShufflePlan
     ) -> None:
-        """Compares the host's knowledge of a batch with the plan; any other batch would be cut mid-sample."""
+        """Compares fields, rows, and numbers of elements with those of the plan.
+
+        A batch with other lengths, but as many elements, would be cut mid-sample.
+        """
         values = [field.values() for field in view.fields.values() if not isinstance(field, torch.Tensor)]
         elements, planned = [len(of) for of in values], rows.schema.num_elements(rows.lengths)
         same_elements = elements == planned or not plan.rows.batch_sizes[self.group.rank]

@@ -112,6 +112,8 @@ def count_rows(
         raise ValueError(
             "a batch of this rank has no rows: skip it in the loader; ranks may have fewer batches"
         )
+    lengths = read_lengths(fields, schema, num_rows)
+    _check_lengths(lengths, schema)
     shown = batch.to_count()
     counts: list[torch.Tensor] = []
     for whose, count in counters.items():
@@ -120,7 +122,6 @@ def count_rows(
     work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
     row_counts = batch.view(shown).row_counts()
     feature_columns = _count_columns(columns, shown, num_rows, num_real)
-    lengths = read_lengths(fields, schema, num_rows)
     table = RowTable(
         batch_sizes=np.array([num_rows]),
         num_loaded=np.array([num_real]),
@@ -136,6 +137,17 @@ def count_rows(
     )
     names = tuple(row_counts), tuple(feature_columns)
     return table, RowFormat(schema, work.shape[1], *names, loss_dtype=str(loss_tokens.dtype))
+
+
+def _check_lengths(lengths: np.ndarray, schema: RowSchema) -> None:
+    """Raises a ValueError for lengths, int64 `[rows, keys]`, that are negative or do not fit an int32."""
+    for row, column in np.argwhere((lengths < 0) | (lengths >= 2**31))[:1]:
+        names = [(field.name, key) for field in schema.jagged_fields for key in field.keys]
+        name, key = names[column]
+        raise ValueError(
+            f"field {name!r} has a length of {lengths[row, column]} for row {row}"
+            f"{f' of key {key!r}' if key else ''}; expected 0 to 2**31 - 1"
+        )
 
 
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:

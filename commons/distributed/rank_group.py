@@ -195,6 +195,8 @@ class RankGroup:
         if key not in self._groups and key[1] == "gloo" and job_device().type != "cpu":
             assert self.control is not None
             return self.control
+        if key not in self._groups:
+            raise KeyError(f"no group was made for {use!r}: a feature names it in `uses`")
         return self._groups[key]
 
 
@@ -279,17 +281,16 @@ class _Job:
         self.world = world
         self.groups: dict[Ranks, RankGroup] = {}
         self._uses: dict[Ranks, set[tuple[str, str]]] = {}  # of the sets of all ranks
-        self._agreements = itertools.count()
 
     def group(self, ranks: Ranks, uses: Uses) -> RankGroup:
         """Returns the group of a set, connected for these uses; collective, as `RankGroup.of`."""
         is_there = len(ranks) == dist.get_world_size() and ranks in self.groups
         if uses or not is_there:
             with show_if_slow("waiting for all ranks to make a shuffler"), note_if_lost():
-                sets = agree_on_sets(next(self._agreements), ranks, uses)
+                sets = agree_on_sets(next(_agreements), ranks, uses)
             for each in sets:
                 self._connect(*each)
-        return self.groups.get(ranks) or RankGroup.alone()
+        return self.groups[ranks] if len(ranks) > 1 else RankGroup.alone()
 
     def _connect(self, ranks: Ranks, uses: Uses) -> None:
         """Connects ranks for planning and for uses, where they are not. Collective over the job."""
@@ -309,6 +310,8 @@ class _Job:
                 self._uses[ranks].add((use, backend))
 
 
+# Of all jobs that the process has joined: a store may outlive one of them.
+_agreements = itertools.count()
 _job: _Job | None = None
 
 

@@ -43,8 +43,11 @@ def micro_batches(shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan) -> l
     counts = {view.num_rows, view.num_samples} if plan.num_ranks == 1 else set()
     lists = row_lists(batch, counts, shuffler.shared_fields)
     own = plan.computed_by(rank)
-    lengths = np.zeros((view.num_rows, plan.rows.key_lengths.shape[1]), dtype=np.int64)
-    lengths[: len(own)] = plan.rows.key_lengths[own]
+    if plan.num_ranks == 1:  # as loaded, with whatever padding rows may have
+        lengths = plan.rows.lengths_as_loaded(rank)
+    else:
+        lengths = np.zeros((view.num_rows, plan.rows.key_lengths.shape[1]), dtype=np.int64)
+        lengths[: len(own)] = plan.rows.key_lengths[own]
     packed, row_counts = view.packed(lengths), plan.rows.row_counts[own]
     parts = []
     for rows in micro_batch_rows(shuffler, batch, plan):

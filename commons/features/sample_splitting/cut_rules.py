@@ -238,7 +238,9 @@ class CutRules:
 
 def rules_of(batch: Any) -> CutRules | None:
     """Returns what the `cut_rules` of a `BaseBatch` returns; None if it has no such method, or no rules."""
-    rules = getattr(batch, "cut_rules", None)
+    from ...sequence_batch import BaseBatch
+
+    rules = getattr(batch, "cut_rules", None) if isinstance(batch, BaseBatch) else None
     return None if rules is None else rules()
 
 

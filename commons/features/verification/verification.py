@@ -66,11 +66,10 @@ class Verification(Feature):
         fields, planned = exchange(rows, plan), int(plan.num_rows[self._rank])
         found = num_rows(*next(iter(fields.items())))
         self._loaded, self._more = rows, found - planned
-        if found == planned or not found:
+        if found == planned:
             return fields
         # Such a batch could not be made here, and the other ranks would wait for the comparison.
-        packed = self._view(fields).packed()
-        return select_rows([packed], np.arange(planned) % found)
+        return select_rows([self._view(fields).packed()], np.arange(min(planned, found)), planned)
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
         """Compares each rank's samples with the plan and with the loaded ones.

@@ -340,3 +340,10 @@ def test_planning_leaves_nothing_in_the_loaded_fields_for_a_copy_to_take_along(o
     for value in (batch["keyed"], batch["jagged"]):
         assert (value.lengths_or_none() is None) == (of == "offsets")
         assert (value.offsets_or_none() is None) == (of == "lengths")
+
+
+def test_lengths_below_zero_are_refused_by_row_and_key():
+    ids = KeyedJaggedTensor(["a", "b"], torch.arange(4), lengths=torch.tensor([3, -1, 1, 1]))
+    shuffler = IdentityShuffler(get_workloads=lambda batch: torch.ones(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"'ids' has a length of -1 for row 1 of key 'a'; expected 0 to"):
+        shuffler.plan({"ids": ids})
