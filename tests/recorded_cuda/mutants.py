@@ -198,7 +198,8 @@ def _times_early(_: Any) -> Any:
 
 
 def _launches(run: Any) -> Any:
-    """Planning that also exchanges."""
+    """Planning that also exchanges, in a group of its own, or messages of two threads would mix."""
+    group = dist.new_group()
 
     def runs(jobs: Any, device: Any) -> None:
         class Jobs:
@@ -206,7 +207,7 @@ def _launches(run: Any) -> Any:
                 job = jobs.get()
                 if job is not None:
                     ones = torch.ones(2, device=modes.CUDA)
-                    dist.all_to_all_single(torch.empty_like(ones), ones)
+                    dist.all_to_all_single(torch.empty_like(ones), ones, group=group)
                 return job
 
         run(Jobs(), device)
