@@ -296,7 +296,7 @@ def _split_quoted(lines: pl.Series, separator: str, places: Sequence[int], num_f
 def _reason(
     fields: pl.DataFrame, values: pl.DataFrame, columns: Sequence[Column], separator: str, num_fields: int
 ) -> str:
-    """Says what is wrong with the fields of one malformed line."""
+    """Describes what is wrong with the fields of one malformed line."""
     names = ", ".join(column.name for column in columns)
     as_expected = f": {names}" if num_fields == len(columns) else ", as many as the header has"
     for column in columns:

@@ -1,4 +1,4 @@
-"""What a plan costs at 8 to 4,096 ranks, beside steps of several lengths, and what its moves cost.
+"""Prices a plan at 8 to 4,096 ranks, beside steps of several lengths, and what its moves cost.
 
 Times are CPU time of one process. Bytes, messages and ranks met are counted; wire times follow from bytes.
 `python -m benchmarks.partition.plans_at_size` measures this part of `partition` alone.
@@ -82,7 +82,7 @@ def _rebalance(batch: GlobalBatch, ranks_per_node: int | None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class GatheredStep:
-    """What every rank holds of a step when its planning gather has ended.
+    """The numbers of a step that every rank holds when its planning gather has ended.
 
     Attributes:
         numbers: int64 `[ranks, rows, width]`.

@@ -25,7 +25,7 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class Route:
-    """What one rank sends, what it gets, and the rows that it makes of both; worked out on the host.
+    """The rows that one rank sends, gets and has in the end, as worked out on the host.
 
     Attributes:
         leaving: of the rows that the rank holds, a chunk for each rank that gets some; None without a
