@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ import torch
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShuffler, register_batch_shuffler
 from commons.perf_model import HSTUFlops
+
+if TYPE_CHECKING:
+    from commons.features.sample_splitting.cut_rules import CutRules
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +72,33 @@ class HSTUBatchShuffler(BatchShuffler):
     def prefix_cost(self, tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the forward FLOPs of the first tokens' queries, `[cuts, 2]`."""
         return self._flops.prefix_work(tokens, counts["tokens"], counts["head_tokens"], counts["kept_tokens"])
+
+    @staticmethod
+    def cut_rules(batch: HSTUBatch) -> CutRules:
+        """Cuts between items. Contextual ids go with the first piece, candidates with the last.
+
+        A batch with negatives is of a model that scores a token against the next item. So a piece gets the
+        item after it, too, and the labels of the items after its own.
+        """
+        from commons.features.sample_splitting import cut_rules as of  # only who cuts needs it
+
+        ahead = int(batch.negatives_feature_name is not None)
+        items, labels = of.FieldRule("items", after=ahead), of.FieldRule("items_from_end", 1, -ahead, ahead)
+        rules = {f"features.{name}": of.WITH_FIRST for name in batch.contextual_feature_names}
+        rules |= {f"features.{batch.item_feature_name}": items, "labels": labels, "loss_tokens": labels}
+        if batch.action_feature_name is not None:
+            rules[f"features.{batch.action_feature_name}"] = of.ALONG_ITEMS
+        if batch.negatives_feature_name is not None:
+            rules[f"features.{batch.negatives_feature_name}"] = of.TO_EVERY
+        if batch.num_candidates is not None:
+            rules["num_candidates"] = of.WITH_LAST
+        tokens_per_item = 1 if batch.action_feature_name is None else 2
+        return of.CutRules(
+            items=(of.ItemGroup(f"features.{batch.item_feature_name}", tokens=tokens_per_item),),
+            fields=rules,
+            head=tuple(f"features.{name}" for name in batch.contextual_feature_names),
+            kept_together="" if batch.num_candidates is None else "num_candidates",
+        )
 
 
 def flops_of_rows(flops: HSTUFlops, batch: HSTUBatch) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ import torch
 from commons.datasets import SIDBatch
 from commons.distributed import BatchShuffler, register_batch_shuffler
 from commons.perf_model import TransformerConfig, transformer_work
+
+if TYPE_CHECKING:
+    from commons.features.sample_splitting.cut_rules import CutRules
 
 
 @register_batch_shuffler("sid_gr")
@@ -60,6 +63,31 @@ class SIDGRBatchShuffler(BatchShuffler):
     def prefix_cost(self, tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the forward FLOPs of the first tokens' queries, which see no later tokens."""
         return self._flops(torch.from_numpy(tokens)).numpy()
+
+    @staticmethod
+    def cut_rules(batch: SIDBatch) -> CutRules:
+        """Cuts between items. Contextual ids go with the first piece, the target item with the last.
+
+        A piece also gets the item before it, which the tokens of its first item add.
+        """
+        from commons.features.sample_splitting import cut_rules as of  # only who cuts needs it
+
+        codes = batch.num_hierarchies
+        history = f"features.{batch.history_feature_name}"
+        candidates = f"features.{batch.candidate_feature_name}"
+        rules = {f"features.{name}": of.WITH_FIRST for name in batch.contextual_feature_names}
+        rules |= {
+            history: of.FieldRule("items", codes, before=1),
+            candidates: of.FieldRule("items_from_end", codes, before=1),
+            "loss_tokens": of.FieldRule("items_from_end", codes),
+            "target_items": of.WITH_LAST,
+        }
+        return of.CutRules(
+            items=(of.ItemGroup(history, codes, codes), of.ItemGroup(candidates, codes, codes + 1)),
+            fields=rules,
+            head=tuple(f"features.{name}" for name in batch.contextual_feature_names),
+            left_out=1,
+        )
 
 
 def _layer(num_heads: int, head_dim: int) -> TransformerConfig:

@@ -9,12 +9,12 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hstu.batch_shuffler  # noqa: F401  registers "hstu"
-import sid_gr.batch_shuffler  # noqa: F401  registers "sid_gr"
 from commons.datasets import HSTUBatch, SIDBatch
 from commons.distributed import BatchShufflerFactory
 from commons.features.sample_groups import SampleGroups
 from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
+from hstu.batch_shuffler import HSTUBatchShuffler
+from sid_gr.batch_shuffler import SIDGRBatchShuffler
 from tests.commons.features.sample_splitting.cut_samples import check_drawn_cuts
 from tests.commons.histories import keyed
 from tests.hstu import hstu_samples
@@ -115,5 +115,7 @@ def _drawn_sid_batch(items: np.ndarray) -> SIDBatch:
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), num_ranks=st.integers(2, 12), rows=st.sampled_from([2, 8, 32]))
 def test_pieces_are_those_of_the_batch(kind, seed, num_ranks, rows):
-    make_batch = _drawn_sid_batch if kind == "sid_gr" else partial(_drawn_hstu_batch, kind)
-    check_drawn_cuts(make_batch, seed, num_ranks, rows)
+    make_batch, shuffler = partial(_drawn_hstu_batch, kind), HSTUBatchShuffler
+    if kind == "sid_gr":
+        make_batch, shuffler = _drawn_sid_batch, SIDGRBatchShuffler
+    check_drawn_cuts(make_batch, shuffler, seed, num_ranks, rows)

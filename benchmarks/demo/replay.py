@@ -93,21 +93,22 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
         rows = rows.with_cost(shuffler.cost)
     names = row_format.count_names
     if any(isinstance(feature, SplitSamples) for feature in shuffler.features):
-        cutting = Cutting(batch.cut_rules(), row_format.schema, names, shuffler.prefix_cost, rows.cost)
+        rules = shuffler.cut_rules(batch)
+        cutting = Cutting(rules, row_format.schema, names, shuffler.prefix_cost, rows.cost)
         plan = make_plan(*cut_and_place(rows, shuffler.partitioning, cutting))
+        if COLUMN in plan.rows.columns:
+            batch = cut_batch(batch, plan.rows.columns[COLUMN], plan.rows.sample_of, rules)
     else:
         plan = place(rows, shuffler.partitioning)
     return [_take_rank(batch, plan, rank, names) for rank in range(num_ranks)]
 
 
 def _take_rank(batch: BaseBatch, plan: ShufflePlan, rank: int, count_names: Sequence[str]) -> BaseBatch:
-    """Returns a rank's batch after the exchange."""
+    """Returns a rank's rows of a batch that is cut as planned."""
     own = plan.computed_by(rank)
-    is_cut = COLUMN in plan.rows.columns
-    part = cut_batch(batch, plan.rows.columns[COLUMN], plan.rows.sample_of) if is_cut else batch
     counts = dict(zip(count_names, plan.rows.row_counts[own].T, strict=True))
-    part = part.index_select(own).with_row_counts(counts)
-    if not is_cut:
+    part = batch.index_select(own).with_row_counts(counts)
+    if COLUMN not in plan.rows.columns:
         return part
     group: Any = SimpleNamespace(
         num_ranks=plan.num_ranks, rank=rank, group_for=lambda use, device: None, wait_seconds=0.0

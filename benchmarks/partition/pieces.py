@@ -21,6 +21,7 @@ from commons.features.sample_splitting.cut_search import cut_and_place
 from commons.features.sample_splitting.cutting import COLUMN, Cutting
 from commons.partition.balance import relative_to_mean
 from commons.sequence_batch.row_schema import RowSchema
+from hstu.batch_shuffler import HSTUBatchShuffler
 
 RANKS = (8, 64, 1024)
 # Where whole samples cannot be balanced: lengths, width, and rows per rank.
@@ -109,7 +110,7 @@ def load_samples(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[Row
     samples, row_format = load_histories(lengths, hidden_size, ranks)
     flops = make_flops(hidden_size)
     cutting = Cutting(
-        _EXAMPLE.cut_rules(),
+        HSTUBatchShuffler.cut_rules(_EXAMPLE),
         row_format.schema,
         row_format.count_names,
         lambda first, of: flops.prefix_work(first, of["tokens"], of["head_tokens"]).sum(1),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,9 +14,6 @@ from ..sequence_batch import BaseBatch
 from ..unbounded_ids import NO_ID
 from .embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
 from .sample_source import SampleSource, keyed_rows
-
-if TYPE_CHECKING:
-    from ..features.sample_splitting.cut_rules import CutRules
 
 
 @dataclass(frozen=True)
@@ -166,32 +162,6 @@ class HSTUBatch(BaseBatch):
         if self.num_candidates is not None:
             counts["num_candidates"] = self.num_candidates
         return counts
-
-    def cut_rules(self) -> CutRules:
-        """Cuts between items. Contextual ids go with the first piece, candidates with the last.
-
-        A batch with negatives is of a model that scores a token against the next item. So a piece gets the
-        item after it, too, and the labels of the items after its own.
-        """
-        from ..features.sample_splitting import cut_rules as of  # only who cuts needs it
-
-        ahead = int(self.negatives_feature_name is not None)
-        items, labels = of.FieldRule("items", after=ahead), of.FieldRule("items_from_end", 1, -ahead, ahead)
-        rules = {f"features.{name}": of.WITH_FIRST for name in self.contextual_feature_names}
-        rules |= {f"features.{self.item_feature_name}": items, "labels": labels, "loss_tokens": labels}
-        if self.action_feature_name is not None:
-            rules[f"features.{self.action_feature_name}"] = of.ALONG_ITEMS
-        if self.negatives_feature_name is not None:
-            rules[f"features.{self.negatives_feature_name}"] = of.TO_EVERY
-        if self.num_candidates is not None:
-            rules["num_candidates"] = of.WITH_LAST
-        tokens_per_item = 1 if self.action_feature_name is None else 2
-        return of.CutRules(
-            items=(of.ItemGroup(f"features.{self.item_feature_name}", tokens=tokens_per_item),),
-            fields=rules,
-            head=tuple(f"features.{name}" for name in self.contextual_feature_names),
-            kept_together="" if self.num_candidates is None else "num_candidates",
-        )
 
 
 class HSTUSource(SampleSource):

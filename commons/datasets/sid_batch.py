@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,9 +12,6 @@ import torch
 from ..checks import require, require_at_least
 from ..sequence_batch import BaseBatch
 from .sample_source import SampleSource, keyed_rows
-
-if TYPE_CHECKING:
-    from ..features.sample_splitting.cut_rules import CutRules
 
 HISTORY, CANDIDATE = "history", "candidate"
 
@@ -160,30 +156,6 @@ class SIDBatch(BaseBatch):
     def row_counts(self) -> dict[str, torch.Tensor]:
         """Lengths of the features, which size the sequences."""
         return self.feature_row_counts()
-
-    def cut_rules(self) -> CutRules:
-        """Cuts between items. Contextual ids go with the first piece, the target item with the last.
-
-        A piece also gets the item before it, which the tokens of its first item add.
-        """
-        from ..features.sample_splitting import cut_rules as of  # only who cuts needs it
-
-        codes = self.num_hierarchies
-        history = f"features.{self.history_feature_name}"
-        candidates = f"features.{self.candidate_feature_name}"
-        rules = {f"features.{name}": of.WITH_FIRST for name in self.contextual_feature_names}
-        rules |= {
-            history: of.FieldRule("items", codes, before=1),
-            candidates: of.FieldRule("items_from_end", codes, before=1),
-            "loss_tokens": of.FieldRule("items_from_end", codes),
-            "target_items": of.WITH_LAST,
-        }
-        return of.CutRules(
-            items=(of.ItemGroup(history, codes, codes), of.ItemGroup(candidates, codes, codes + 1)),
-            fields=rules,
-            head=tuple(f"features.{name}" for name in self.contextual_feature_names),
-            left_out=1,
-        )
 
 
 class SIDSource(SampleSource):

@@ -119,8 +119,12 @@ class TokenShuffler(BatchShuffler):
     def prefix_cost(self, tokens, counts):
         return tokens**2
 
+    @staticmethod
+    def cut_rules(batch):
+        return batch.cut_rules()
 
-class FlopsShuffler(BatchShuffler):
+
+class FlopsShuffler(TokenShuffler):
     """The workloads are the FLOPs of a layer: of matrix products, and of attention."""
 
     def get_workloads(self, batch):

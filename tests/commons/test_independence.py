@@ -18,6 +18,7 @@ RULES = [
     *((f"commons/{package}/*.py", r"commons\.features") for package in (*CORE, "perf_model")),
     *((f"tests/commons/{package}/*.py", r"commons\.features") for package in CORE),
     *((f"commons/features/{name}/*.py", rf"commons\.features(?!\.{name}\b)") for name in FEATURES),
+    ("commons/datasets/*.py", r"commons\.features"),
     ("commons/**/*.py", "hstu|sid_gr"),
     ("hstu/**/*.py", "sid_gr"),
     ("sid_gr/**/*.py", "hstu"),

@@ -236,28 +236,15 @@ class CutRules:
                 raise ValueError(f"cut_rules counts {name!r}; planning knows {sorted(known)}")
 
 
-def rules_of(batch: Any) -> CutRules | None:
-    """Returns what the `cut_rules` of a `BaseBatch` returns; None if it has no such method, or no rules."""
-    from ...sequence_batch import BaseBatch
-
-    rules = getattr(batch, "cut_rules", None) if isinstance(batch, BaseBatch) else None
-    return None if rules is None else rules()
-
-
-def cut_batch(batch: BaseBatch, pieces: np.ndarray, row_of: np.ndarray) -> BaseBatch:
+def cut_batch(batch: BaseBatch, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules) -> BaseBatch:
     """Returns a batch on the host with a row for each piece, then its padding rows.
 
     Args:
-        batch: has `cut_rules`.
+        batch: samples to cut.
         pieces: `[pieces]` of dtype `PIECE`, all pieces of the real rows, in order.
         row_of: int64 `[pieces]`, the row that each is of.
-
-    Raises:
-        ValueError: the batch has no rules.
+        rules: of the batch.
     """
-    rules = rules_of(batch)
-    if rules is None:
-        raise ValueError(f"a {type(batch).__name__} has no cut_rules, so its samples cannot be cut")
     padding = np.arange(batch.num_samples, batch.batch_size)
     rows = np.append(row_of, padding)
     places = np.append(pieces, np.zeros(len(padding), dtype=PIECE))

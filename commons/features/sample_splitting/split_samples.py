@@ -22,7 +22,7 @@ from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch, containers
 from ...sequence_batch.row_hashes import hash_elements, mix, row_hashes
 from ...sequence_batch.row_schema import FieldValue
-from .cut_rules import PIECE, CutRules, cut_batch, own_spans, rules_of, spans
+from .cut_rules import PIECE, CutRules, cut_batch, own_spans, spans
 from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost
 from .key_fetch import PlacedPieces
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class SplitSamples(Feature):
     """Cuts samples that are too long for balance, or for `max_tokens`, into pieces on several ranks.
 
-    The model and its batches have to support it: a `BaseBatch` has `cut_rules`, and the model fetches keys
-    and values over `batch.pieces`, a `PlacedPieces`.
+    The shuffler and the model have to support it: `cut_rules(batch)` of the shuffler returns the `CutRules`
+    of a `BaseBatch`, and the model fetches keys and values over `batch.pieces`, a `PlacedPieces`.
 
     Args:
         prefix_cost: returns the cost of the first tokens of samples; None for the shuffler's method of this
@@ -48,7 +48,7 @@ class SplitSamples(Feature):
             integers: compute in int64, because the last bits of floats may differ between processors.
 
     Raises:
-        ValueError: when a shuffler is made, if its rows are equal or it has no `prefix_cost`; at the first
+        ValueError: when a shuffler is made, if its rows are equal, or it lacks a method; at the first
             batch, if that cannot be cut.
     """
 
@@ -83,14 +83,13 @@ class SplitSamples(Feature):
         return ("fetch",)
 
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
-        """Finds the shuffler's costs."""
+        """Finds the shuffler's costs and rules."""
         prefix_cost = self._given or getattr(shuffler, "prefix_cost", None)
-        if prefix_cost is None:
-            raise ValueError(
-                "SplitSamples needs prefix_cost, which tells where to cut a sample: give it the argument, or "
-                f"{type(shuffler).__name__} a method of this name"
-            )
-        self._shuffler, self._prefix_cost = shuffler, prefix_cost
+        cut_rules = getattr(shuffler, "cut_rules", None)
+        if prefix_cost is None or cut_rules is None:
+            name = "cut_rules" if cut_rules is None else "prefix_cost"
+            raise ValueError(f"SplitSamples needs {name}: give {type(shuffler).__name__} this method")
+        self._shuffler, self._prefix_cost, self._cut_rules = shuffler, prefix_cost, cut_rules
         self._checks_cuts = any(feature.verifies for feature in shuffler.features)
 
     def warm_up(self) -> None:
@@ -99,12 +98,11 @@ class SplitSamples(Feature):
 
     def agree(self, batch: Any, row_format: RowFormat) -> CutRules:
         """Returns the rules by which batches are cut."""
-        rules = rules_of(batch)
-        if rules is None:
+        if not isinstance(batch, BaseBatch):
             raise ValueError(
-                f"SplitSamples: a {containers.type_name(batch)} cannot be cut; give it cut_rules, as a "
-                "BaseBatch has them"
+                f"SplitSamples: a {containers.type_name(batch)} cannot be cut; make it a BaseBatch"
             )
+        rules: CutRules = self._cut_rules(batch)
         if row_format.loss_dtype != "int64":
             raise ValueError(
                 "SplitSamples: loss tokens are weights, and pieces are counted in whole loss tokens; return "
@@ -131,10 +129,12 @@ class SplitSamples(Feature):
             return batch
         on_host, pieces = view.on_host().batch, plan.rows.columns[COLUMN][own]
         row_of = np.cumsum(plan.rows.starts_sample[own]) - 1
-        cut = cut_batch(on_host, pieces, row_of)
-        self._check_counts(cut, plan, own)
+        rules, _ = self._agreed()
+        cut = cut_batch(on_host, pieces, row_of, rules)
+        if not rules.has_halo:  # a batch counts its halo, too
+            self._check_counts(cut, plan, own)
         if self._checks_cuts:
-            _check_cut(on_host, cut, pieces, row_of)
+            _check_cut(on_host, cut, pieces, row_of, rules)
         if on_host is not batch:
             return cut.to(view.device)
         return cut.pin_memory() if view.is_pinned else cut
@@ -169,19 +169,20 @@ class SplitSamples(Feature):
 
     def _make_cutting(self, cost: Cost) -> Cutting:
         if self._cutting is None or self._cutting.cost != cost:
-            agreed = self._shuffler.planner.format
-            if agreed is None:
-                raise RuntimeError("no rank of the group has had a batch yet")
-            rules, known = agreed.agreed[self.name], agreed.rows
+            rules, known = self._agreed()
             self._cutting = Cutting(rules, known.schema, known.count_names, self._prefix_cost, cost)
         return self._cutting
+
+    def _agreed(self) -> tuple[CutRules, RowFormat]:
+        """Returns the rules and the format that the ranks agreed on at the first batch."""
+        agreed = self._shuffler.planner.format
+        if agreed is None:
+            raise RuntimeError("no rank of the group has had a batch yet")
+        return agreed.agreed[self.name], agreed.rows
 
     def _check_counts(self, cut: BaseBatch, plan: ShufflePlan, own: np.ndarray) -> None:
         """Compares a cut batch's own counts with those that the rules gave planning."""
         shuffler = self._shuffler
-        rules = rules_of(cut)
-        if rules is None or rules.has_halo:  # a batch counts its halo, too
-            return
         shown = shuffler.view(cut).to_count()
         planned_counts = {"get_tokens": plan.rows.tokens, "get_loss_tokens": plan.rows.loss_tokens}
         for name, planned in planned_counts.items():
@@ -193,12 +194,13 @@ class SplitSamples(Feature):
                 )
 
 
-def _check_cut(whole: BaseBatch, cut: BaseBatch, pieces: np.ndarray, row_of: np.ndarray) -> None:
+def _check_cut(
+    whole: BaseBatch, cut: BaseBatch, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules
+) -> None:
     """Compares a batch as loaded with the pieces that `cut_batch` made of it, put together again."""
     padding = np.arange(whole.num_samples, whole.batch_size)
     row_of, pieces = np.append(row_of, padding), np.append(pieces, np.zeros(len(padding), dtype=PIECE))
-    rules, fields = rules_of(whole), whole.per_sample_fields()
-    assert rules is not None  # it was cut by them
+    fields = whole.per_sample_fields()
     together = torch.zeros(whole.batch_size, dtype=torch.int64, device="cpu")
     for name, value in cut.per_sample_fields().items():
         rows, positions, hashes = hash_elements(name, value, len(row_of))

@@ -5,12 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.advisor.pieces import PieceCosts, bytes_of_rows, pieces_of
 from commons.advisor.prediction import DrawnSteps, draw_steps
-from commons.datasets import HSTUBatch
 from commons.distributed.placement import Partitioning, make_plan, place
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
@@ -21,6 +18,7 @@ from commons.partition import lower_bound
 from commons.perf_model import Cost, HSTUFlops
 from commons.sequence_batch.row_schema import RowSchema
 from tests.commons.advisor.command import MODEL, advise, by_name, heavy_tailed
+from tests.commons.histories import TokenShuffler, histories
 
 RANKS, ROWS = 8, 64
 LENGTHS = heavy_tailed(30_000)
@@ -97,21 +95,12 @@ def test_strategies_place_samples_as_training_does(name, case, steps):
     assert case["lower_bound"]["mean"] == pytest.approx(np.mean(bounds))
 
 
-def hstu_cutting(flops: HSTUFlops) -> Cutting:
-    """The cutting of HSTU ranking batches with one user token."""
-    keys = ["user", "item", "action"]
-    one = torch.ones(3, dtype=torch.int64)
-    batch = HSTUBatch(
-        features=KeyedJaggedTensor(keys, one, lengths=one),
-        batch_size=1,
-        feature_to_max_seqlen={},
-        contextual_feature_names=["user"],
-        action_feature_name="action",
-    )
-    fields = batch.per_sample_fields()
+def history_cutting(flops: HSTUFlops) -> Cutting:
+    """The cutting of histories with one user token."""
+    batch = histories([1])
     return Cutting(
-        batch.cut_rules(),
-        RowSchema.of(fields),
+        TokenShuffler.cut_rules(batch),
+        RowSchema.of(batch.per_sample_fields()),
         tuple(batch.row_counts()),
         lambda first, counts: flops.prefix_work(first, counts["tokens"]).sum(1),
     )
@@ -141,9 +130,9 @@ def test_pieces_are_those_of_training(tmp_path):
     imbalance, cut, pieces, tokens, slowest = [], [], [], [], []
     for work, num_tokens in zip(steps.workloads.reshape(-1, 32), steps.tokens.reshape(-1, 32), strict=True):
         items, one = num_tokens // 2, np.ones_like(num_tokens)
-        counts = np.stack([one, items, items], 1)  # user, item, action
+        counts = np.stack([one, items, items, items], 1)  # user, item, action, label
         samples = RowTable(loaded, loaded, work, num_tokens, items, counts, 8 * num_tokens, counts)
-        plan = make_plan(*cut_and_place(samples, Partitioning(settings), hstu_cutting(flops)))
+        plan = make_plan(*cut_and_place(samples, Partitioning(settings), history_cutting(flops)))
         loads = np.bincount(plan.destination, plan.rows.workloads, minlength=ranks)
         imbalance.append(loads.max() / loads.mean())
         per_sample = np.bincount(plan.rows.sample_of)

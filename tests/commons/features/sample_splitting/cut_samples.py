@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.batch_view import view_batch
 from commons.sequence_batch.packed_rows import read_lengths
 from commons.sequence_batch.row_schema import RowSchema
-from tests.commons.histories import FLOPS, drawn_lengths, histories, keyed
+from tests.commons.histories import FLOPS, TokenShuffler, drawn_lengths, histories, keyed
 
 CODES = 3  # of an item
 KINDS = ("history", "history with candidates", "ahead", "codes")
@@ -153,10 +154,11 @@ def flops(tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
     return FLOPS.prefix_work(tokens, *of_samples).sum(1)
 
 
-def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[RowTable, Cutting]:
+def loaded_by(
+    ranks: Sequence[int], batch: BaseBatch, shuffler: Any = TokenShuffler
+) -> tuple[RowTable, Cutting]:
     """Returns a batch's samples as ranks loaded them, which have so many each, and how they are cut."""
-    rules = batch.cut_rules()
-    assert rules is not None
+    rules = shuffler.cut_rules(batch)
     fields, row_counts = batch.per_sample_fields(), batch.row_counts()
     schema, names = RowSchema.of(fields), tuple(row_counts)
     counts = np.stack([of_rows.long().numpy() for of_rows in row_counts.values()], 1)
@@ -214,10 +216,12 @@ def check_pieces(plan: ShufflePlan, samples: RowTable, cutting: Cutting) -> None
     assert plan.rows.num_loaded.sum() == plan.num_rows.sum() - (plan.num_placed == 0).sum() == len(sample_of)
 
 
-def check_drawn_cuts(make: Callable[[np.ndarray], BaseBatch], seed: int, num_ranks: int, rows: int) -> None:
+def check_drawn_cuts(
+    make: Callable[[np.ndarray], BaseBatch], shuffler: Any, seed: int, num_ranks: int, rows: int
+) -> None:
     """Checks the pieces of batches that are made from drawn numbers of items."""
     batch = make(drawn_lengths(np.random.default_rng(seed), rows * num_ranks))
-    samples, cutting = loaded_by([rows] * num_ranks, batch)
+    samples, cutting = loaded_by([rows] * num_ranks, batch, shuffler)
     plan = placed(samples, cutting)
     if not plan.rows.starts_sample.all():
         check_pieces(plan, samples, cutting)
@@ -226,7 +230,7 @@ def check_drawn_cuts(make: Callable[[np.ndarray], BaseBatch], seed: int, num_ran
 
 def check_cut(batch: BaseBatch, plan: ShufflePlan, cutting: Cutting) -> None:
     """Checks that the cut batch has the lengths and bytes that the plan has for its pieces."""
-    cut = cut_batch(batch, plan.rows.columns["pieces"], plan.rows.sample_of)
+    cut = cut_batch(batch, plan.rows.columns["pieces"], plan.rows.sample_of, cutting.rules)
     for column, lengths in enumerate(cut.row_counts().values()):
         assert (lengths.numpy() == plan.rows.row_counts[:, column]).all()
     fields = cut.per_sample_fields()

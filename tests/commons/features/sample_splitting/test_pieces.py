@@ -24,8 +24,8 @@ from tests.commons.histories import TokenShuffler
 from tests.on_ranks import on_ranks
 
 
-def splitting(**settings: Any) -> TokenShuffler:
-    return TokenShuffler(features=[SplitSamples()], equal_rows=False, **settings)
+def splitting(shuffler: type[TokenShuffler] = TokenShuffler) -> TokenShuffler:
+    return shuffler(features=[SplitSamples()], equal_rows=False)
 
 
 def cutting_anywhere(seed: int, **settings: Any) -> TokenShuffler:
@@ -95,13 +95,17 @@ def test_pieces_arrive_as_cut_by_both_exchanges(pools, num_real):
         assert next(samples, None) is None
 
 
-class Uncuttable(AheadBatch):
-    def cut_rules(self):
-        return None
-
-
 class WithoutCost(TokenShuffler):
     prefix_cost = None
+
+
+class CostShuffler(TokenShuffler):
+    def get_workloads(self, batch):
+        return batch["cost"]
+
+
+class WithoutRules(TokenShuffler):
+    cut_rules = None
 
 
 @on_ranks(2)
@@ -119,19 +123,18 @@ def test_a_cut_batch_is_not_cut_again_however_it_is_copied():
 
 @on_ranks(2)
 def test_what_cannot_be_cut_is_refused_with_one_sentence():
-    rng = np.random.default_rng(0)
     makers: list[Callable[[], Any]] = [
-        partial(WithoutCost, features=[SplitSamples()], equal_rows=False),
+        partial(splitting, WithoutCost),
+        partial(splitting, WithoutRules),
         partial(TokenShuffler, features=[SplitSamples()]),
+        partial(splitting(CostShuffler).plan, {"cost": torch.ones(3).long()}),
     ]
     errors = [error_of(maker) for maker in makers]
-    batch = draw_history(rng, 3, 3)
-    batch.__class__ = Uncuttable
-    errors.append(error_of(splitting().plan, batch))
     expected = [
-        "give it the argument, or WithoutCost a method of this name",
+        "SplitSamples needs prefix_cost: give WithoutCost this method",
+        "SplitSamples needs cut_rules: give WithoutRules this method",
         "equal_rows=True with SplitSamples: a piece takes a row, and rows follow the load; set it False",
-        f"SplitSamples: a {__name__}.Uncuttable cannot be cut; give it cut_rules",
+        "SplitSamples: a dict cannot be cut; make it a BaseBatch",
     ]
     for error, part in zip(errors, expected, strict=True):
         assert part in error
