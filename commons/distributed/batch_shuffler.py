@@ -232,7 +232,10 @@ class BatchShuffler(ABC):
                 rank, as is any error of `get_workloads`. An error of one rank alone after the gather, such as
                 a lack of memory, is raised there only, unless a feature compares plans.
         """
-        return self.planner.within_set(self.planner.plan(None if batch is None else self.view(batch)))
+        plan = self.planner.plan(None if batch is None else self.view(batch))
+        if plan.has_batch:
+            self.planner.hand_out(self.planner.posts)
+        return self.planner.within_set(plan)
 
     def exchange(self, batch: Batch, plan: ShufflePlan) -> Batch:
         """Moves the samples as planned. Collective over the group, on the batch's device.

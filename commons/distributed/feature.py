@@ -124,11 +124,13 @@ class Feature:
         return 0
 
     def post(self) -> np.ndarray:
-        """Returns int64 numbers for all ranks, for the planning gather; in the planning thread."""
+        """Returns int64 `[num_posted]` for the other ranks, which the planning gather carries; in the
+        planning thread. `place` gets them as `rows.posts[name]`."""
         return np.zeros(0, dtype=np.int64)
 
-    def take(self, posted: np.ndarray, rows: RowTable) -> None:
-        """Takes what ranks posted, int64 `[ranks, numbers]`; errors have to be raised on all ranks alike."""
+    def take(self, posted: np.ndarray) -> None:
+        """Takes what all ranks posted with a plan, int64 `[ranks, num_posted]`, as its step is handed out: in
+        the same call on all ranks, in the thread that trains."""
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         """Places rows, by calling `place` once, several times, or not at all; in the planning thread."""

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +41,7 @@ class PlannedStep:
     batch: Any  # this rank's, as loaded or prepared on the host
     everyone: ShufflePlan  # of all ranks that plan together
     plan: ShufflePlan  # among the ranks that exchange with this one
-    posted: np.ndarray  # int64 `[ranks]`, what ranks posted when this was planned
+    posts: Mapping[str, np.ndarray]  # what features of all ranks posted when this was planned
     mode: Any = None  # as `PlanAhead` takes it, when the batch was loaded
     wait_seconds: float = 0.0  # that this rank waited for the plan
     exchange_seconds: float = 0.0  # host time of the exchange
@@ -65,9 +65,6 @@ class PlanAhead:
         device: of the steps, which becomes the thread's current one; None for the caller's.
         check: called with each planned step, in the planning thread.
         mode: returns what a step notes when its batch is loaded.
-
-    Attributes:
-        post: returns a number for all ranks, int64, before each plan in the planning thread; None for 0.
     """
 
     def __init__(
@@ -89,7 +86,6 @@ class PlanAhead:
         self._planned: deque[tuple[Iterator[Any], bool, Any, Future[PlannedStep | None]]] = deque()
         self._handed_out_at = time.perf_counter()
         self._failure: Exception | None = None
-        self.post: Callable[[], int] | None = None
 
     def next_step(self, loader: Iterator[Any]) -> PlannedStep | None:
         """Returns the next step; None once when the loaders of all ranks have ended.
@@ -105,6 +101,7 @@ class PlanAhead:
         if step is None:
             return None
         self._memory.handed_out()
+        self._planner.hand_out(step.posts)
         self._slow_plans.after(busy_seconds)
         self._handed_out_at = time.perf_counter()
         return step
@@ -197,7 +194,7 @@ class PlanAhead:
         if failure is None:
             failure, self._failure = self._failure, None
         on_host, given = loaded or (None, None)
-        everyone = self._planner.plan(on_host, failure, self.post)
+        everyone = self._planner.plan(on_host, failure)
         if not everyone.has_batch:
             return None
         plan = self._planner.within_set(everyone)
@@ -205,7 +202,7 @@ class PlanAhead:
         batch = self._prepare(loaded_batch, plan)
         if loaded_batch is not None and batch is loaded_batch:
             batch = given  # what came on the device stays there
-        step = PlannedStep(batch, everyone, plan, self._planner.posted)
+        step = PlannedStep(batch, everyone, plan, self._planner.posts)
         if self._check is not None:
             self._check(step)
         return step

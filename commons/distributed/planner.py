@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -39,7 +39,7 @@ class Planner:
 
     Attributes:
         sets: int64, the ascending ranks of each set that exchanges, each rank in one of them.
-        posted: int64 `[ranks]`, what each rank posted with the last plan.
+        posts: int64 `[ranks, numbers]` each, what features posted with the last plan, by their names.
         seconds: that this rank counted and placed rows for the last plan, without the wait for others.
 
     Raises:
@@ -71,7 +71,6 @@ class Planner:
         self._place_set = chain(set_features, "place", self._place_whole)
         self._place = chain(job_features, "place", self._place_sets)
         self._reserved_by: int | None = None
-        self.posted = np.zeros(ranks.num_ranks, dtype=np.int64)
         self.seconds = 0.0, 0.0
 
     @property
@@ -104,24 +103,20 @@ class Planner:
             "create another shuffler, or exhaust the loaders or reset the pipeline first"
         )
 
-    def plan(
-        self, batch: BatchView | None, failure: Exception | None = None, post: Callable[[], int] | None = None
-    ) -> ShufflePlan:
+    def plan(self, batch: BatchView | None, failure: Exception | None = None) -> ShufflePlan:
         """Plans a step of all ranks. Collective over them.
 
         Args:
             batch: this rank's; None if its loader has ended. If all have, the plan has no rows.
             failure: the error that kept this rank from loading it; raised on every rank.
-            post: returns a number for the other ranks, int64; its errors are raised on every rank.
         """
         if self._reserved_by not in (None, threading.get_ident()):
             raise RuntimeError(self._busy())
         counted, start = None, time.perf_counter()
-        ends = np.cumsum([1] + [feature.num_posted for feature in self._features])
-        posted = np.zeros(ends[-1], dtype=np.int64)
+        ends = np.cumsum([feature.num_posted for feature in self._features], dtype=np.int64)
+        posted = np.zeros(ends.max(initial=0), dtype=np.int64)
         try:
-            posted[0] = 0 if post is None else post()
-            for feature, numbers in zip(self._features, np.split(posted, ends)[1:], strict=False):
+            for feature, numbers in zip(self._features, np.split(posted, ends), strict=False):
                 numbers[:] = feature.post()
         except Exception as error:  # raised on every rank below
             failure = failure or error
@@ -134,17 +129,21 @@ class Planner:
         counting = time.perf_counter() - start
         with named_range("## plan: gather ##"):
             rows, table = self._gather.gather(counted, failure, batch, posted)
-        self.posted = table[:, 0]
+        names = [feature.name for feature in self._features]
+        self.posts = dict(zip(names, np.split(table, ends, axis=1), strict=False))
         start = time.perf_counter()
         if rows.batch_sizes.any():
-            for feature, numbers in zip(self._features, np.split(table, ends, 1)[1:], strict=False):
-                feature.take(numbers, rows)
             with named_range("## plan: placement ##"):
-                plan = self._place(self._with_cost(rows))
+                plan = self._place(self._with_cost(replace(rows, posts=self.posts)))
         else:  # loaders ended: a run resumed here does not plan this
             plan = ShufflePlan(rows, rows.home, np.ones_like(rows.batch_sizes))
         self.seconds = counting, time.perf_counter() - start
         return plan
+
+    def hand_out(self, posts: Mapping[str, np.ndarray]) -> None:
+        """Gives features what ranks posted with the plan of a step, which is handed out."""
+        for feature in self._features:
+            feature.take(posts[feature.name])
 
     def within_set(self, plan: ShufflePlan) -> ShufflePlan:
         """Returns the part of a plan among the ranks that exchange with this one."""

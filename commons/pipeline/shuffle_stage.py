@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, Self
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torchrec.streamable import Pipelineable
@@ -72,8 +71,6 @@ class ShuffleStage:
     Attributes:
         ahead: plans the next steps.
         rank: this rank's place in the plan of `last_step`.
-        posted: int64 `[all ranks]`, what ranks posted with the newest plan handed out: the same on all ranks
-            in the same step.
 
     Raises:
         TypeError: `shuffler` is not a BatchShuffler.
@@ -104,7 +101,6 @@ class ShuffleStage:
         self._forward = chain(shuffler.features, "forward", self._run)
         self.ahead = shuffler.ahead(device, self._check, lambda: self._model.training)
         self.rank = shuffler.group.rank
-        self.posted = np.zeros(self._num_ranks, dtype=np.int64)
         self._computed: tuple[PlannedStep, torch.Tensor, torch.Tensor] | None = None
         self._ended: Iterator[Any] | None = None  # the loader, until the last of its steps has run
 
@@ -118,7 +114,6 @@ class ShuffleStage:
         if step is None:
             return None
         batch, step.batch = step.batch, None
-        self.posted = step.posted
         return InFlightBatch(batch, step)
 
     def exchange(self, batch: InFlightBatch) -> InFlightBatch:

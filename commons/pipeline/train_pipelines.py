@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.model_parallel import DMPCollection
@@ -64,19 +63,6 @@ class _WithStage:
     def plan(self) -> ShufflePlan:
         """The placement of the last step among the ranks that balance together, for `unshuffle`."""
         return self._stage.last_step.plan
-
-    def post(self, read: Callable[[], int]) -> None:
-        """Lets every rank read a number of this one's with each plan, which costs no collective.
-
-        Args:
-            read: returns the number, int64. The planning thread calls it once per plan; it may wait.
-        """
-        self._stage.ahead.post = read
-
-    @property
-    def posted(self) -> np.ndarray:
-        """int64 `[ranks]`, what all ranks posted with the newest plan, the same on all of them."""
-        return self._stage.posted
 
     def _check_attached(self, model: torch.nn.Module | None) -> None:
         if model is not None and model is not self._model:

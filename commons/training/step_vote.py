@@ -15,6 +15,7 @@ from types import FrameType
 import numpy as np
 import torch
 
+from ..distributed import Feature
 from ..distributed.rank_group import RankGroup
 
 logger = logging.getLogger(__name__)
@@ -26,17 +27,22 @@ class NonFiniteLossError(FloatingPointError):
     """A rank's loss was infinite or NaN; raised on all ranks in the same place."""
 
 
-class StepVote:
+class StepVote(Feature):
     """Tells all ranks that one got SIGTERM, or has computed a loss that is not finite.
 
-    A rank's vote is a number that travels with the gather of each plan: `pipeline.post(vote.read)`, and
-    `pipeline.posted` to `after_step`. So it takes no collective per step, and nothing waits for it. All ranks
-    learn of it in the same step, mostly two after. `finish` takes one all-gather. Construction is collective.
+    A feature of the shuffler that trains: a rank's vote is a number that travels with the gather of each
+    plan. So it takes no collective per step, and nothing waits for it. All ranks learn of it in the same
+    step, mostly two after. `finish` takes one all-gather. Construction is collective.
     """
+
+    name = "step_vote"
+    order = 60
+    num_posted = 1
 
     def __init__(self) -> None:
         ranks = RankGroup.of()
         self._channel, self._rank = ranks.channel(), ranks.rank
+        self._newest = np.zeros(ranks.num_ranks, dtype=np.int64)  # votes of all ranks
         self._asked_at: float | None = None
         self._requested = False
         self._lock = threading.Lock()  # of what follows, which the planning thread reads
@@ -63,24 +69,27 @@ class StepVote:
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def read(self) -> int:
-        """Returns this rank's vote; for the planning thread. Waits for no loss."""
-        return self._vote(wait=False)
+    def post(self) -> np.ndarray:
+        """Returns this rank's vote; waits for no loss."""
+        return np.array([self._vote(wait=False)])
 
-    def after_step(self, step: int, loss_sum: torch.Tensor, posted: np.ndarray) -> bool:
+    def take(self, posted: np.ndarray) -> None:
+        """Takes the votes of all ranks."""
+        self._newest = posted[:, 0]
+
+    def after_step(self, step: int, loss_sum: torch.Tensor) -> bool:
         """Returns whether a rank had been asked to stop when it voted.
 
         Args:
             step: number of the step, from 1.
             loss_sum: this rank's loss sum, a scalar.
-            posted: int64 `[ranks]`, the newest votes of all ranks.
 
         Raises:
             NonFiniteLossError: a rank voted that a loss was not finite; raised on all of them.
         """
         with self._lock:
             self._unread.append(_Loss(step, loss_sum))
-        self._count(posted)
+        self._count(self._newest)
         return self._requested
 
     def finish(self) -> None:

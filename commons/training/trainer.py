@@ -91,9 +91,8 @@ class _Trainer:
         self._first_step = self._state.progress.step
         left = self._state.progress.steps_left(task.train_dataset)
         self._num_steps = args.max_train_iters or self._first_step + left
-        shuffler = task.make_shuffler(args)
+        shuffler = task.make_shuffler(args, self._vote)
         self._pipeline = task.make_pipeline(args, self._model, optimizer, device, shuffler)
-        self._pipeline.post(self._vote.read)
         learned = [feature for feature in shuffler.features if feature.name == "learned_costs"]
         self._learned: Any = learned[0] if learned else None
         self._state.follow(self._learned)
@@ -155,7 +154,7 @@ class _Trainer:
         pipeline.progress(loader)
         self._collector.after_step()
         self._state.progress = self._state.progress.after_step(self._task.train_dataset)
-        stop_requested = self._vote.after_step(step, pipeline.loss_sum, pipeline.posted)
+        stop_requested = self._vote.after_step(step, pipeline.loss_sum)
         log.step(self._counter.next_step())
         return stop_requested
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..checks import require
 from ..datasets import SampleSource, SequenceDataset
-from ..distributed import BatchShuffler, BatchShufflerFactory, ShufflerSettings
+from ..distributed import BatchShuffler, BatchShufflerFactory, Feature, ShufflerSettings
 from ..pipeline import TrainPipelineFactory
 from .balance_flags import errors_name_flags, make_features
 from .metrics import EvaluationMetrics
@@ -66,8 +66,8 @@ class TrainingTask:
             if len(dataset) == 0:
                 raise ValueError(f"the {kind} set has no samples; check the dataset's settings and files")
 
-    def make_shuffler(self, args: TrainerArgs) -> BatchShuffler:
-        """Creates the shuffler that the arguments name. Collective over all ranks.
+    def make_shuffler(self, args: TrainerArgs, *features: Feature) -> BatchShuffler:
+        """Creates the shuffler that the arguments name, with more features. Collective over all ranks.
 
         A user's own shuffler gets the settings of `ShufflerSettings` that differ from their defaults, and
         features, as keyword arguments. Its method `get_groups` asks for the feature `SampleGroups`.
@@ -82,7 +82,7 @@ class TrainingTask:
                 get_workloads=self.flops,
                 unit="FLOPs",
                 get_tokens=self.get_tokens,
-                features=[made for made in make_features(args) if made.name == "micro_batches"],
+                features=[*features, *(of for of in make_features(args) if of.name == "micro_batches")],
             )
         name = args.batch_shuffler or self.shuffler_name
         settings: dict[str, Any] = self.shuffler_settings if name == self.shuffler_name else {}
@@ -97,8 +97,8 @@ class TrainingTask:
                 )
                 tells_groups = ""
         with errors_name_flags():
-            if features := make_features(args, tells_groups):
-                settings["features"] = features
+            if all_features := [*features, *make_features(args, tells_groups)]:
+                settings["features"] = all_features
             shuffler = BatchShufflerFactory.create(name, **settings)
         if args.single_rank_load and shuffler.group.num_ranks < dist.get_world_size():
             raise ValueError(

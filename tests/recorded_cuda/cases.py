@@ -335,12 +335,12 @@ def voting(place: Place) -> Results:
     """A vote travels with each plan, as in the trainer."""
     model, optimizer = sharded_ranking_model()
     place.adopt(model)
-    pipeline, vote = place.pipeline(model, optimizer, TokenShuffler()), StepVote()
-    pipeline.post(vote.read)
+    vote = StepVote()
+    pipeline = place.pipeline(model, optimizer, TokenShuffler(features=[vote]))
     loader, stops = place.load(histories(6)), []
     for step in range(1, 7):
         pipeline.progress(loader)
-        stops.append(vote.after_step(step, pipeline.loss_sum, pipeline.posted))
+        stops.append(vote.after_step(step, pipeline.loss_sum))
     vote.finish()
     return [stops, parameters(model)]
 

@@ -85,13 +85,11 @@ class LearnedCosts(Feature):
         """Returns this rank's speed, a time, and rank 0's coefficients."""
         return self._learning.to_post()
 
-    def take(self, posted: np.ndarray, rows: RowTable) -> None:
-        """Takes those of all ranks."""
-        self._learning.take(posted, rows.work.shape[1])
-
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        """Places rows by the learned cost and speeds."""
-        state, learning = self._learning.state, self._learning
+        """Places rows by the learned cost and speeds, once it has learned from what ranks posted."""
+        learning = self._learning
+        learning.take(rows.posts[self.name], rows.work.shape[1])
+        state = learning.state
         rows = replace(rows, speeds=learning.speeds())
         plan = place(rows if state.cost is None else rows.with_cost(state.cost))
         if state.cost is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from commons.distributed import BatchShuffler
+from commons.distributed import BatchShuffler, Feature
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from tests.commons.distributed.loaded_batches import BOTH, agreed
@@ -57,6 +58,22 @@ class Case:
     @property
     def num_real(self) -> int:
         return sum(sizes[1] for sizes in self.batches if sizes is not None)
+
+
+class Posting(Feature):
+    """Posts 10 × the number of the plan + the rank; `newest` is what it took last."""
+
+    name, order, num_posted = "posting", 0, 1
+
+    def __init__(self) -> None:
+        self.newest: list[int] | None = None
+        self._numbers = itertools.count(dist.get_rank(), 10)
+
+    def post(self):
+        return np.array([next(self._numbers)])
+
+    def take(self, posted):
+        self.newest = posted[:, 0].tolist()
 
 
 @st.composite

@@ -61,7 +61,7 @@ class Noting(Named):
         self._note("post")
         return super().post()
 
-    def take(self, posted, rows):
+    def take(self, posted):
         self._note("take")
 
     def place(self, rows, place):
@@ -99,8 +99,8 @@ NOTES = [
     *_each("post"),
     *_each("columns"),
     *_each("agree"),
-    *_each("take"),
     *["a: place 2", "c: place 2", "b: place 2", "b: placed", "c: placed", "a: placed"],
+    *_each("take"),
     *_each("before copy"),
     *_each("exchange"),
     *_each("exchanged")[::-1],
@@ -175,7 +175,7 @@ class Posting(Named):
 
     def __init__(self, name: str, order: int, count: int) -> None:
         super().__init__(name, order)
-        self.count, self.step, self.taken = count, 0, []
+        self.count, self.step, self.placed, self.taken = count, 0, [], []
 
     @property
     def num_posted(self):
@@ -185,10 +185,18 @@ class Posting(Named):
         self.step += 1
         return self._numbers(self.step, dist.get_rank())
 
-    def take(self, posted, rows):
+    def place(self, rows, place):
+        self._check(rows.posts[self.name])
+        self.placed.append(rows.num_loaded.tolist())
+        return place(rows)
+
+    def take(self, posted):
+        self._check(posted)
+        self.taken.append(self.step)
+
+    def _check(self, posted: np.ndarray) -> None:
         expected = [self._numbers(self.step, rank) for rank in range(dist.get_world_size())]
         np.testing.assert_array_equal(posted, np.stack(expected))
-        self.taken.append(rows.num_loaded.tolist())
 
     def _numbers(self, step: int, rank: int) -> np.ndarray:
         return np.arange(self.count) + 10 * rank + 100 * step - 10_000 * self.order
@@ -206,14 +214,13 @@ def _posts(counts: list[int]) -> list[list[list[int]]]:
     shuffler = FieldShuffler(features=features[::-1])
     for step in range(4):
         batch = lopsided_batch() if step < 3 - dist.get_rank() else None  # rank 1 ends first, then all have
-        view = None if batch is None else shuffler.view(batch)
-        shuffler.planner.plan(view, post=lambda step=step: 7 * dist.get_rank() - step)
-        assert shuffler.planner.posted.tolist() == [-step, 7 - step]
-    return [feature.taken for feature in features]
+        shuffler.plan(batch)
+    assert all(feature.taken == [1, 2, 3] for feature in features)
+    return [feature.placed for feature in features]
 
 
 @pytest.mark.parametrize("counts", [[0], [3], [2, 0, 1]])
-def test_each_feature_takes_what_it_posted_on_every_rank(pools, counts):
+def test_each_feature_places_by_and_takes_what_it_posted_on_every_rank(pools, counts):
     loaded_by_step = [[4, 4], [4, 4], [4, 0]]
     assert pools(2).run(_posts, counts) == [[loaded_by_step] * len(counts)] * 2
 
@@ -403,7 +410,7 @@ class Failing(Named):
         self._called("post")
         return super().post()
 
-    def take(self, posted, rows):
+    def take(self, posted):
         self._called("take")
 
     def place(self, rows, place):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed.plan_ahead import PlanAhead, PlannedStep
-from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler
+from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler, Posting
 from tests.drawn_batches import MixedBatch, draw_batch, sample_contents
 from tests.on_ranks import on_ranks
 
@@ -191,14 +191,15 @@ def test_steps_are_checked_before_they_are_handed_out():
 
 
 def _posts() -> list[list[int]]:
-    ahead, loader, rank = FieldShuffler().ahead(), _batches(), dist.get_rank()
-    numbers = iter(range(100 * rank, 100 * rank + 100))
-    ahead.post = lambda: next(numbers)
-    steps = [ahead.next_step(loader) for _ in range(max(NUM_BATCHES) + 1)]
-    assert steps.pop() is None
-    return [step.posted.tolist() for step in steps]
+    """Returns what a feature has taken when each step is handed out, and after the last."""
+    posting, found = Posting(), []
+    ahead, loader = FieldShuffler(features=[posting]).ahead(), _batches()
+    while ahead.next_step(loader) is not None:
+        found.append(posting.newest)
+    assert posting.newest == found[-1]
+    return found
 
 
-def test_each_step_has_what_all_ranks_posted_with_its_plan(pools):
-    expected = [[number, 100 + number] for number in range(max(NUM_BATCHES))]
+def test_what_all_ranks_posted_with_a_plan_is_taken_as_its_step_is_handed_out(pools):
+    expected = [[10 * number, 10 * number + 1] for number in range(max(NUM_BATCHES))]
     assert pools(2).run(_posts) == [expected] * 2

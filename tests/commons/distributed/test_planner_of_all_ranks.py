@@ -23,8 +23,8 @@ def _plan_of_pairs(identity: bool) -> tuple[list[int], int]:
     batch = lopsided_batch()
     alone = shuffler.plan(batch)
     shuffler.plan_over(RankGroup.of())
-    everyone = shuffler.planner.plan(shuffler.view(batch), post=lambda: 7 * dist.get_rank())
-    assert everyone.num_ranks == 3 and shuffler.planner.posted.tolist() == [0, 7, 14]
+    everyone = shuffler.planner.plan(shuffler.view(batch))
+    assert everyone.num_ranks == 3
     here = shuffler.planner.within_set(everyone)
     assert np.array_equal(here.rows.workloads, alone.rows.workloads)
     assert np.array_equal(here.destination, alone.destination)

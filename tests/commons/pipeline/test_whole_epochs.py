@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.commons.distributed.counted_collectives import recorded_collectives
+from tests.commons.distributed.shufflers import Posting
 from tests.commons.histories import TokenShuffler, histories
 from tests.commons.pipeline.ranking_pipelines import ranking_pipeline, steps_of
 from tests.commons.pipeline.whole_epochs import LOADINGS, ROWS, check_epochs, epochs
@@ -51,17 +52,14 @@ def test_a_new_iterator_loses_no_batch_and_a_reset_drops_those_on_their_way(name
 @pytest.mark.parametrize(("name", "ahead"), [("none", 0), ("native", 2)])
 @on_ranks(2)
 def test_posts_reach_all_ranks_in_the_same_step_without_another_collective(name, ahead):
-    rank, results = dist.get_rank(), []
+    results = []
     for posts in (False, True):
-        pipeline = ranking_pipeline(name, TokenShuffler())
-        calls = iter(range(100))
-        if posts:
-            pipeline.post(lambda calls=calls: 10 * next(calls) + rank)
+        posting = Posting()
+        pipeline = ranking_pipeline(name, TokenShuffler(features=[posting] if posts else []))
         with recorded_collectives() as recorded:
-            steps = [pipeline.posted.tolist() for _ in steps_of(pipeline, [histories([2] * ROWS)] * 4)]
+            steps = [posting.newest for _ in steps_of(pipeline, [histories([2] * ROWS)] * 4)]
         results.append((Counter(name for name, _ in recorded), steps))
-    (collectives, nothing), (collectives_with_post, posted) = results
+    (collectives, _), (collectives_with_post, posted) = results
     assert collectives == collectives_with_post and collectives["all_gather"] > 0
-    assert nothing == [[0, 0]] * 4
     plans = [min(step + ahead, 3) for step in range(4)]  # the newest one that was handed out
     assert posted == [[10 * plan, 10 * plan + 1] for plan in plans]

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,9 +20,9 @@ from tests.hstu.hstu_samples import ranking_model
 from tests.on_ranks import on_ranks
 
 
-def _posted(vote: StepVote) -> np.ndarray:
-    """The votes of all ranks, as a plan's gather carries them."""
-    return RankGroup.of().channel().all_gather(np.array([vote.read()]))[:, 0]
+def _hand_out(vote: StepVote) -> None:
+    """Hands out the votes of all ranks, as a plan's gather carries them."""
+    vote.take(RankGroup.of().channel().all_gather(vote.post()))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,8 @@ def test_the_first_bad_loss_stops_all_ranks_in_one_step(losses_of_ranks, last_st
     vote, losses = StepVote(), losses_of_ranks[dist.get_rank()]
     with pytest.raises(NonFiniteLossError, match=f"^{error}") if error else nullcontext():
         for step, loss in enumerate(losses, 1):
-            vote.after_step(step, torch.tensor(loss), _posted(vote))
+            _hand_out(vote)
+            vote.after_step(step, torch.tensor(loss))
         vote.finish()
     assert step == last_step
 
@@ -51,10 +51,10 @@ def test_a_request_to_one_rank_reaches_all_with_the_next_plan_and_stays():
     answers = []
     with vote.listening():
         for number in range(1, 6):
-            posted = _posted(vote)
+            _hand_out(vote)
             if number == step and dist.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
-            answers.append(vote.after_step(number, torch.tensor(1.0), posted))
+            answers.append(vote.after_step(number, torch.tensor(1.0)))
         vote.finish()
     assert answers == [False, False, False, True, True]
 
@@ -65,7 +65,8 @@ def test_in_a_thread_votes_count_and_rank_0_names_what_is_missing():
 
     def listen() -> None:
         with vote.listening():
-            counted.append(vote.after_step(1, torch.tensor(1.0), _posted(vote)))
+            _hand_out(vote)
+            counted.append(vote.after_step(1, torch.tensor(1.0)))
 
     with warnings_of("commons") as records:
         thread = threading.Thread(target=listen)
