@@ -6,7 +6,7 @@ import commons.quiet_logs  # noqa: F401  isort: skip
 import argparse
 import importlib
 
-from benchmarks import soak
+from benchmarks import soak, stage_cost
 from benchmarks.demo import table as demo
 from benchmarks.harness import BENCHMARKS, name_result, read_result
 from benchmarks.markdown import write_pages
@@ -25,7 +25,7 @@ def all_tables() -> dict[str, str]:
     summaries = {model: read_result(f"demo/{model}/summary") for model in demo.TITLES}
     tables = {**demo.tables(summaries), "VERSIONS sets": versions.table(sets)}
     results = [*summaries.values(), read_result("soak")]
-    tables |= soak.tables(results[-1])
+    tables |= soak.tables(results[-1]) | stage_cost.tables()
     for name, module in BENCHMARKS.items():
         results.append(read_result(name_result(name)))
         tables |= importlib.import_module(f"benchmarks.{module}").tables(results[-1])

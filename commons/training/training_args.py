@@ -225,6 +225,7 @@ class OptimizerArgs:
         optimizer_str: "adam", "adagrad" or "sgd", in any case of letters.
         learning_rate: learning rate of both.
         adam_beta1, adam_beta2, adam_eps: Adam's.
+        weight_decay: number that gin files of this field have; no parameter decays.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
@@ -236,6 +237,7 @@ class OptimizerArgs:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_eps: float = 1e-8
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -249,6 +251,12 @@ class OptimizerArgs:
         for name in ("adam_beta1", "adam_beta2"):
             value = getattr(self, name)
             require(0 <= value < 1, f"OptimizerArgs.{name}", value, "at least 0 and less than 1")
+
+    def settings_without_effect(self) -> list[str]:
+        """Returns one line for each setting without effect."""
+        if not self.weight_decay:
+            return []
+        return [f"OptimizerArgs.weight_decay = {self.weight_decay} has no effect: no parameter decays"]
 
 
 @gin.configurable

@@ -49,7 +49,20 @@ class DatasetArgs:
 @gin.configurable(module="hstu")
 @dataclass
 class NetworkArgs(BaseNetworkArgs):
-    """Settings of the HSTU layers; all of `BaseNetworkArgs` applies."""
+    """Settings of the HSTU layers; all of `BaseNetworkArgs` applies.
+
+    Attributes:
+        embedding_backend: name that gin files of this field have; tables are TorchRec's.
+    """
+
+    embedding_backend: str | None = None
+
+    def settings_without_effect(self) -> list[str]:
+        """Returns one line for each setting without effect."""
+        lines = super().settings_without_effect()
+        if self.embedding_backend is not None:
+            lines.append("NetworkArgs.embedding_backend has no effect here: tables are TorchRec's")
+        return lines
 
     def running_backend(self, num_contextual: int, device: torch.device) -> RunningBackend:
         """Returns the backend that runs, for at most this many contextual tokens per sample."""

@@ -39,6 +39,8 @@ class DatasetArgs:
         shuffle: whether each epoch has its own order.
         num_hierarchies: codes per item.
         codebook_sizes: codebook size of each hierarchy.
+        deduplicate_label_across_hierarchy: flag that gin files of this field have; `NetworkArgs` decides on
+            shared heads.
         contextual_vocab_sizes: columns of the Parquet files that describe the user, and their number of ids.
         history_length_dist: for the random dataset; None for uniform from 1 to `max_history_length`.
         num_generated_batches: for the random dataset, per rank and epoch.
@@ -58,6 +60,7 @@ class DatasetArgs:
     sequence_features_testing_data_path: str | None = None
     item_to_sid_mapping_path: str | None = None
     shuffle: bool = False
+    deduplicate_label_across_hierarchy: bool = False
     contextual_vocab_sizes: dict[str, int] = field(default_factory=dict)
     history_length_dist: RandomDistribution | None = None
     num_generated_batches: int = 100
@@ -87,15 +90,21 @@ class DatasetArgs:
                 require(bool(getattr(self, name)), f"DatasetArgs.{name}", getattr(self, name), "a path")
 
     def settings_without_effect(self) -> list[str]:
-        """Returns a warning for each setting that belongs to the other type of dataset."""
+        """Returns a warning for each setting without effect."""
         random_only = {"history_length_dist": None, "num_generated_batches": 100}
         disk_only = dict.fromkeys(_PATHS)
         others = disk_only if self.dataset_type_str == RANDOM else random_only
-        return [
+        lines = [
             f"DatasetArgs.{name} has no effect on a {self.dataset_type_str}"
             for name, default in others.items()
             if getattr(self, name) != default
         ]
+        if self.deduplicate_label_across_hierarchy:
+            lines.append(
+                "DatasetArgs.deduplicate_label_across_hierarchy has no effect here: heads are shared by "
+                "NetworkArgs.share_lm_head_across_hierarchies"
+            )
+        return lines
 
     def spec(self) -> SIDDatasetSpec:
         """Returns the layout of the samples."""

@@ -36,6 +36,7 @@ NetworkArgs.is_causal = True
 NetworkArgs.target_group_size = 1
 NetworkArgs.num_position_buckets = 8192
 NetworkArgs.recompute_input_silu = True
+NetworkArgs.embedding_backend = "DYNAMIC"
 RankingArgs.prediction_head_act_type = "gelu"
 RankingArgs.eval_metrics = ("AUC",)
 """
@@ -64,6 +65,7 @@ DatasetArgs.item_to_sid_mapping_path = "item_to_sid.pt"
 DatasetArgs.max_history_length = 128
 DatasetArgs.max_candidate_length = 1
 DatasetArgs.shuffle = True
+DatasetArgs.deduplicate_label_across_hierarchy = True
 DatasetArgs.num_hierarchies = 4
 DatasetArgs.codebook_sizes = [256, 256, 256, 256]
 
@@ -84,6 +86,7 @@ OptimizerArgs.optimizer_str = "adam"
 OptimizerArgs.learning_rate = 1e-3
 OptimizerArgs.adam_beta1 = 0.9
 OptimizerArgs.adam_beta2 = 0.999
+OptimizerArgs.weight_decay = 0.01
 TensorModelParallelArgs.tensor_model_parallel_size = 1
 """
 

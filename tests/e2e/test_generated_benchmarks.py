@@ -44,6 +44,7 @@ FILES = {
         [
             'TrainerArgs.pipeline_type = "prefetch"',
             'NetworkArgs.kernel_backend = "cutlass"',
+            "NetworkArgs.embedding_backend",
             "caching = True, dist_type = 'hash_roundrobin' of table 'user_id'",
         ],
     ),
