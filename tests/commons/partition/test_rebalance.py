@@ -179,3 +179,24 @@ def test_samples_that_cost_nothing_stay_at_home():
     for home in ([0, 0], [1, 1]):
         partition = rebalance([0, 0], home, 2, equal_size=False)
         assert part_of(partition).tolist() == home
+
+
+@pytest.mark.parametrize("per_node", [None, 5])
+def test_the_lightest_of_the_node_come_back_where_the_heaviest_leave(per_node):
+    giant, other = [1000] + 7 * [30], 5 * [60] + [40, 1, 1]
+    workloads = [*giant, *(4 * other), *(5 * other)]  # of ten parts, the first five are a node
+    home = np.repeat(np.arange(10), 8)
+    partition = rebalance(workloads, home, 10, ranks_per_node=per_node)
+    part = part_of(partition)
+    assert sorted(np.array(workloads)[partition[0]]) == 7 * [1] + [1000]
+    assert np.count_nonzero(part != home) == 14
+    assert per_node is None or np.array_equal(part // per_node, home // per_node)
+
+
+def test_what_its_node_lacks_comes_from_the_others():
+    giant, other, light = [1000] + 7 * [30], 8 * [60], 5 * [60] + [40, 1, 1]
+    workloads, home = [*giant, *(4 * other), *(5 * light)], np.repeat(np.arange(10), 8)
+    partition = rebalance(workloads, home, 10, ranks_per_node=5)
+    part = part_of(partition)
+    assert sorted(np.array(workloads)[partition[0]]) == 7 * [1] + [1000]
+    assert np.count_nonzero(part // 5 != home // 5) == 14

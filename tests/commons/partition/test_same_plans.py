@@ -1,0 +1,165 @@
+"""Plans of drawn problems by their checksums: the same on every machine, and changed only on purpose.
+
+`python -m tests.commons.partition.test_same_plans` prints the checksums of today, for a change of the search.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commons.partition import (
+    balance_window,
+    karmarkar_karp,
+    longest_processing_time,
+    pack_micro_batches,
+    rebalance,
+    refine,
+    refined,
+)
+
+# Integers only, which NumPy draws alike on every processor.
+WORKLOADS = {
+    "giants": lambda rng, count: rng.integers(1, 10, count) ** rng.integers(1, 7, count),
+    "heavy": lambda rng, count: rng.integers(1, 30, count) ** 2,
+    "ties": lambda rng, count: rng.integers(0, 6, count),
+}
+SIZES = ((2, 3), (4, 16), (16, 8), (32, 32))  # parts, and samples of each
+HOMES = {
+    "loaded": lambda rng, parts, rows: np.repeat(np.arange(parts), rows),
+    "anywhere": lambda rng, parts, rows: rng.integers(0, parts, parts * rows),
+    "one": lambda rng, parts, rows: np.full(parts * rows, parts - 1),
+}
+
+
+def problems() -> Iterator[tuple[np.ndarray, int, dict[str, np.ndarray], np.random.Generator]]:
+    """Yields (workloads, parts, homes, a generator for options)."""
+    for number, draw in enumerate(WORKLOADS.values()):
+        for parts, rows in SIZES:
+            rng = np.random.default_rng([number, parts])
+            workloads = draw(rng, parts * rows)
+            yield workloads, parts, {name: home(rng, parts, rows) for name, home in HOMES.items()}, rng
+
+
+def from_scratch(function: Any, **options: Any) -> Iterator[list[np.ndarray]]:
+    for workloads, parts, _, rng in problems():
+        yield function(workloads, parts, **_drawn(options, workloads, parts, rng))
+
+
+def from_home(**options: Any) -> Iterator[list[np.ndarray]]:
+    for workloads, parts, homes, rng in problems():
+        given = _drawn(options, workloads, parts, rng)
+        for home in homes.values():
+            yield rebalance(workloads, home, parts, **given)
+
+
+def from_home_refined(**options: Any) -> Iterator[list[np.ndarray]]:
+    for workloads, parts, homes, _ in problems():
+        yield refine(workloads, [np.flatnonzero(homes["loaded"] == part) for part in range(parts)], **options)
+
+
+def windows(**options: Any) -> Iterator[list[np.ndarray]]:
+    for workloads, parts, _, _ in problems():
+        yield from balance_window(workloads, parts, 2, **options)
+
+
+def micro_batches(**options: Any) -> Iterator[list[np.ndarray]]:
+    for workloads, _, _, rng in problems():
+        yield pack_micro_batches(workloads, rng.integers(0, 50, len(workloads)), 200, **options)
+
+
+def _drawn(options: dict[str, Any], workloads: np.ndarray, parts: int, rng: np.random.Generator) -> Any:
+    """Returns the options, those that are functions called with (workloads, parts, generator)."""
+    return {
+        name: value(workloads, parts, rng) if callable(value) else value for name, value in options.items()
+    }
+
+
+def tokens(workloads: np.ndarray, parts: int, rng: np.random.Generator) -> np.ndarray:
+    return np.array([int(work).bit_length() for work in workloads]) + rng.integers(0, 3, len(workloads))
+
+
+SPEEDS: Any = {"speeds": lambda workloads, parts, rng: rng.integers(1, 5, parts)}
+SIZES_OF: Any = {"sizes": lambda workloads, parts, rng: 1 + rng.integers(0, 1000, len(workloads))}
+EVEN_TOKENS: Any = {"tokens": tokens, "token_tolerance": 0.05}
+CAPPED: Any = {
+    "tokens": tokens,
+    "max_tokens": lambda workloads, parts, rng: 12 * len(workloads) // parts + 24,
+}
+GROUPS: Any = {"groups": lambda workloads, parts, rng: rng.integers(0, len(workloads) // 3, len(workloads))}
+FREE: Any = {"equal_size": False}
+CASES: dict[str, Callable[[], Iterator[list[np.ndarray]]]] = {
+    "longest first": partial(from_scratch, longest_processing_time),
+    "longest first, speeds": partial(from_scratch, longest_processing_time, **FREE, **SPEEDS),
+    "differencing": partial(from_scratch, karmarkar_karp),
+    "differencing, speeds": partial(from_scratch, karmarkar_karp, **FREE, **SPEEDS),
+    "refined": partial(from_scratch, refined),
+    "refined, speeds": partial(from_scratch, refined, **SPEEDS),
+    "refined, free sizes": partial(from_scratch, refined, **FREE),
+    "refined, even tokens": partial(from_scratch, refined, **EVEN_TOKENS),
+    "refined, capped": partial(from_scratch, refined, **FREE, **CAPPED),
+    "refine": partial(from_home_refined, tolerance=0.01),
+    "rebalance": from_home,
+    "rebalance, sizes": partial(from_home, **SIZES_OF),
+    "rebalance, free sizes": partial(from_home, **FREE, **SIZES_OF),
+    "rebalance, speeds": partial(from_home, **SPEEDS),
+    "rebalance, nodes": partial(from_home, ranks_per_node=4, **SIZES_OF),
+    "rebalance, even tokens": partial(from_home, **EVEN_TOKENS),
+    "rebalance, even tokens, nodes": partial(from_home, ranks_per_node=4, **EVEN_TOKENS, **SIZES_OF),
+    "rebalance, capped": partial(from_home, **FREE, **CAPPED),
+    "rebalance, groups": partial(from_home, **GROUPS),
+    "rebalance, groups, free sizes": partial(from_home, **FREE, **GROUPS, **SPEEDS),
+    "rebalance, groups, even tokens": partial(from_home, **GROUPS, **EVEN_TOKENS, ranks_per_node=4),
+    "windows": windows,
+    "windows, ratio": partial(windows, max_step_ratio=1.25, **FREE),
+    "micro-batches": partial(micro_batches, multiple_of=2),
+}
+CHECKSUMS = {
+    "longest first": 2778519435,
+    "longest first, speeds": 434014270,
+    "differencing": 1625580173,
+    "differencing, speeds": 1944492953,
+    "refined": 2298511828,
+    "refined, speeds": 1345546987,
+    "refined, free sizes": 2072712751,
+    "refined, even tokens": 1072544911,
+    "refined, capped": 910430858,
+    "refine": 604669420,
+    "rebalance": 1370502962,
+    "rebalance, sizes": 3915221993,
+    "rebalance, free sizes": 3277887751,
+    "rebalance, speeds": 190900761,
+    "rebalance, nodes": 2708116200,
+    "rebalance, even tokens": 2098108195,
+    "rebalance, even tokens, nodes": 741543742,
+    "rebalance, capped": 1989133260,
+    "rebalance, groups": 1440611391,
+    "rebalance, groups, free sizes": 2125063680,
+    "rebalance, groups, even tokens": 2091270457,
+    "windows": 4082653924,
+    "windows, ratio": 2374800271,
+    "micro-batches": 2783805913,
+}
+
+
+def checksum(partitions: Iterator[list[np.ndarray]]) -> int:
+    number = 0
+    for partition in partitions:
+        for part in partition:
+            number = zlib.crc32(np.append(part, -1).astype("<i8").tobytes(), number)
+    return number
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plans_are_the_same_on_every_machine(name):
+    assert checksum(CASES[name]()) == CHECKSUMS[name]
+
+
+if __name__ == "__main__":
+    for name, call in CASES.items():
+        print(f'    "{name}": {checksum(call())},')
