@@ -40,21 +40,21 @@ def pack_micro_batches(
     thousands of samples, not all numbers are tried.
 
     Args:
-        workloads: `[samples]`, non-negative.
-        tokens: `[samples]`, whole numbers.
-        max_tokens: tokens of a micro-batch at most; at least 1. A sample above it gets a micro-batch of its
-            own, and a warning names it.
-        multiple_of: the number of micro-batches is a multiple of this.
-        min_count: micro-batches at least.
-        strict: whether a sample above the cap, or an empty micro-batch, is an error.
+        workloads: Costs of the samples, `[samples]`, non-negative.
+        tokens: Tokens of each sample, whole numbers, `[samples]`.
+        max_tokens: Number of tokens that a micro-batch may have, at least 1. A sample above it gets a
+            micro-batch of its own, and a warning names it.
+        multiple_of: Number that divides the number of micro-batches.
+        min_count: Least number of micro-batches.
+        strict: True for an error where a sample is above the cap, or a micro-batch is empty.
 
     Returns:
-        For each micro-batch the ascending int64 indices of its samples, the lightest micro-batch first. One
-        is empty only where there are fewer samples than micro-batches.
+        Indices of the samples of each micro-batch, int64, ascending; the lightest micro-batch comes first.
+        One is empty only where there are fewer samples than micro-batches.
 
     Raises:
-        ValueError: a value is negative, NaN, or infinite; tokens are not whole numbers; a count is below 1;
-            or `strict` refuses a micro-batch.
+        ValueError: A value is negative, NaN, or infinite; tokens are not whole numbers; a count is below 1;
+            `strict` refuses a micro-batch.
     """
     samples = check_samples(workloads, tokens, max_tokens, multiple_of, min_count)
     report_above_cap(*samples[1:], strict)

@@ -36,31 +36,34 @@ def rebalance(
     """Balances parts that already have samples, and moves as few of them as it can.
 
     Args:
-        workloads: `[samples]`, non-negative.
-        home: `[samples]`, the part that each sample is in.
-        num_partitions: parts, at least 1.
-        tolerance: as for `refine`; where that is out of reach, about (1 + 1.1 · tolerance) × what `refined`
-            attains, but not more than equal-size `karmarkar_karp` attains under the same limits.
-        sizes: `[samples]`, non-negative: the cost of moving each, in bytes for example; None for 1 each.
-        ranks_per_node: parts p with equal p // ranks_per_node share a node; samples rarely leave it.
-        groups: `[samples]`, integers: samples with the same one are brought together in one part where the
-            tolerance and the limits allow it, all but negative ones. `ranks_per_node` matters less then.
-        moves_per_copy: what it is worth to have a group in one part fewer: as much as moving its largest
-            sample this many times. It is the bytes of embeddings that ranks exchange for an id ÷ the bytes of
-            a sample per id. A group with more samples per part than this may stay in several.
-        equal_size, tokens, max_tokens, speeds: as for `longest_processing_time`.
-        token_tolerance: tokens of the fullest part may be (1 + token_tolerance) × the mean. Samples move for
-            that where the largest load allows it, at most 4% of all. `tokens` may come without `max_tokens`.
+        workloads: Costs of the samples, `[samples]`, non-negative.
+        home: Part that each sample is in, `[samples]`.
+        num_partitions: Number of parts, at least 1.
+        tolerance: Share by which the largest load may exceed the lower bound. If no placement is that close,
+            the largest load is about (1 + 1.1 · tolerance) × that of `refined`, and never above that of
+            equal-size `karmarkar_karp` under the same limits.
+        sizes: Price of moving each sample, such as its bytes, `[samples]`, non-negative; None for 1 each.
+        ranks_per_node: Number of parts that share a node, in order. Samples leave their node last.
+        groups: Label of the group of each sample, integers, `[samples]`. A group comes together in one part
+            where the tolerance and the limits allow it. Samples with a negative label have no group. With
+            groups, `ranks_per_node` matters less.
+        moves_per_copy: Worth of having a group in one part fewer, in moves of its largest sample: the bytes
+            of embeddings that ranks exchange for an id ÷ the bytes of a sample for an id. A group with more
+            samples in each of its parts than this may stay in several.
+        equal_size, tokens, max_tokens, speeds: Options as of `longest_processing_time`.
+        token_tolerance: Share by which the fullest part's tokens may exceed the mean. At most 4% of all
+            samples move for that, and no load grows above the largest. It needs `tokens`, not `max_tokens`.
 
     Returns:
-        As `longest_processing_time`. Without groups, never worse than `home` if that keeps to the limits.
-        With groups, within the tolerance, or never worse than without. Where `home` does not keep to the
-        limits, samples leave until it does: the lightest, and as many of the heaviest as loads demand.
+        Indices of each part, as of `longest_processing_time`. Without groups, the balance is never worse than
+        that of `home`, if that keeps to the limits. With groups, it is within the tolerance, or no worse than
+        without. Where a part of `home` has too many samples, its lightest leave, and as many of its heaviest
+        as the loads demand.
 
     Raises:
-        ValueError: as `longest_processing_time`; or `home` is not a part, or `groups` not an integer, for
-            each sample; a tolerance or a size is negative; `ranks_per_node` is below 1; or `moves_per_copy`
-            is not from 0 to 1000.
+        ValueError: As `longest_processing_time`. Or `home` is not one part, or `groups` not one integer, for
+            each sample; a tolerance or a size is negative; `ranks_per_node` is below 1; `moves_per_copy` is
+            not from 0 to 1000.
     """
     tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)

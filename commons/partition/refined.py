@@ -40,20 +40,22 @@ def longest_processing_time(
     Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969.
 
     Args:
-        workloads: `[samples]`, non-negative.
-        num_partitions: parts, at least 1.
-        equal_size: part sizes differ by at most one; else sizes follow the load.
-        tokens, max_tokens: `[samples]`, whole numbers, and how many of them a part may have. If that leaves a
-            sample without a place, the samples are balanced by their tokens instead.
-        speeds: `[parts]`, above 0, in any unit: loads are divided by them, so that times become equal.
+        workloads: Costs of the samples, `[samples]`, non-negative.
+        num_partitions: Number of parts, at least 1.
+        equal_size: True for part sizes that differ by at most one; False for sizes that follow the load.
+        tokens: Tokens of each sample, whole numbers, `[samples]`.
+        max_tokens: Number of tokens that a part may have. If that leaves a sample without a place, the
+            samples are balanced by their tokens instead.
+        speeds: Speed of each part, above 0, in any unit, `[parts]`. Loads are divided by the speeds, so that
+            times become equal.
 
     Returns:
-        For each part the ascending int64 indices of its samples.
+        Indices of the samples of each part, int64, ascending.
 
     Raises:
-        ValueError: a value is negative, NaN, or infinite; `num_partitions` is below 1; `speeds` are not a
-            number above 0 per part; no placement can keep to the caps; or none that does was found. The last
-            error names a sample that fits nowhere.
+        ValueError: A value is negative, NaN, or infinite; `num_partitions` is below 1; `speeds` are not one
+            number above 0 for each part; no placement can keep to the caps, or none was found. The last error
+            names a sample that fits nowhere.
     """
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds)
     return problem.unsort(place_from_scratch(problem))
@@ -75,7 +77,7 @@ def refined(
 
     It also starts from equal-size `karmarkar_karp` where that may be better, and is never worse than it.
 
-    Arguments, result, and errors are as theirs, and as those of `rebalance` for `token_tolerance`.
+    Arguments, result, and errors are those of the two functions; `token_tolerance` is that of `rebalance`.
     """
     tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
@@ -100,11 +102,11 @@ def refine(
     Where part sizes allow it, a swap may move one sample and return none. The result is never worse than
     `partition`, and about within 1e-4 of what the swaps can reach.
 
-    Arguments and result are as of `longest_processing_time`, and the latter is what `partition` is. The
-    largest load ÷ speed may be (1 + tolerance) × the lower bound.
+    Arguments and result are those of `longest_processing_time`, and `partition` has the form of its result.
+    The search stops where the largest load ÷ speed is at most (1 + tolerance) × the lower bound.
 
     Raises:
-        ValueError: as `longest_processing_time`; or `tolerance` is negative; or `partition` does not hold
+        ValueError: As `longest_processing_time`. Or `tolerance` is negative; or `partition` does not hold
             each sample once, or does not keep to the limits.
     """
     tolerance = check_tolerance(tolerance)
@@ -228,8 +230,8 @@ def lower(
     Where the target is out of reach, the middle between it and the best so far is tried next, and so on.
 
     Args:
-        limits_of: returns the limits that a time sets to parts.
-        time_of: returns the time of int64 `[samples]`, the part of each.
+        limits_of: Function that returns the limits of parts for a time.
+        time_of: Function that returns the time of a partition, int64 `[samples]`, the part of each.
     """
     time = time_of(part_of)
     tried, failed = target + int(NEXT_TO * max(time, 0)), target

@@ -42,19 +42,19 @@ def balance_window(
     taken where they come out better: the same target for all steps, and consecutive samples in each step.
 
     Args:
-        workloads: `[samples]` of all steps, non-negative.
-        num_partitions, speeds: of a step, as for `longest_processing_time`.
-        num_steps: at least 1.
-        max_step_ratio: a step's total is at most this times the mean step's, at least 1; None for no limit.
-            A limit that whole samples cannot keep gives way, for example to a giant that is above it alone.
+        workloads: Costs of the samples of all steps, `[samples]`, non-negative.
+        num_partitions, speeds: Parts of a step, as for `longest_processing_time`.
+        num_steps: Number of steps, at least 1.
+        max_step_ratio: Largest total of a step ÷ the mean step's, at least 1; None for no limit. The limit
+            gives way where whole samples cannot keep it, such as to a giant that is above it alone.
             `step_ratios` tells what was reached.
-        equal_size: whether sizes of all parts of all steps differ by at most one.
+        equal_size: True for sizes of all parts of all steps that differ by at most one.
 
     Returns:
-        For each step and part the ascending int64 indices of its samples.
+        Indices of the samples of each step and part, int64, ascending.
 
     Raises:
-        ValueError: as `longest_processing_time`; or `num_steps` or `max_step_ratio` is below 1.
+        ValueError: As `longest_processing_time`. Or `num_steps` or `max_step_ratio` is below 1.
     """
     check_count("num_steps", num_steps)
     check_count("num_partitions", num_partitions)

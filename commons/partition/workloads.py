@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike
 # Loads are sums of int64: exact in any order, so no machine's way of adding decides a tie. With so many bits,
 # loads times speeds, and loads ÷ speeds, are exact enough for float64.
 LOAD_BITS = 48
-# Times of slower parts would overflow.
+# With a larger ratio, the times of the slowest parts would overflow.
 MAX_SPEED_RATIO = 1000
 # As float64, sums of tokens below this are exact.
 MOST_TOKENS = 2**53
-# Embeddings of 128 float32 travel once as values and once as gradients: 1,024 bytes for an id, where moving a
-# sample sends 16, its item and action. More than the most could overflow.
+# An embedding of 128 float32 travels as a value and as a gradient: 1,024 bytes for an id. Moving a sample
+# sends 16 bytes for an id, its item and its action. With a larger maximum, sums of prices could overflow.
 MOVES_PER_COPY, MOST_MOVES_PER_COPY = 64.0, 1000.0
 _NARROW = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32))
 
