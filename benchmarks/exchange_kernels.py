@@ -18,8 +18,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from benchmarks.harness import Record, machine, run_on_ranks, summarize
 from benchmarks.markdown import make_table
 from commons.distributed import BatchShuffler
-from commons.sequence_batch import BaseBatch, move_to
-from commons.sequence_batch.containers import pin
+from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.rows import Rows
 from tests.gradient_models import CASES
 from tests.recorded_cuda import modes
 
@@ -56,7 +56,7 @@ def count(name: str) -> Record:
     with modes.recorded_cuda() as gpu, torch.no_grad():
         shuffler, batch = AllMove(), BATCHES[name]()
         plan = shuffler.plan(batch)
-        loaded = move_to(pin(batch), modes.CUDA, non_blocking=True)
+        loaded = Rows(batch).pin_memory().to(modes.CUDA, non_blocking=True).put_together()
         gpu.clear()
         shuffler.exchange(loaded, plan)
         kernels = sum(number for (_, kind), number in gpu.kernels.items() if kind != "all_to_all_single")

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.sequence_batch import BaseBatch, containers
+from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.tree import leaves, take_apart
 
 
 @dataclass
@@ -87,7 +88,7 @@ def draw_batch(
 def tensors_of(batch: Any) -> list[torch.Tensor]:
     """Returns every tensor of a batch of any type that travels with its samples."""
     tensors = []
-    for _, leaf in containers.leaves(batch):
+    for leaf in (part.value for part in leaves(take_apart(batch))):
         if isinstance(leaf, JaggedTensor | KeyedJaggedTensor):
             parts = (leaf.values(), leaf.lengths(), leaf.weights_or_none())
             tensors += [part for part in parts if part is not None]

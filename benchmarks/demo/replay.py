@@ -23,12 +23,13 @@ from commons.distributed import BatchShuffler, ShufflePlan
 from commons.distributed.count_rows import count_rows
 from commons.distributed.placement import make_plan, place
 from commons.features.sample_splitting import SplitSamples
-from commons.features.sample_splitting.cut_rules import cut_batch
+from commons.features.sample_splitting.cut_rules import cut_rows
 from commons.features.sample_splitting.cut_search import cut_and_place
 from commons.features.sample_splitting.cutting import COLUMN, Cutting
 from commons.features.sample_splitting.key_fetch import KeyFetch, PlacedPieces
 from commons.gin_values import from_gin
 from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.rows import Rows
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, shard_model
 
 RANKS, STEPS = 8, 5
@@ -81,9 +82,9 @@ def _place_steps(
 def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> list[BaseBatch]:
     """Returns each rank's batch after the stage, where ranks have loaded consecutive rows of `batch`."""
     count = {
-        "workloads": shuffler.get_workloads,
-        "tokens": shuffler.get_tokens,
-        "loss tokens": shuffler.get_loss_tokens,
+        "workloads": lambda rows: shuffler.get_workloads(rows.batch),
+        "tokens": lambda rows: shuffler.get_tokens(rows.batch),
+        "loss tokens": lambda rows: shuffler.get_loss_tokens(rows.batch),
     }
     counted, row_format = count_rows(shuffler.view(batch), count, {})
     per_rank = np.zeros((num_ranks, 2 + row_format.schema.num_keys), dtype=np.int64)
@@ -97,7 +98,8 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
         cutting = Cutting(rules, row_format.schema, names, shuffler.prefix_cost, rows.cost)
         plan = make_plan(*cut_and_place(rows, shuffler.partitioning, cutting))
         if COLUMN in plan.rows.columns:
-            batch = cut_batch(batch, plan.rows.columns[COLUMN], plan.rows.sample_of, rules)
+            cut = cut_rows(Rows(batch), plan.rows.columns[COLUMN], plan.rows.sample_of, rules)
+            batch = cut.put_together()
     else:
         plan = place(rows, shuffler.partitioning)
     return [_take_rank(batch, plan, rank, names) for rank in range(num_ranks)]

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from ..checks import require_type
 from ..perf_model.cost import Cost
-from ..sequence_batch import containers
-from ..sequence_batch.batch_view import BatchView, view_batch
+from ..sequence_batch.container_types import type_name
 from ..sequence_batch.packed_rows import PackedRows
 from ..sequence_batch.row_schema import FieldValue
+from ..sequence_batch.rows import Rows
 from .balance_report import WORKLOAD_UNITS
 from .count_rows import Counter, RowFormat, count_rows
 from .exchange import Route, Traffic, route_of, transfer
@@ -23,17 +23,19 @@ from .feature import Feature, chain, order_features
 from .left_loaders import leave, was_left
 from .loss_reduction import LossScale, check_global_mean
 from .placement import Partitioning, warm_up
-from .plan_ahead import PlanAhead, PlannedStep
+from .plan_ahead import PlanAhead
 from .plan_gather import BatchFormat
 from .planner import Planner
 from .rank_group import RankGroup, job_device
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
 from .shuffler_settings import LEARNED, faster_placement, make_settings, warn_of_unread_method
+from .step import Step
 
 Batch = TypeVar("Batch")
 # Routes that are kept: a pipeline exchanges a few batches before it runs the first of them.
 _ROUTES = 8
+_NO_BATCH_YET = "no rank of the group has had a batch yet, so that its fields are unknown"
 
 
 class BatchShuffler(ABC):
@@ -137,9 +139,9 @@ class BatchShuffler(ABC):
         """The format that the ranks agreed on at the first batch; None before it."""
         return self.planner.format
 
-    def view(self, batch: Any) -> BatchView:
+    def view(self, batch: Any) -> Rows:
         """Returns the rows of a batch of any type, for those who count or move them."""
-        return view_batch(batch, self.shared_fields)
+        return Rows(batch, self.shared_fields)
 
     @abstractmethod
     def get_workloads(self, batch: Any) -> torch.Tensor:
@@ -190,32 +192,36 @@ class BatchShuffler(ABC):
             feature.setup(self, ranks)
         return planner
 
-    def _count_rows(self, loaded: BatchView) -> tuple[RowTable, RowFormat]:
+    def _count_rows(self, loaded: Rows) -> tuple[RowTable, RowFormat]:
         view = loaded.on_host()
         self._check_type(view)
         columns = {feature.name: feature.columns for feature in self.features}
-        return count_rows(view, self._counters(view.batch), columns)
+        return count_rows(view, self._counters(view), columns)
 
-    def _counters(self, batch: Any) -> dict[str, Counter]:
+    def _counters(self, rows: Rows) -> dict[str, Counter]:
         """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""
-        counters: dict[str, Counter] = {}
-        for method in ("get_workloads", "get_tokens", "get_loss_tokens"):
-            is_default = getattr(type(self), method).__qualname__ == f"BatchShuffler.{method}"
-            whose = type(batch if is_default else self).__name__
-            name = method.replace("get_", "num_") if is_default else method
-            counters[f"{whose}.{name}"] = getattr(self, method)
+        name = type(self).__name__
+        counters: dict[str, Counter] = {f"{name}.get_workloads": lambda rows: self.get_workloads(rows.batch)}
+        if _is_default(type(self).get_tokens):
+            counters[f"{type(rows.batch).__name__}.num_tokens"] = Rows.num_tokens
+        else:
+            counters[f"{name}.get_tokens"] = lambda rows: self.get_tokens(rows.batch)
+        if _is_default(type(self).get_loss_tokens):
+            counters[f"{type(rows.batch).__name__}.num_loss_tokens"] = Rows.num_loss_tokens
+        else:
+            counters[f"{name}.get_loss_tokens"] = lambda rows: self.get_loss_tokens(rows.batch)
         return counters
 
-    def _check_type(self, batch: BatchView) -> None:
+    def _check_type(self, batch: Rows) -> None:
         """Checks that this rank's batches are of one type, and whether the first can be exchanged."""
         if self._batch_type is None:
             batch.check()
             self._batch_type = type(batch.batch)
         else:
-            containers.check_attributes(batch.batch)
+            batch.check_attributes()
         if type(batch.batch) is not self._batch_type:
             raise TypeError(
-                f"a batch is a {containers.type_name(batch.batch)}, and the first was a "
+                f"a batch is a {type_name(batch.batch)}, and the first was a "
                 f"{self._batch_type.__qualname__}; all must be of one type"
             )
 
@@ -255,20 +261,33 @@ class BatchShuffler(ABC):
         """
         if self.expects_scale:
             self._loss_scale.expect()
+        if self.format is None:
+            return batch
+        rows = self.view(batch)
+        return self.exchange_rows(
+            rows if self.group.num_ranks == 1 else self._prepared(rows, plan), plan
+        ).batch
+
+    def exchange_rows(self, rows: Rows, plan: ShufflePlan) -> Rows:
+        """Moves the rows of a planned step, as `exchange` does a batch, and puts them together.
+
+        Returns:
+            The rows that this rank has then, and their batch.
+        """
         batch_format, rank = self.format, self.group.rank
         if batch_format is None:
-            return batch
+            raise RuntimeError(_NO_BATCH_YET)
         if self.group.num_ranks == 1:
-            return batch_format.with_row_counts(self.view(batch), plan.rows.row_counts)
-        view = self.view(self.prepare(batch, plan))
-        loaded = view.packed(plan.rows.lengths_as_loaded(rank))
-        self._check_planned(batch_format, view, loaded, plan)
+            return batch_format.put_together(rows, plan.rows.row_counts)
+        loaded = rows.packed(plan.rows.lengths_as_loaded(rank))
+        self._check_planned(batch_format, rows, loaded, plan)
         fields = self._move(loaded, plan)
         own_counts = plan.rows.row_counts[plan.computed_by(rank)]
-        placed = batch_format.make_batch(view, fields, int(plan.num_rows[rank]), own_counts)
+        placed = batch_format.make_rows(rows, fields, int(plan.num_rows[rank]), own_counts)
+        batch = placed.batch
         for feature in self.features:
-            placed = feature.after_exchange(placed, plan)
-        return placed
+            batch = feature.after_exchange(batch, plan)
+        return placed if batch is placed.batch else self.view(batch)
 
     def _move_rows(self, loaded: PackedRows, plan: ShufflePlan) -> dict[str, FieldValue]:
         return transfer(loaded, self.route(plan), partial(self.group.group_for, "exchange"))
@@ -282,7 +301,7 @@ class BatchShuffler(ABC):
             if known is plan:
                 return route
         if self.format is None:
-            raise RuntimeError("no rank of the group has had a batch yet, so that its fields are unknown")
+            raise RuntimeError(_NO_BATCH_YET)
         route = route_of(plan, self.group.rank, self.format.rows.schema, self.settings.exchange)
         if job_device().type == "cuda":
             route = route.pinned()
@@ -360,7 +379,7 @@ class BatchShuffler(ABC):
             )
         try:
             while (step := ahead.next_step(loader)) is not None:
-                yield step.batch, step.plan
+                yield step.rows.put_together(), step.plan
         finally:
             if ahead.has_batches:
                 leave(loader)
@@ -369,7 +388,7 @@ class BatchShuffler(ABC):
     def ahead(
         self,
         device: torch.device | None = None,
-        check: Callable[[PlannedStep], None] | None = None,
+        check: Callable[[Step], None] | None = None,
         mode: Callable[[], Any] = lambda: None,
     ) -> PlanAhead:
         """Returns what plans steps ahead, for a pipeline; arguments are those of `PlanAhead`."""
@@ -382,18 +401,23 @@ class BatchShuffler(ABC):
         without = [feature.faster_without for feature in self.features if feature.faster_without]
         return counting, without[0] if without else faster_placement(self.settings)
 
-    def _prepare_with_route(self, batch: Any, plan: ShufflePlan) -> Any:
+    def _prepare_with_route(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
         if self.group.num_ranks > 1:
             self.route(plan)  # so that the training thread only launches copies
-        return self.prepare(batch, plan)
+        return self._prepared(rows, plan)
 
     def prepare(self, batch: Any, plan: ShufflePlan) -> Any:
         """Returns this rank's batch of a planned step, None once its loader has ended, to be exchanged."""
-        if batch is None:
-            return self.padding_batch()
+        return self._prepared(None if batch is None else self.view(batch), plan).put_together()
+
+    def _prepared(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
+        if rows is None:
+            if self.format is None:
+                raise RuntimeError(_NO_BATCH_YET)
+            return self.format.padding_rows()
         for feature in self.features:
-            batch = feature.before_copy(batch, plan)
-        return batch
+            rows = feature.before_copy(rows, plan)
+        return rows
 
     def traffic(self, plan: ShufflePlan) -> Traffic:
         """Returns the bytes that `exchange` sends and receives on this rank for a plan.
@@ -414,11 +438,11 @@ class BatchShuffler(ABC):
             RuntimeError: no rank of the group has had a batch yet.
         """
         if self.format is None:
-            raise RuntimeError("no rank of the group has had a batch yet, so that its fields are unknown")
-        return self.format.padding_batch()
+            raise RuntimeError(_NO_BATCH_YET)
+        return self.format.padding_rows().put_together()
 
     def _check_planned(
-        self, batch_format: BatchFormat, view: BatchView, rows: PackedRows, plan: ShufflePlan
+        self, batch_format: BatchFormat, view: Rows, rows: PackedRows, plan: ShufflePlan
     ) -> None:
         """Compares fields, rows, and numbers of elements with those of the plan.
 
@@ -434,3 +458,7 @@ class BatchShuffler(ABC):
                 f"fields; the plan is for {rows.num_rows} rows with {planned} elements"
                 f"{'; ' if difference else ''}{difference}: give exchange the batch that plan was made for"
             )
+
+
+def _is_default(method: Callable[..., Any]) -> bool:
+    return method.__qualname__.startswith("BatchShuffler.")

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from ..perf_model.cost import Cost
-from ..sequence_batch.batch_view import NARROW_INTEGERS, BatchView
 from ..sequence_batch.packed_rows import check_jagged_fields, read_lengths
 from ..sequence_batch.row_schema import FieldValue, RowSchema
+from ..sequence_batch.rows import NARROW_INTEGERS, Rows
 from .row_table import RowTable
 
 _NUM_TOKENS = 2  # after the workloads of a row: its tokens and loss tokens
-Counter = Callable[[Any], torch.Tensor]
+Counter = Callable[[Rows], Any]
 Columns = Callable[[Any], Mapping[str, torch.Tensor]]
 
 
@@ -88,7 +88,7 @@ class RowFormat:
 
 
 def count_rows(
-    batch: BatchView, counters: Mapping[str, Counter], columns: Mapping[str, Columns]
+    batch: Rows, counters: Mapping[str, Counter], columns: Mapping[str, Columns]
 ) -> tuple[RowTable, RowFormat]:
     """Counts the real rows of a batch on the host.
 
@@ -120,8 +120,8 @@ def count_rows(
         check = (check_work, check_counts, check_loss_tokens)[len(counts)]
         counts.append(check(_call(count, shown, whose), num_rows, num_real, whose))
     work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
-    row_counts = batch.view(shown).row_counts()
-    feature_columns = _count_columns(columns, shown, num_rows, num_real)
+    row_counts = shown.batch.row_counts() if shown.pads else {}
+    feature_columns = _count_columns(columns, shown.batch, num_rows, num_real)
     table = RowTable(
         batch_sizes=np.array([num_rows]),
         num_loaded=np.array([num_real]),
@@ -199,9 +199,9 @@ def _count_columns(
     return checked
 
 
-def _call(count: Callable[[Any], Any], batch: Any, whose: str) -> Any:
+def _call(count: Callable[[Any], Any], given: Any, whose: str) -> Any:
     try:
-        return count(batch)
+        return count(given)
     except StopIteration as error:  # further up it would look like the end of the data
         raise RuntimeError(f"{whose} raised {error!r}") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,41 +12,20 @@ if TYPE_CHECKING:
 
     from ..sequence_batch.packed_rows import PackedRows
     from ..sequence_batch.row_schema import FieldValue
+    from ..sequence_batch.rows import Rows
     from .count_rows import RowFormat
     from .rank_group import RankGroup
     from .row_table import RowTable
     from .shuffle_plan import ShufflePlan
     from .shuffler_settings import ShufflerSettings
+    from .step import Step
 
 Place = Callable[["RowTable"], "ShufflePlan"]
 Fields = dict[str, "FieldValue"]
 
 
-@dataclass(frozen=True)
-class ModelCall:
-    """The forward of one step in a pipeline.
-
-    Attributes:
-        model: takes a batch, returns `(losses, output)`.
-        batch: as exchanged, on the device.
-        plan: among the ranks that exchange with this one.
-        everyone: the plan of all ranks of the job.
-        loss_reduction: as pipelines take it.
-        scale: factor of the loss sum, for the gradient of the mean over all loss tokens.
-        failures: get errors that all ranks have to raise with the next plan.
-    """
-
-    model: torch.nn.Module
-    batch: Any
-    plan: ShufflePlan
-    everyone: ShufflePlan
-    loss_reduction: str
-    scale: float
-    failures: list[Exception] = field(default_factory=list)
-
-
 # The loss to call backward on, the loss sum of this rank, and the model's output.
-Forward = Callable[[ModelCall], "tuple[torch.Tensor, torch.Tensor, Any]"]
+Forward = Callable[["Step"], "tuple[torch.Tensor, torch.Tensor, Any]"]
 
 
 class Feature:
@@ -136,12 +114,13 @@ class Feature:
         """Places rows, by calling `place` once, several times, or not at all; in the planning thread."""
         return place(rows)
 
-    def before_copy(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Returns the batch to copy to the device and exchange, from the one that was planned.
+    def before_copy(self, rows: Rows, plan: ShufflePlan) -> Rows:
+        """Returns the rows to copy to the device and exchange, from those that were planned.
 
-        The exchange calls it again, with what it returned or a copy on the device, which it returns as it is.
+        In a loop of one's own, `exchange` calls it for a batch that it, or `plan_ahead`, may have been called
+        for. It returns such rows as they are.
         """
-        return batch
+        return rows
 
     def around_exchange(
         self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], Fields]
@@ -154,11 +133,11 @@ class Feature:
         return batch
 
     def join(self, model: torch.nn.Module, device: torch.device, loss_reduction: str) -> None:
-        """Prepares for a pipeline of the model."""
+        """Prepares for a pipeline of the model, which takes a batch and returns `(losses, output)`."""
 
-    def forward(self, call: ModelCall, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Runs the model in a pipeline, by calling `forward` or in another way."""
-        return forward(call)
+    def forward(self, step: Step, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """Runs the model of `join` in a pipeline, by calling `forward` or in another way."""
+        return forward(step)
 
     def check_ran(self, plan: ShufflePlan) -> None:
         """Checks that the model has run on the batch of a plan as this feature needs it."""

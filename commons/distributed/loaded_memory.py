@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
-from ..sequence_batch.batch_view import BatchView
-from ..sequence_batch.row_schema import FieldValue
+from ..sequence_batch.leaf_fields import tensors_of
+from ..sequence_batch.rows import Rows
 
 _SAMPLED = 64  # elements of each tensor, evenly spread
 
@@ -17,7 +17,7 @@ _SAMPLED = 64  # elements of each tensor, evenly spread
 class _Noted(NamedTuple):
     """A batch as it was loaded."""
 
-    batch: Any
+    rows: Rows
     contents: dict[str, bytes]  # some bytes of each host tensor, by its name
     places: frozenset[int]  # addresses of these tensors
 
@@ -33,20 +33,20 @@ class LoadedMemory:
     about 5 µs per tensor, twice per step. A change of other elements alone goes unnoticed.
     """
 
-    def __init__(self, view: Callable[[Any], BatchView]) -> None:
-        self._view = view
+    def __init__(self) -> None:
         self._waiting: deque[_Noted] = deque()
 
-    def loaded(self, view: BatchView) -> None:
-        """Notes a batch from the loader, by its view, and checks those that wait to be handed out.
+    def loaded(self, rows: Rows) -> None:
+        """Notes the rows of a batch from the loader, and checks those that wait to be handed out.
 
         Raises:
             ValueError: one of them changed since it was loaded.
         """
-        newest = self._noted(view)
+        newest = self._noted(rows)
         for number, earlier in enumerate(self._waiting):
-            if number == 0 or earlier.batch is view.batch or earlier.places & newest.places:
-                self._check(earlier)
+            is_again = earlier.rows.batch is rows.batch
+            if number == 0 or is_again or earlier.places & newest.places:
+                _check(earlier, rows if is_again else earlier.rows)
         self._waiting.append(newest)
 
     def handed_out(self) -> None:
@@ -58,38 +58,29 @@ class LoadedMemory:
         """Forgets all batches."""
         self._waiting.clear()
 
-    def _noted(self, view: BatchView) -> _Noted:
-        tensors = dict(_host_tensors(view))
+    def _noted(self, rows: Rows) -> _Noted:
+        tensors = dict(_host_tensors(rows))
         places = frozenset(tensor.data_ptr() for tensor in tensors.values() if tensor.numel())
-        return _Noted(view.batch, {name: _sample_of(tensor) for name, tensor in tensors.items()}, places)
-
-    def _check(self, noted: _Noted) -> None:
-        now = dict(_host_tensors(self._view(noted.batch)))
-        for name, contents in noted.contents.items():
-            if name not in now or _sample_of(now[name]) != contents:
-                raise ValueError(
-                    f"{name} of a batch changed after the loader gave it, while it waited to be copied: "
-                    "yield new tensors for every batch, such as clones. With planning ahead, the memory of a "
-                    "batch may be filled again for the second batch after it"
-                )
+        return _Noted(rows, {name: _sample_of(tensor) for name, tensor in tensors.items()}, places)
 
 
-def _host_tensors(view: BatchView) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, field in view.fields.items():
-        for part, tensor in _parts(field):
-            if tensor is not None and tensor.device.type == "cpu":
+def _check(noted: _Noted, rows: Rows) -> None:
+    """Compares a batch as it was loaded with its rows now."""
+    now = dict(_host_tensors(rows))
+    for name, contents in noted.contents.items():
+        if name not in now or _sample_of(now[name]) != contents:
+            raise ValueError(
+                f"{name} of a batch changed after the loader gave it, while it waited to be copied: "
+                "yield new tensors for every batch, such as clones. With planning ahead, the memory of a "
+                "batch may be filled again for the second batch after it"
+            )
+
+
+def _host_tensors(rows: Rows) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, field in rows.fields.items():
+        for part, tensor in tensors_of(field):
+            if tensor.device.type == "cpu":
                 yield name + part, tensor
-
-
-def _parts(field: FieldValue) -> list[tuple[str, torch.Tensor | None]]:
-    if isinstance(field, torch.Tensor):
-        return [("", field)]
-    return [
-        (".values()", field.values()),
-        (".weights()", field.weights_or_none()),
-        (".lengths()", field.lengths_or_none()),
-        (".offsets()", field.offsets_or_none()),
-    ]
 
 
 def _sample_of(tensor: torch.Tensor) -> bytes:

@@ -10,41 +10,28 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..named_ranges import named_range
-from ..sequence_batch.batch_view import BatchView
+from ..sequence_batch.rows import Rows
 from .failures import is_copy
 from .loaded_memory import LoadedMemory
 from .plan_gather import View
 from .planner import Planner
 from .rank_group import close_connections
 from .shuffle_plan import ShufflePlan
+from .step import Step
 
 logger = logging.getLogger(__name__)
 _ENDED = object()
 _PATIENCE_S = 0.5
 # Steps until planning is timed, and as many as its median is of.
 _WARM_UP, _STEPS = 10, 32
-
-
-@dataclass
-class PlannedStep:
-    """A step on its way."""
-
-    batch: Any  # this rank's, as loaded or prepared on the host
-    everyone: ShufflePlan  # of all ranks that plan together
-    plan: ShufflePlan  # among the ranks that exchange with this one
-    posts: Mapping[str, np.ndarray]  # what features of all ranks posted when this was planned
-    mode: Any = None  # as `PlanAhead` takes it, when the batch was loaded
-    wait_seconds: float = 0.0  # that this rank waited for the plan
-    exchange_seconds: float = 0.0  # host time of the exchange
 
 
 class PlanAhead:
@@ -58,7 +45,7 @@ class PlanAhead:
     Args:
         planner: makes the plans.
         view: of batches.
-        prepare: returns what to exchange of this rank's batch of a planned step, None once its loader has
+        prepare: returns what to exchange of this rank's rows of a planned step, None once its loader has
             ended; called in the planning thread.
         faster: what to do where planning takes longer than a step: where counting rows does, and where
             placing them does.
@@ -71,23 +58,23 @@ class PlanAhead:
         self,
         planner: Planner,
         view: View,
-        prepare: Callable[[Any, ShufflePlan], Any],
+        prepare: Callable[[Rows | None, ShufflePlan], Rows],
         faster: tuple[str, str],
         device: torch.device | None = None,
-        check: Callable[[PlannedStep], None] | None = None,
+        check: Callable[[Step], None] | None = None,
         mode: Callable[[], Any] = lambda: None,
     ) -> None:
         self._planner, self._view, self._prepare, self._check = planner, view, prepare, check
         self._thread, self._mode = _Thread(device), mode
-        self._memory = LoadedMemory(view)
+        self._memory = LoadedMemory()
         self._slow_plans = _SlowPlans(planner, faster)
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = False
-        self._planned: deque[tuple[Iterator[Any], bool, Any, Future[PlannedStep | None]]] = deque()
+        self._planned: deque[tuple[Iterator[Any], bool, Any, Future[Step | None]]] = deque()
         self._handed_out_at = time.perf_counter()
         self._failure: Exception | None = None
 
-    def next_step(self, loader: Iterator[Any]) -> PlannedStep | None:
+    def next_step(self, loader: Iterator[Any]) -> Step | None:
         """Returns the next step; None once when the loaders of all ranks have ended.
 
         Raises:
@@ -106,7 +93,7 @@ class PlanAhead:
         self._handed_out_at = time.perf_counter()
         return step
 
-    def _next_planned(self, loader: Iterator[Any]) -> PlannedStep | None:
+    def _next_planned(self, loader: Iterator[Any]) -> Step | None:
         seconds = 0.0
         while True:
             while len(self._planned) < 2:  # the step after this one is planned while this one trains
@@ -164,7 +151,7 @@ class PlanAhead:
         self._memory.forget()
         self._planner.release(self._thread.ident)
 
-    def _load(self, loader: Iterator[Any]) -> tuple[tuple[BatchView, Any] | None, Exception | None]:
+    def _load(self, loader: Iterator[Any]) -> tuple[tuple[Rows, Rows] | None, Exception | None]:
         """Returns the next batch on the host and as it came, None after the end; and the error of loading."""
         if self._this_rank_ended:  # some loaders hang if asked again after their end
             return None, None
@@ -179,16 +166,16 @@ class PlanAhead:
                 self._this_rank_ended = batch is _ENDED
                 if batch is _ENDED:
                     return None, None
-                view = self._view(batch)
-                self._memory.loaded(view)
-                on_host = view.on_host()
-                if on_host is not view and self._planner.ranks.rank == 0:
+                rows = self._view(batch)
+                self._memory.loaded(rows)
+                on_host = rows.on_host()
+                if on_host is not rows and self._planner.ranks.rank == 0:
                     _warn_of_device_batches()
-                return (on_host, batch), None
+                return (on_host, rows), None
         except Exception as error:  # the other ranks are told when this step is planned
             return None, error
 
-    def _plan(self, loaded: tuple[BatchView, Any] | None, failure: Exception | None) -> PlannedStep | None:
+    def _plan(self, loaded: tuple[Rows, Rows] | None, failure: Exception | None) -> Step | None:
         """Plans a step, in the planning thread; None if no rank has loaded a batch. Collective."""
         self._planner.reserve()
         if failure is None:
@@ -198,11 +185,8 @@ class PlanAhead:
         if not everyone.has_batch:
             return None
         plan = self._planner.within_set(everyone)
-        loaded_batch = None if on_host is None else on_host.batch
-        batch = self._prepare(loaded_batch, plan)
-        if loaded_batch is not None and batch is loaded_batch:
-            batch = given  # what came on the device stays there
-        step = PlannedStep(batch, everyone, plan, self._planner.posts)
+        rows = self._prepare(given, plan)  # what came on the device stays there
+        step = Step(rows, rows.batch, plan, everyone, self._planner.posts)
         if self._check is not None:
             self._check(step)
         return step

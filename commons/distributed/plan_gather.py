@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..sequence_batch import containers
-from ..sequence_batch.batch_view import BatchView
 from ..sequence_batch.row_schema import FieldValue, RowSchema
+from ..sequence_batch.rows import Rows
 from .count_rows import RowFormat
 from .failures import portable, raise_first
 from .feature import Feature
@@ -33,7 +32,7 @@ _LIST_REMEDY = (
 )
 
 Counted = tuple[RowTable, RowFormat]
-View = Callable[[Any], BatchView]
+View = Callable[[Any], Rows]
 
 
 class _Offer(NamedTuple):
@@ -61,7 +60,7 @@ class BatchFormat:
     """
 
     rows: RowFormat
-    padding: BatchView
+    padding: Rows
     pinned: bool
     lists: Mapping[str, int]
     shared: Mapping[str, int]
@@ -72,32 +71,33 @@ class BatchFormat:
         """Whether batches know their padding rows, and so may be padded."""
         return self.padding.pads
 
-    def padding_batch(self) -> Any:
-        """Returns a batch of one row, as `BatchShuffler.padding_batch`."""
+    def padding_rows(self) -> Rows:
+        """Returns a row for a rank without a batch, as `BatchShuffler.padding_batch`."""
         row = self.padding.copy()  # a model may work in place on what it is given
-        return containers.pin(row) if self.pinned else row
+        return row.pin_memory() if self.pinned else row
 
-    def make_batch(
-        self, like: BatchView, fields: dict[str, FieldValue], num_rows: int, row_counts: np.ndarray
-    ) -> Any:
+    def make_rows(
+        self, like: Rows, fields: dict[str, FieldValue], num_rows: int, row_counts: np.ndarray
+    ) -> Rows:
         """Makes a batch of samples, and of padding up to `num_rows`; a copy of a real row if there are none.
 
         Type, and what all samples share, are those of `like`; `row_counts` is int64 `[samples, names]`.
         """
-        if len(row_counts) or like.pads:
-            made = like.with_rows(fields, num_rows, len(row_counts))
-            return self.with_row_counts(like.view(made), row_counts)
-        copied = containers.move_to(self.padding_batch(), like.device, non_blocking=True)
-        return like.with_rows(like.view(copied).fields, 1, 0)
+        if not (len(row_counts) or like.pads):
+            fields, num_rows = self.padding_rows().to(like.device, non_blocking=True).fields, 1
+        return self.put_together(like.replaced(fields, num_rows, len(row_counts)), row_counts)
 
-    def with_row_counts(self, batch: BatchView, row_counts: np.ndarray) -> Any:
-        """Returns the batch with the row counts of its real rows, int64 `[samples, names]`."""
-        names = self.rows.count_names
-        if not names:
-            return batch.batch
-        padded = np.zeros((len(names), batch.num_rows), dtype=np.int64)
-        padded[:, : len(row_counts)] = row_counts.T
-        return batch.with_row_counts(dict(zip(names, padded, strict=True)))
+    def put_together(self, rows: Rows, row_counts: np.ndarray) -> Rows:
+        """Returns rows with the batch that they make, which knows the row counts of its real rows, int64
+        `[samples, names]`."""
+        batch, names = rows.put_together(), self.rows.count_names
+        if names:
+            padded = np.zeros((len(names), rows.num_rows), dtype=np.int64)
+            padded[:, : len(row_counts)] = row_counts.T
+            batch = batch.with_row_counts(dict(zip(names, padded, strict=True)))
+        made = rows.view(batch)
+        made.fields, made.shared_leaves = rows.fields, rows.shared_leaves
+        return made
 
 
 class PlanGather:
@@ -129,7 +129,7 @@ class PlanGather:
         self.format: BatchFormat | None = None
 
     def gather(
-        self, counted: Counted | None, failure: Exception | None, batch: BatchView | None, post: np.ndarray
+        self, counted: Counted | None, failure: Exception | None, batch: Rows | None, post: np.ndarray
     ) -> tuple[RowTable, np.ndarray]:
         """Gathers the rows of all ranks. Collective, also for ranks without a batch.
 
@@ -200,7 +200,7 @@ class PlanGather:
         return encoded
 
     def _agree(
-        self, counted: Counted | None, failure: Exception | None, batch: BatchView | None, num_posted: int
+        self, counted: Counted | None, failure: Exception | None, batch: Rows | None, num_posted: int
     ) -> None:
         """Sets `format`, unless no rank has a batch."""
         mine, padding, pinned = None, None, False
@@ -245,11 +245,11 @@ class PlanGather:
         self._capacity = max(offers[rank].num_rows for rank in ranks)
         self.format = BatchFormat(first.rows, padding, pinned, first.lists, first.shared, first.agreed)
 
-    def _shared_changed(self, batch: BatchView) -> bool:
+    def _shared_changed(self, batch: Rows) -> bool:
         agreed = self.format.shared if self.format else {}
         return bool(agreed) and batch.on_host().shared_hashes() != agreed
 
-    def _changed_list(self, batch: BatchView) -> Exception | None:
+    def _changed_list(self, batch: Rows) -> Exception | None:
         """Returns the error of a list that is not as it was in the first batch."""
         lists = batch.list_hashes() if self._moves else {}
         agreed = self.format.lists if self.format else {}

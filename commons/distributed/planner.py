@@ -11,7 +11,7 @@ import numpy as np
 
 from ..named_ranges import named_range
 from ..perf_model.cost import Cost
-from ..sequence_batch.batch_view import BatchView
+from ..sequence_batch.rows import Rows
 from .feature import Feature, chain
 from .placement import Partitioning, place, place_sets
 from .plan_gather import BatchFormat, Counted, PlanGather, View
@@ -54,7 +54,7 @@ class Planner:
         partitioning: Partitioning,
         features: Sequence[Feature],
         cost: Cost | None,
-        count: Callable[[BatchView], Counted],
+        count: Callable[[Rows], Counted],
         view: View,
         whose: str,
     ) -> None:
@@ -103,7 +103,7 @@ class Planner:
             "create another shuffler, or exhaust the loaders or reset the pipeline first"
         )
 
-    def plan(self, batch: BatchView | None, failure: Exception | None = None) -> ShufflePlan:
+    def plan(self, batch: Rows | None, failure: Exception | None = None) -> ShufflePlan:
         """Plans a step of all ranks. Collective over them.
 
         Args:

@@ -6,64 +6,36 @@ import functools
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torchrec.streamable import Pipelineable
 
 from ..distributed import BalanceReport, BatchShuffler
-from ..distributed.feature import ModelCall, chain
+from ..distributed.feature import chain
 from ..distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
-from ..distributed.plan_ahead import PlannedStep
 from ..distributed.rank_group import RankGroup
+from ..distributed.step import Step
 from ..named_ranges import named_range
-from ..sequence_batch import containers
-from ..sequence_batch.batch_view import without_copied_row
+from ..sequence_batch.container_types import type_name
+from ..sequence_batch.rows import without_copied_row
 
 logger = logging.getLogger(__name__)
-
-
-class InFlightBatch(Pipelineable):
-    """Gives any batch of a step the methods of a `Pipelineable`; attributes and items are the batch's."""
-
-    def __init__(self, batch: Any, step: PlannedStep) -> None:
-        # Private, because the batch may have attributes of these names.
-        self._landed, self._step = batch, step
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        """Returns the batch with every tensor on `device`."""
-        batch = self._landed
-        if isinstance(batch, Pipelineable):
-            return type(self)(batch.to(device, non_blocking), self._step)
-        return type(self)(containers.move_to(batch, device, non_blocking), self._step)
-
-    def pin_memory(self) -> Self:
-        """Returns the batch with every tensor in pinned host memory."""
-        batch = self._landed
-        pinned = batch.pin_memory() if isinstance(batch, Pipelineable) else containers.pin(batch)
-        return type(self)(pinned, self._step)
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tells the allocator that `stream` uses the batch's tensors."""
-        if isinstance(self._landed, Pipelineable):
-            self._landed.record_stream(stream)
-        else:
-            containers.record_stream(self._landed, stream)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_landed", "_step"):  # not there yet, as in copy.copy
-            raise AttributeError(name)
-        return getattr(self._landed, name)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._landed[key]
 
 
 class ShuffleStage:
     """Plans host batches ahead, exchanges device batches, and scales the loss.
 
-    A batch carries its plan with it, from `next_batch` to `forward`.
+    A `Step` carries a batch and its plan from `next_batch` to `forward`. While `"native"` computes step i:
+
+    | step  | stage                        | by           | thread   | stream    |
+    |-------|------------------------------|--------------|----------|-----------|
+    | i + 3 | load                         | `next_batch` | training |           |
+    | i + 3 | count, gather, place, route  | `PlanAhead`  | planning | (gloo)    |
+    | i + 2 | copy to the device           | `Step.to`    | training | memcpy    |
+    | i + 2 | exchange, put together       | `exchange`   | training | memcpy    |
+    | i + 1 | input distribution           | TorchRec     | training | data_dist |
+    | i     | forward, backward, optimizer | `forward`    | training | default   |
 
     Collectives per step: on the main thread, that of the shuffler's exchange; in the planning thread, one
     all-gather of host numbers over all ranks. Construction is collective.
@@ -101,35 +73,33 @@ class ShuffleStage:
         self._forward = chain(shuffler.features, "forward", self._run)
         self.ahead = shuffler.ahead(device, self._check, lambda: self._model.training)
         self.rank = shuffler.group.rank
-        self._computed: tuple[PlannedStep, torch.Tensor, torch.Tensor] | None = None
+        self._computed: tuple[Step, torch.Tensor, torch.Tensor] | None = None
         self._ended: Iterator[Any] | None = None  # the loader, until the last of its steps has run
 
-    def next_batch(self, loader: Iterator[Any]) -> InFlightBatch | None:
-        """Returns this rank's host batch of the next step; None once all loaders have ended.
+    def next_batch(self, loader: Iterator[Any]) -> Step | None:
+        """Returns the next step, with this rank's rows on the host; None once all loaders have ended.
 
         Then it does not ask the loader again until `end_epoch`, while the steps on their way are run.
         """
         step = None if loader is self._ended else self.ahead.next_step(loader)
         self._ended = loader if step is None else None
-        if step is None:
-            return None
-        batch, step.batch = step.batch, None
-        return InFlightBatch(batch, step)
+        return step
 
-    def exchange(self, batch: InFlightBatch) -> InFlightBatch:
-        """Carries out the plan of a device batch; collective over the ranks to balance among.
+    def exchange(self, step: Step) -> Step:
+        """Carries out the plan of a step on the device; collective over the ranks to balance among.
 
         Raises:
-            TypeError: the batch did not come from `next_batch`.
+            TypeError: the step did not come from `next_batch`.
         """
-        step = _step_of(batch)
+        check_planned(step)
         with named_range("## exchange ##"):
             start = time.perf_counter()
-            placed = self._shuffler.exchange(batch._landed, step.plan)
+            step.rows = self._shuffler.exchange_rows(step.rows, step.plan)
+            step.batch = step.rows.batch
             step.exchange_seconds = time.perf_counter() - start
-        return InFlightBatch(placed, step)
+        return step
 
-    def forward(self, batch: InFlightBatch) -> tuple[torch.Tensor, Any]:
+    def forward(self, step: Step) -> tuple[torch.Tensor, Any]:
         """Runs the model on an exchanged batch; returns the loss to run backward on, and the model's output.
 
         Data-parallel training averages gradients over ranks. The loss is scaled so that this average is the
@@ -139,43 +109,41 @@ class ShuffleStage:
         Raises:
             TypeError: as `exchange`.
         """
-        step = _step_of(batch)
+        check_planned(step)
         if step.mode is not self._model.training and self._shuffler.planner.ranks.rank == 0:
             _warn_of_mode(self._model.training)
-        loss_tokens = step.everyone.num_loss_tokens
-        scale = self._num_ranks / loss_tokens if loss_tokens else 0.0
-        call = ModelCall(self._model, batch._landed, step.plan, step.everyone, self._loss_reduction, scale)
-        loss, total, output = self._forward(call)
+        loss, total, output = self._forward(step)
         for feature in self._shuffler.features:
             feature.check_ran(step.plan)
         self._computed = step, total, total.clone()
-        for failure in call.failures[:1]:
+        for failure in step.failures[:1]:
             self.ahead.fail(failure)
         return loss, output
 
-    def _run(self, call: ModelCall) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    def _run(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Runs the model on a whole batch."""
-        losses, output = losses_and_output(call.model(call.batch))
-        mean_tokens = call.everyone.num_loss_tokens / self._num_ranks
-        own_tokens = call.plan.loss_tokens_on(self.rank)
-        total = loss_sum(losses, call.loss_reduction, own_tokens, mean_tokens, call.failures)
-        is_copy = not (call.plan.num_placed[self.rank] or self._shuffler.view(call.batch).pads)
-        if is_copy and not call.model.training:
+        losses, output = losses_and_output(self._model(step.batch))
+        mean_tokens = step.everyone.num_loss_tokens / self._num_ranks
+        own_tokens = step.plan.loss_tokens_on(self.rank)
+        total = loss_sum(losses, self._loss_reduction, own_tokens, mean_tokens, step.failures)
+        is_copy = not (step.plan.num_placed[self.rank] or step.rows.pads)
+        if is_copy and not self._model.training:
             output = without_copied_row(output)
-        return total * call.scale, total.detach(), output
+        return total * step.scale, total.detach(), output
 
     @property
     def runs_in_parts(self) -> list[str]:
         """Names of the features that run the backward of a step in parts."""
         return [feature.name for feature in self._shuffler.features if feature.runs_in_parts]
 
-    def check_ran(self, batch: InFlightBatch) -> None:
-        """Raises a TypeError unless a batch is the last one that `forward` ran."""
-        if self._computed is None or self._computed[0] is not _step_of(batch):
+    def let_go(self, step: Step) -> None:
+        """Forgets the batch of a step that has run; raises a TypeError unless it is the last of `forward`."""
+        if self._computed is None or self._computed[0] is not step:
             raise TypeError(
                 "the pipeline's progress called the model past the stage, which scales its loss: call "
                 "self._model_fwd(batch), as TorchRec's progress does, not the model"
             )
+        step.let_go()
 
     def end_epoch(self) -> None:
         """Has the next call start anew, after the last step of all loaders; on all ranks alike.
@@ -209,7 +177,7 @@ class ShuffleStage:
         )
 
     @property
-    def last_step(self) -> PlannedStep:
+    def last_step(self) -> Step:
         """The step that ran last; RuntimeError if none has."""
         return self._last()[0]
 
@@ -223,13 +191,13 @@ class ShuffleStage:
         """The same, whatever was done to `loss_sum` in place."""
         return self._last()[2]
 
-    def _last(self) -> tuple[PlannedStep, torch.Tensor, torch.Tensor]:
+    def _last(self) -> tuple[Step, torch.Tensor, torch.Tensor]:
         if self._computed is None:
             raise RuntimeError("there is no plan, report or loss before the first step")
         return self._computed
 
-    def _check(self, step: PlannedStep) -> None:
-        if step.everyone.num_placed.all() or self._shuffler.view(step.batch).pads:
+    def _check(self, step: Step) -> None:
+        if step.everyone.num_placed.all() or step.rows.pads:
             return
         if self._loss_reduction == "global_mean":
             check_global_mean(step.everyone.num_placed, False)
@@ -241,15 +209,14 @@ class ShuffleStage:
             )
 
 
-def _step_of(batch: Any) -> PlannedStep:
-    """Returns the step of a batch; raises a TypeError unless it came from `next_batch`."""
-    if not isinstance(batch, InFlightBatch):
+def check_planned(batch: Any) -> None:
+    """Raises a TypeError unless a pipeline's batch is a step, as it came from `next_batch`."""
+    if not isinstance(batch, Step):
         raise TypeError(
-            f"the pipeline copied a {containers.type_name(batch)} that was not planned: its "
-            "copy_batch_to_gpu or enqueue_batch has to take batches from self._next_batch(dataloader_iter), "
-            "and to return what `to` makes of them"
+            f"the pipeline copied a {type_name(batch)} that was not planned: its copy_batch_to_gpu or "
+            "enqueue_batch has to take batches from self._next_batch(dataloader_iter), and to return what "
+            "`to` makes of them"
         )
-    return batch._step
 
 
 @functools.cache

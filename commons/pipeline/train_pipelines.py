@@ -15,9 +15,10 @@ from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
 
 from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
+from ..distributed.step import Step, check_not_hidden
 from ..named_ranges import named_range
 from ..registry import NamedFactory
-from .shuffle_stage import ShuffleStage
+from .shuffle_stage import ShuffleStage, check_planned
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 _WORKS = (TrainPipelineSparseDist, PrefetchTrainPipelineSparseDist)
@@ -112,11 +113,11 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._optimizer = optimizer
         self._device = torch.device(device)
         self._stage = ShuffleStage(batch_shuffler, model, self._device, loss_reduction, optimizer)
-        self._batch: Any = None  # exchanged, not computed: a step that raises may be tried again
+        self._step: Step | None = None  # exchanged, not computed: one that raises may be tried again
 
     def reset(self) -> None:
         """Drops the batches on their way."""
-        self._batch = None
+        self._step = None
         self._stage.reset()
 
     def detach(self) -> torch.nn.Module:
@@ -139,20 +140,21 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         Raises:
             StopIteration: the loaders of all ranks have ended; on every rank in the same call.
         """
-        if self._batch is None:
-            batch = self._stage.next_batch(dataloader_iter)
-            if batch is None:
+        if self._step is None:
+            step = self._stage.next_batch(dataloader_iter)
+            if step is None:
                 self._stage.end_epoch()
                 raise StopIteration
             with named_range("## copy_batch_to_gpu ##"):  # TorchRec's name for it, on any device
-                batch = batch.to(self._device, non_blocking=True)
-            self._batch = self._stage.exchange(batch)
+                step = step.to(self._device, non_blocking=True)
+            self._step = self._stage.exchange(step)
         if self._model.training:
             with named_range("## zero_grad ##"):
                 self._optimizer.zero_grad()
         with named_range("## forward ##"):
-            loss, output = self._stage.forward(self._batch)
-        self._batch = None
+            loss, output = self._stage.forward(self._step)
+        self._stage.let_go(self._step)
+        self._step = None
         if self._model.training:
             with named_range("## backward ##"):
                 loss.backward()
@@ -243,7 +245,7 @@ class ShuffleStageMixin(_WithStage):
 
     def dequeue_batch(self) -> None:
         """Drops the batch that has run; raises a TypeError if it ran past the stage."""
-        self._stage.check_ran(self.batches[0])  # type: ignore[attr-defined]
+        self._stage.let_go(self.batches[0])  # type: ignore[attr-defined]
         super().dequeue_batch()  # type: ignore[misc]
 
     def attach(self, model: torch.nn.Module | None = None, sparse_dist: bool = True) -> None:
@@ -278,6 +280,8 @@ class ShuffleStageMixin(_WithStage):
         return self._stage.next_batch(self._loader)
 
     def _pipeline_model(self, *args: Any, **kwargs: Any) -> None:
+        check_planned(self.batches[0])  # type: ignore[attr-defined]
+        check_not_hidden(self.batches[0].batch)  # type: ignore[attr-defined]
         # Without a sharded module, TorchRec would trace into all others and fail at a branch on data.
         if any(isinstance(module, ShardedModule) for module in self._model.modules()):
             try:

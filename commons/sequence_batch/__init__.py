@@ -7,7 +7,7 @@ from ..lazy_names import imported_on_use
 if TYPE_CHECKING:
     from .base_batch import BaseBatch
     from .container_types import register_batch_type
-    from .containers import move_to
+    from .tree import move_to
 
 __all__ = ["BaseBatch", "move_to", "register_batch_type"]
 
@@ -16,6 +16,6 @@ __getattr__ = imported_on_use(
     {
         "base_batch": ["BaseBatch"],
         "container_types": ["register_batch_type"],
-        "containers": ["move_to"],
+        "tree": ["move_to"],
     },
 )

@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
-from . import containers
-from .optional_types import JaggedTensor, KeyedJaggedTensor, Pipelineable
+from .leaf_fields import as_field, fields_of, num_rows, pinned, put_together, record_stream
+from .optional_types import KeyedJaggedTensor, Pipelineable
 from .packed_rows import PackedRows, check_jagged_fields, read_lengths, select_rows
-from .row_lists import row_lists, with_entries
+from .row_lists import row_lists, select_entries
 from .row_remedies import PER_SAMPLE, remedy_for_field
 from .row_schema import FieldValue, RowSchema, lengths_of
+from .tree import Leaf, Part, is_rebuilding, move_to, take_apart, transform
 
 
 @dataclass(eq=False)
@@ -65,6 +66,8 @@ class BaseBatch(Pipelineable):
             raise ValueError(
                 f"actual_batch_size is {self.actual_batch_size}; expected 0 to batch_size = {self.batch_size}"
             )
+        if is_rebuilding.get():
+            return
         self._check_flat_labels(self.actual_batch_size)
         fields = self.per_sample_fields()
         for name, value in fields.items():
@@ -80,23 +83,19 @@ class BaseBatch(Pipelineable):
         """The number of real rows."""
         return self.batch_size if self.actual_batch_size is None else self.actual_batch_size
 
-    def per_sample_fields(self) -> dict[str, FieldValue]:
-        """Returns the fields with one row per sample, by path; flat labels as `[batch_size, -1]`."""
+    def per_sample_fields(self, tree: Part | None = None) -> dict[str, FieldValue]:
+        """Returns the fields with one row per sample, by path; flat labels as `[batch_size, -1]`.
+
+        `tree` is what `take_apart` makes of this batch, if it was taken apart before.
+        """
         try:
-            per_sample = containers.fields_of(self)
+            per_sample = fields_of(tree or take_apart(self))
         except TypeError as error:
             raise TypeError(f"{type(self).__name__}.{error}") from error
         labels = self.labels
         if isinstance(labels, torch.Tensor) and self._labels_are_flat():
             per_sample["labels"] = labels.view(self.batch_size, -1)
         return per_sample
-
-    def with_fields(self, per_sample: dict[str, FieldValue], batch_size: int, actual_batch_size: int) -> Self:
-        """Returns this batch with other rows; `per_sample` replaces fields of `per_sample_fields`."""
-        if "labels" in per_sample and self._labels_are_flat():
-            per_sample = per_sample | {"labels": cast(torch.Tensor, per_sample["labels"]).flatten()}
-        sizes: dict[str, int] = {"batch_size": batch_size, "actual_batch_size": actual_batch_size}
-        return containers.with_fields(self, per_sample, sizes)
 
     def index_select(self, indices: torch.Tensor | Sequence[int]) -> Self:
         """Returns the batch of the given rows, in the given order; rows may repeat or be left out.
@@ -130,12 +129,14 @@ class BaseBatch(Pipelineable):
         num_real = int(is_real.sum())
         if not bool(is_real[:num_real].all()):
             raise ValueError("index_select got a padding row before a real row; real rows come first")
-        fields, out_rows = self.per_sample_fields(), max(len(rows), 1)
+        tree, out_rows = take_apart(self), max(len(rows), 1)
+        fields = self.per_sample_fields(tree)
         check_jagged_fields(fields)
         schema = RowSchema.of(fields)
         packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, self.batch_size))
-        selected = self.with_fields(select_rows([packed], rows.numpy(), out_rows), out_rows, num_real)
-        return with_entries(selected, row_lists(self, {self.batch_size, self.num_samples}), rows, out_rows)
+        selected = select_rows([packed], rows.numpy(), out_rows)
+        lists = select_entries(row_lists(tree, {self.batch_size, self.num_samples}), rows.numpy(), out_rows)
+        return put_together(tree, selected, lists, {"batch_size": out_rows, "actual_batch_size": num_real})
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the ids of each row over all sparse features, which are looked up, `[batch_size]` int64."""
@@ -147,7 +148,7 @@ class BaseBatch(Pipelineable):
 
         Padding rows have none. A batch without labels has one loss token per sample.
         """
-        labels = containers.as_field(self.labels) if isinstance(self.labels, containers.Leaf) else None
+        labels = as_field(self.labels) if isinstance(self.labels, Leaf) else None
         if labels is None:
             tokens = torch.ones(self.batch_size, dtype=torch.int64, device=self.features.device())
         elif isinstance(labels, torch.Tensor):
@@ -208,24 +209,23 @@ class BaseBatch(Pipelineable):
             )
         return made
 
-    def with_pieces(self, pieces: Any) -> Self:
-        """Returns this batch with what the model finds in `pieces`: the places of its rows in their samples,
-        None where all are whole."""
-        made = copy.copy(self)
-        made.pieces = pieces
-        return made
-
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Returns this batch with every tensor on `device`."""
-        return containers.move_to(self, device, non_blocking).with_pieces(self.pieces)
+        return self._with_pieces_of(move_to(self, device, non_blocking))
 
     def pin_memory(self) -> Self:
         """Returns this batch with every tensor in pinned host memory."""
-        return containers.pin(self).with_pieces(self.pieces)
+        return self._with_pieces_of(transform(self, lambda _, leaf: pinned(leaf)))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses this batch's tensors."""
-        containers.record_stream(self, stream)
+        for part in take_apart(self).each():
+            if isinstance(part.value, Leaf):
+                record_stream(part.value, stream)
+
+    def _with_pieces_of(self, moved: Self) -> Self:
+        moved.pieces = self.pieces
+        return moved
 
     def _labels_are_flat(self) -> bool:
         labels = self.labels
@@ -256,27 +256,3 @@ class BaseBatch(Pipelineable):
                 f"of shape [rows, tasks], as in labels.view({real}, -1), with zeros for padding rows after "
                 f"them: [{self.batch_size}, {labels.numel() // real}]"
             )
-
-
-def num_rows(name: str, value: FieldValue) -> int:
-    """Returns the rows of a per-sample field.
-
-    Raises:
-        ValueError: its rows are not samples.
-    """
-    if isinstance(value, KeyedJaggedTensor):
-        if value.variable_stride_per_key():
-            raise ValueError(
-                f"{name} is a KeyedJaggedTensor with a variable batch size per key (VBE), whose rows are not "
-                "samples; give every key one row per sample"
-            )
-        return value.stride()
-    if isinstance(value, JaggedTensor):
-        return lengths_of(value).numel()
-    if value.dim() == 0:
-        raise ValueError(
-            f"{name} is a tensor without rows (0-d); give it one row per sample. If all samples share it, "
-            'mark the field of a BaseBatch with metadata={"per_sample": False}; of any other batch name it '
-            "in the shuffler's shared_fields"
-        )
-    return value.shape[0]

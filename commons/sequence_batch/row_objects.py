@@ -3,37 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from . import containers
 from .base_batch import BaseBatch
-from .base_batch import num_rows as count_rows
-from .batch_view import BatchView, _PaddedView
 from .container_types import container_type, is_plain, join_path
-from .row_lists import PlainList, lists_of, with_entries
-from .row_schema import FieldValue
+from .leaf_fields import as_field, field_name, num_rows
+from .row_lists import PlainList, hash_lists, hash_shared, lists_of, select_entries
+from .row_schema import FieldValue, hash_bytes
+from .rows import Rows
+from .tree import Leaf, take_apart, tensors_and_arrays
 
 
-def view_with_objects(
-    batch: Any, shared: Collection[str] = (), first: int = 0, num_rows: int | None = None
-) -> _ViewWithObjects:
-    """Returns the view of a batch, with its numpy arrays of any dtype, and lists that have an entry per row.
+class RowsWithObjects(Rows):
+    """Rows of tensors, of numpy arrays of any dtype, and of lists that have an entry per row.
+
+    The field of an array or list is the numbers of its rows, from 1 on, 0 for padding.
 
     Args:
-        batch: as `view_batch` takes it; a `BaseBatch` has no arrays.
+        batch: as `Rows` takes it; a `BaseBatch` has no arrays.
         shared: paths of what all samples share, of lists, too.
         first: the number of the first row among those of all batches that are joined.
         num_rows: rows of the batch, if it is known.
+
+    Attributes:
+        arrays: those with one row per sample, by path.
+        lists: those with an entry per row, or per sample, by path.
+        shared_lists: all others.
     """
-    of = _PaddedWithObjects if isinstance(batch, BaseBatch) else _ViewWithObjects
-    return of(batch, shared, first, num_rows)
+
+    def __init__(
+        self, batch: Any, shared: Collection[str] = (), first: int = 0, num_rows: int | None = None
+    ) -> None:
+        super().__init__(batch, shared)
+        self._first, self.arrays = first, {}
+        if not self.pads:  # of subclasses of arrays, a masked one would lose its mask
+            parts = [part for part in self.tree.each() if type(part.value) is np.ndarray and part.value.ndim]
+            self.arrays = {part.path: part.value for part in parts if not part.is_shared}
+            self._shared = {*shared, *self.arrays}
+            del self.tree
+        self._given = shared
+        every = {path: of for path, of in lists_of(self.tree).items() if not isinstance(of, dict)}
+        if num_rows is None and not self.pads:
+            num_rows = self._count_rows(every)
+        counts = {batch.batch_size, batch.num_samples} if self.pads else {num_rows}
+        self.lists: dict[str, PlainList] = {path: of for path, of in every.items() if len(of) in counts}
+        self.shared_lists = {path: of for path, of in every.items() if path not in self.lists}
+
+    def _count_rows(self, lists: Mapping[str, PlainList]) -> int | None:
+        """Returns the rows of tensors and arrays; without any, those of lists, if these agree."""
+        for name, value in super().tensor_fields().items():
+            if not isinstance(value, torch.Tensor) or value.dim():
+                return num_rows(name, value)
+        counts = {len(of) for of in (*self.arrays.values(), *lists.values())}
+        return counts.pop() if len(counts) == 1 else None
+
+    def tensor_fields(self) -> dict[str, FieldValue]:
+        """Returns the tensors among the fields, and the numbers of rows of arrays and lists."""
+        fields = dict(super().tensor_fields())
+        some = next(iter(fields.values()), torch.empty(0, device="cpu"))
+        device = (some if isinstance(some, torch.Tensor) else some.values()).device
+        objects = {field_name(path, array): len(array) for path, array in self.arrays.items()}
+        objects |= {_name(path): len(entries) for path, entries in self.lists.items()}
+        for name, count in objects.items():
+            numbers = torch.arange(1, (self.batch.batch_size if self.pads else count) + 1, device=device)
+            fields[name] = (self._first + numbers) * (numbers <= count)
+        return fields
+
+    def view(self, batch: Any) -> RowsWithObjects:
+        """Returns the rows of a batch of this kind, which may have arrays and lists, too."""
+        return RowsWithObjects(batch, self._given, self._first)
+
+    def others(self) -> dict[str, Any]:
+        """Returns arrays and lists of the rows that their fields number; None or zero in padding."""
+        made: dict[str, Any] = {}
+        for path, array in self.arrays.items():
+            if (field := self.fields.get(field_name(path, array))) is not None:
+                numbers = field.cpu().numpy()
+                empty = None if array.dtype == object else np.zeros((), array.dtype)
+                made[path] = np.full((len(numbers), *array.shape[1:]), empty, array.dtype)
+                made[path][numbers > 0] = array[numbers[numbers > 0] - 1]
+        for path, entries in self.lists.items():
+            if (field := self.fields.get(_name(path))) is not None:
+                numbers = field.cpu().numpy()
+                made |= select_entries({path: entries}, numbers[numbers > 0] - 1, len(numbers))
+        return made
 
 
-def join_objects(views: Sequence[_ViewWithObjects]) -> None:
+def join_objects(views: Sequence[RowsWithObjects]) -> None:
     """Gives the first view the rows of all views' arrays and lists.
 
     Raises:
@@ -62,75 +121,88 @@ def join_objects(views: Sequence[_ViewWithObjects]) -> None:
         first.lists[path] = tuple(joined) if isinstance(entries, tuple) else joined
 
 
-class _ViewWithObjects(BatchView):
-    """Rows of tensors, arrays and lists; the field of an array or list is the numbers of its rows, from 1 on,
-    0 for padding.
+def check_results(fields: Mapping[str, FieldValue], whose: str) -> None:
+    """Checks that results have rows; `whose` says where they were given.
 
-    Attributes:
-        arrays: those with one row per sample, by path.
-        lists: those with an entry per row, or per sample, by path.
-        shared_lists: all others.
+    Raises:
+        ValueError: one is a number, such as a loss, which belongs to no sample.
     """
-
-    def __init__(self, batch: Any, shared: Collection[str], first: int, num_rows: int | None) -> None:
-        is_padded = isinstance(batch, BaseBatch)
-        self.arrays = {} if is_padded else containers.arrays_of(batch, shared)
-        self._first, self._given = first, shared
-        super().__init__(batch, {*shared, *self.arrays})
-        every = {path: of for path, of in lists_of(batch, shared).items() if not isinstance(of, dict)}
-        if num_rows is None and not is_padded:
-            num_rows = self._count_rows(every)
-        counts = {batch.batch_size, batch.num_samples} if is_padded else {num_rows}
-        self.lists: dict[str, PlainList] = {path: of for path, of in every.items() if len(of) in counts}
-        self.shared_lists = {path: of for path, of in every.items() if path not in self.lists}
-
-    def _count_rows(self, lists: Mapping[str, PlainList]) -> int | None:
-        """Returns the rows of tensors and arrays; without any, those of lists, if these agree."""
-        for name, value in containers.fields_of(self.batch, self._shared).items():
-            if not isinstance(value, torch.Tensor) or value.dim():
-                return count_rows(name, value)
-        counts = {len(of) for of in (*self.arrays.values(), *lists.values())}
-        return counts.pop() if len(counts) == 1 else None
-
-    def tensor_fields(self) -> dict[str, FieldValue]:
-        fields = dict(super().tensor_fields())
-        some = next(iter(fields.values()), torch.empty(0, device="cpu"))
-        device = (some if isinstance(some, torch.Tensor) else some.values()).device
-        objects = {containers.field_name(path, array): len(array) for path, array in self.arrays.items()}
-        objects |= {_name(path): len(entries) for path, entries in self.lists.items()}
-        rows = self.batch.batch_size if isinstance(self.batch, BaseBatch) else None
-        for name, count in objects.items():
-            numbers = torch.arange(1, (rows or count) + 1, device=device)
-            fields[name] = (self._first + numbers) * (numbers <= count)
-        return fields
-
-    def view(self, batch: Any) -> BatchView:
-        """Returns the view of a batch of this kind, which may have arrays and lists, too."""
-        return view_with_objects(batch, self._given, self._first)
-
-    def with_rows(self, fields: dict[str, FieldValue], batch_size: int, num_samples: int) -> Any:
-        """Returns the batch with other rows, in arrays and lists those that fields number; None or zero in
-        padding."""
-        arrays: dict[str, Any] = {}
-        for path, array in self.arrays.items():
-            name = containers.field_name(path, array)
-            if name in fields:
-                numbers = fields[name].cpu().numpy()
-                empty = None if array.dtype == object else np.zeros((), array.dtype)
-                arrays[name] = np.full((len(numbers), *array.shape[1:]), empty, array.dtype)
-                arrays[name][numbers > 0] = array[numbers[numbers > 0] - 1]
-        made = super().with_rows(fields | arrays, batch_size, num_samples)
-        for path, entries in self.lists.items():
-            if _name(path) in fields:
-                numbers = fields[_name(path)].cpu().numpy()
-                made = with_entries(made, {path: entries}, numbers[numbers > 0] - 1, len(numbers))
-        return made
+    for path, value in fields.items():
+        if isinstance(value, torch.Tensor) and not value.dim():
+            raise ValueError(
+                f"{whose} got {path or 'values'!r}, a tensor without rows (0-d), which belongs to no sample; "
+                "leave it out, or give it a row per sample"
+            )
 
 
-class _PaddedWithObjects(_ViewWithObjects, _PaddedView):
-    @cached_property
-    def num_rows(self) -> int:
-        return self.batch.batch_size
+def hashes_at(value: Any, paths: Collection[str]) -> dict[str, int]:
+    """Returns a hash of what a batch has at each of these paths."""
+    found = _values(value)
+    return {path: _hash(found[path]) for path in sorted(paths) if path in found}
+
+
+def shared_in_results(
+    values: Sequence[Any],
+    shared: Collection[str],
+    rows: Sequence[int],
+    hashes: Mapping[str, int] | None = None,
+) -> set[str]:
+    """Returns the paths at which parts of a batch, or results for them, hold what all samples share.
+
+    Batch fields "scale" may be shared, while a worker returns a "scale" per row: of two chunks with 3 rows,
+    `{"scale": s}` and `{"scale": s}` share it, but `{"scale": t[:3]}` and `{"scale": t[3:]}` do not.
+
+    Args:
+        values: of each part.
+        shared: paths of what the samples of the batch share.
+        rows: rows of each part; one without any does not tell.
+        hashes: of what the samples share, by path, as `hashes_at` returns them.
+
+    Raises:
+        ValueError: what is at a path may be either.
+    """
+    found, counts = set(), [count for count in rows if count]
+    with_rows = [_values(part) for part, count in zip(values, rows, strict=True) if count]
+    for path in sorted(shared):
+        at = [part.get(path) for part in with_rows]
+        has_rows = all(_has_rows(part, count) for part, count in zip(at, counts, strict=True))
+        if not has_rows or all(part is at[0] for part in at):
+            found.add(path)
+        elif len(alike := {_hash(part) for part in at}) == 1:
+            if alike == {(hashes or {}).get(path)}:
+                found.add(path)
+                continue
+            raise ValueError(
+                f"{path!r} is named as shared, and has a row for each row of every part, alike in all: it "
+                "may be either. Rename it if it is a result, else leave it out"
+            )
+    return found
+
+
+def _values(value: Any) -> dict[str, Any]:
+    """Returns the parts of a value by path, without plain numbers and texts."""
+    return {part.path: part.value for part in take_apart(value).each()}
+
+
+def _has_rows(part: Any, count: int) -> bool:
+    """Returns whether all that a part holds has so many rows."""
+    leaves = [held.value for held in tensors_and_arrays(take_apart(part))]
+    if isinstance(part, list | tuple) and not leaves:
+        return len(part) == count
+    return bool(leaves) and all(_rows_of(leaf) == count for leaf in leaves)
+
+
+def _rows_of(leaf: Any) -> int:
+    if not isinstance(leaf, Leaf):
+        return len(leaf) if leaf.ndim else -1
+    field = as_field(leaf)
+    return -1 if isinstance(field, torch.Tensor) and not field.dim() else num_rows("", field)
+
+
+def _hash(part: Any) -> int:
+    tree = take_apart(part, {""})
+    hashes = hash_shared(tree) if tensors_and_arrays(tree) else hash_lists({"": part})
+    return hash_bytes([repr(sorted(hashes.items())).encode()])
 
 
 def _joined_dtype(dtype: np.dtype) -> Any:
@@ -139,7 +211,7 @@ def _joined_dtype(dtype: np.dtype) -> Any:
     return dtype if dtype.kind in "biufcV" else "OSU" if dtype.kind in "OSU" else dtype.kind
 
 
-def _check_plain_values(views: Sequence[_ViewWithObjects]) -> None:
+def _check_plain_values(views: Sequence[RowsWithObjects]) -> None:
     """Raises a ValueError if a number or text that no row has, such as a loss, differs between parts."""
     first = _plain_values(views[0].batch, views[0]._given)
     for number, view in enumerate(views):
@@ -156,7 +228,7 @@ def _plain_values(value: Any, shared: Collection[str], path: str = "") -> dict[s
         return {}
     if is_plain(value):
         return {path: value}
-    container = None if isinstance(value, containers.Leaf) else container_type(value)
+    container = None if isinstance(value, Leaf) else container_type(value)
     parts = dict(container.parts(value)) if container else {}
     if isinstance(value, BaseBatch):  # of its rows
         parts = {key: part for key, part in parts.items() if key not in ("batch_size", "actual_batch_size")}

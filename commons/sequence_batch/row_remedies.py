@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from .optional_types import KeyedJaggedTensor
 from .row_lists import RECIPE, are_samples
 from .row_schema import FieldValue, lengths_of
+from .tree import Part
 
 PER_SAMPLE = 'mark it with field(metadata={"per_sample": False})'
 SHARED_FIELDS = "name it in the shuffler's shared_fields"
 
 
-def remedy_for_rows(batch: Any, fields: Mapping[str, FieldValue], rows: Mapping[str, int]) -> str:
+def remedy_for_rows(tree: Part, fields: Mapping[str, FieldValue], rows: Mapping[str, int]) -> str:
     """Returns what to do if fields have these different numbers of rows, by name."""
-    if are_samples(batch):
+    if are_samples(tree):
         return (
-            f"If entries of the {type(batch).__name__} are samples, collate them to tensors with a row each, "
-            f"or divide them by {RECIPE}"
+            f"If entries of the {type(tree.value).__name__} are samples, collate them to tensors with a row "
+            f"each, or divide them by {RECIPE}"
         )
     jagged = [rows[name] for name, value in fields.items() if not isinstance(value, torch.Tensor)]
     expected = Counter(jagged or rows.values()).most_common(1)[0][0]

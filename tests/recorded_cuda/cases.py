@@ -20,8 +20,7 @@ from commons.features.unshuffle import Unshuffle
 from commons.features.verification import Verification
 from commons.pipeline import TrainPipelineFactory
 from commons.received_ids import ReceivedIds
-from commons.sequence_batch import move_to
-from commons.sequence_batch.containers import pin
+from commons.sequence_batch.rows import Rows
 from commons.training import OptimizerArgs, shard_model
 from commons.training.step_vote import StepVote
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
@@ -211,7 +210,7 @@ def of_dicts(place: Place) -> Results:
         {"features": batch.features, "weight": torch.arange(1.0, 1 + batch.batch_size)}
         for batch in histories(4)
     ]
-    loaded = (pin(batch) if place.on_cuda else batch for batch in batches)
+    loaded = (Rows(batch).pin_memory().put_together() if place.on_cuda else batch for batch in batches)
     return [steps(pipeline, loaded), parameters(model)]
 
 
@@ -355,7 +354,7 @@ def kinds_of_fields(place: Place) -> Results:
                 batch = make_batch(kind, seed, 100 * dist.get_rank(), 3 + 2 * dist.get_rank())
                 plan = shuffler.plan(batch)
                 if place.on_cuda:
-                    batch = move_to(pin(batch), place.device, non_blocking=True)
+                    batch = Rows(batch).pin_memory().to(place.device, non_blocking=True).put_together()
                 results.append(shuffler.view(shuffler.exchange(batch, plan)).fields)
     return results
 

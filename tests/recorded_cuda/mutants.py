@@ -10,15 +10,15 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torchrec.distributed.train_pipeline.train_pipelines as torchrec_pipelines
-from torchrec.datasets.utils import Batch as TorchRecBatch
 
 from commons.distributed import exchange, plan_ahead
+from commons.distributed.step import Step
 from commons.features.learned_costs import learning
 from commons.perf_model import compute_clock
 from commons.pipeline import train_pipelines
-from commons.pipeline.shuffle_stage import InFlightBatch
-from commons.sequence_batch import containers, packed_rows
+from commons.sequence_batch import leaf_fields, packed_rows
 from commons.sequence_batch.packed_rows import Selection
+from commons.sequence_batch.rows import Rows
 from commons.training import step_vote
 
 from . import modes
@@ -71,26 +71,29 @@ _NOT_AT_STEP = _instead(torchrec_pipelines, "_wait_for_batch", _does_not_wait(on
 _NOT_AT_LOOKUP = _instead(Stream, "wait_stream", _skips_at("runtime_forwards"))
 
 
-def _without_labels(record: Any) -> Any:
-    def records(batch: Any, stream: Any) -> None:
-        def one(path: str, leaf: Any) -> Any:
-            if not path.endswith("labels"):
-                record(leaf, stream)
-            return leaf
+def _records(chosen: Callable[[list[str]], list[str]]) -> Callable[[Any], Any]:
+    """Records the chosen fields of a batch alone."""
 
-        containers.transform(batch, one)
+    def make(_: Any) -> Any:
+        def records(rows: Any, stream: Any) -> None:
+            for name in chosen(list(rows.fields)):
+                leaf_fields.record_stream(rows.fields[name], stream)
 
-    return records
+        return records
+
+    return make
 
 
-def _without_last(record: Any) -> Any:
-    """Records all leaves of a batch but the last."""
+def _without_labels(names: list[str]) -> list[str]:
+    return [name for name in names if name != "labels"]
 
-    def records(batch: Any, stream: Any) -> None:
-        for _, leaf in list(containers.leaves(batch))[:-1]:
-            record(leaf, stream)
 
-    return records
+def _without_last(names: list[str]) -> list[str]:
+    return names[:-1]
+
+
+def _sparse(names: list[str]) -> list[str]:
+    return [name for name in names if "sparse" in name]
 
 
 def _exchange_on_default(waits: bool) -> Callable[[Any], Any]:
@@ -234,14 +237,10 @@ MUTANTS: dict[str, Mutant] = {
     "default does not wait at the step": _NOT_AT_STEP,
     "default does not wait at the lookup": _NOT_AT_LOOKUP,
     "default never waits": _both(_NOT_AT_STEP, _NOT_AT_LOOKUP),
-    "a batch is not recorded": _instead(InFlightBatch, "record_stream", lambda _: lambda self, stream: None),
-    "labels are not recorded": _instead(containers, "record_stream", _without_labels),
-    "a tensor is not recorded": _instead(containers, "record_stream", _without_last),
-    "a tensor of TorchRec's batch is not recorded": _instead(
-        TorchRecBatch,
-        "record_stream",
-        lambda _: lambda self, stream: self.sparse_features.record_stream(stream),
-    ),
+    "a batch is not recorded": _instead(Step, "record_stream", lambda _: lambda self, stream: None),
+    "labels are not recorded": _instead(Rows, "record_stream", _records(_without_labels)),
+    "a tensor is not recorded": _instead(Rows, "record_stream", _records(_without_last)),
+    "a tensor of TorchRec's batch is not recorded": _instead(Rows, "record_stream", _records(_sparse)),
     "the exchange on the default stream": _instead(
         train_pipelines.ShuffleStageMixin, "copy_batch_to_gpu", _exchange_on_default(waits=False)
     ),

@@ -21,12 +21,17 @@ from ...partition import refined
 from ...partition.problem import indices_of_parts, number_of_part
 from ...partition.workloads import as_workloads, check_count, check_wide, number_groups
 from ...perf_model.cost import Cost
-from ...sequence_batch import containers
-from ...sequence_batch.batch_view import BatchView
 from ...sequence_batch.packed_rows import PackedRows, check_jagged_fields
 from ...sequence_batch.row_lists import check_no_samples, lists_in_attributes
-from ...sequence_batch.row_objects import join_objects, view_with_objects
-from ...sequence_batch.row_results import check_results, hashes_at, shared_in_results
+from ...sequence_batch.row_objects import (
+    RowsWithObjects,
+    check_results,
+    hashes_at,
+    join_objects,
+    shared_in_results,
+)
+from ...sequence_batch.rows import Rows
+from ...sequence_batch.tree import check_replaceable
 
 Batch = TypeVar("Batch")
 
@@ -95,11 +100,11 @@ def split_balanced(
     """
     check_count("num_chunks", num_chunks)
     shared = workloads.shared_fields if isinstance(workloads, BatchShuffler) else ()
-    view = view_with_objects(batch, shared)
+    view = RowsWithObjects(batch, shared)
     check_jagged_fields(view.fields)
-    containers.check_replaceable(batch)
-    check_no_samples(batch, view.num_rows, shared)
-    for path, entries in lists_in_attributes(batch).items():
+    check_replaceable(view.tree)
+    check_no_samples(view.tree, view.num_rows)
+    for path, entries in lists_in_attributes(view.tree).items():
         if path not in shared and len(entries) in (view.num_rows, view.num_samples):
             raise TypeError(
                 f"{path} has an entry for each row, and is only an attribute of its container, which chunks "
@@ -107,7 +112,7 @@ def split_balanced(
             )
     batch_size, num_real, given = view.num_rows, view.num_samples, groups is not None
     if isinstance(workloads, BatchShuffler):
-        shown = view.on_host().to_count()
+        shown = view.on_host().to_count().batch
         if groups is None:
             groups = _read_groups(workloads, shown, num_real)
         costs = _costs_of(workloads, shown, batch_size, num_real)
@@ -179,10 +184,10 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
     sources: list[PackedRows] = []
     for chunk, batch in enumerate(batches):
         num_rows = order.chunk_rows[chunk]
-        views.append(view_with_objects(batch, shared, first_rows[chunk], num_rows))
+        views.append(RowsWithObjects(batch, shared, first_rows[chunk], num_rows))
         packed = _pack_chunk(views[chunk], chunk, num_rows)
-        check_no_samples(batch, num_rows, shared)
-        containers.check_replaceable(batch)
+        check_no_samples(views[chunk].tree, num_rows)
+        check_replaceable(views[chunk].tree)
         if sources and (difference := sources[0].schema.difference(packed.schema)):
             raise ValueError(
                 f"batches 0 and {chunk} differ: {difference}; give merge the same fields of all chunks"
@@ -250,7 +255,7 @@ def _numbered_groups(groups: Any, num_rows: int, num_real: int, has_none: bool) 
     return np.array(number_of, dtype=np.int64)
 
 
-def _pack_chunk(view: BatchView, chunk: int, num_rows: int) -> PackedRows:
+def _pack_chunk(view: Rows, chunk: int, num_rows: int) -> PackedRows:
     check_results(view.fields, "merge")
     check_jagged_fields(view.fields)
     packed = view.packed()

@@ -13,11 +13,12 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from ...checks import SettingError, require_type
-from ...distributed.feature import Feature, Forward, ModelCall, Place
+from ...distributed.feature import Feature, Forward, Place
 from ...distributed.planner import predict_seconds
 from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
+from ...distributed.step import Step
 from ...partition.balance import relative_to_mean
 from ...perf_model.compute_clock import ComputeClock
 from ...perf_model.cost import Cost
@@ -101,15 +102,16 @@ class LearnedCosts(Feature):
     def join(self, model: torch.nn.Module, device: torch.device, loss_reduction: str) -> None:
         """Measures the steps of a pipeline, by hooks that stay on the model."""
         check_waits(model, device, self._shuffler, loss_reduction)
+        self._model = model
         self._clock = ComputeClock(model, device, lambda: self._shuffler.group.wait_seconds)
 
-    def forward(self, call: ModelCall, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    def forward(self, step: Step, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Measures the step, which ends with its backward."""
         span = self._clock.begin()
-        result = forward(call)
-        if call.model.training and torch.is_grad_enabled():
-            self._learning.record(call.everyone, span)
-        self._last = call.everyone
+        result = forward(step)
+        if self._model.training and torch.is_grad_enabled():
+            self._learning.record(step.everyone, span)
+        self._last = step.everyone
         return result
 
     def record(self, plan: ShufflePlan, seconds: float) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 from ...distributed import BatchShuffler, ShufflePlan
 from ...partition.problem import indices_of_parts
 from ...sequence_batch.packed_rows import select_rows
-from ...sequence_batch.row_lists import row_lists, with_entries
+from ...sequence_batch.row_lists import row_lists, select_entries
+from ...sequence_batch.tree import rebuild, take_apart
 
 Batch = TypeVar("Batch")
 # The column of a plan's rows with the micro-batch of each, and how many every rank runs.
@@ -38,10 +39,10 @@ def micro_batches(shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan) -> l
     view = shuffler.view(batch)
     if not (plan.num_placed[rank] or view.pads):
         # A rank without samples runs its only row once for each micro-batch, which may change it in place.
-        return [view.copy() for _ in range(plan.step[COUNT])]
+        return [view.copy().put_together() for _ in range(plan.step[COUNT])]
     # Of several ranks, lists are equal on all of them, and so shared.
     counts = {view.num_rows, view.num_samples} if plan.num_ranks == 1 else set()
-    lists = row_lists(batch, counts, shuffler.shared_fields)
+    lists = row_lists(view.tree, counts)
     own = plan.computed_by(rank)
     if plan.num_ranks == 1:  # as loaded, with whatever padding rows may have
         lengths = plan.rows.lengths_as_loaded(rank)
@@ -53,6 +54,8 @@ def micro_batches(shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan) -> l
     for rows in micro_batch_rows(shuffler, batch, plan):
         num_rows = max(len(rows), 1)
         fields = select_rows([packed], rows, num_rows)
-        part = batch_format.make_batch(view, fields, num_rows, row_counts[rows])
-        parts.append(with_entries(part, lists, rows, num_rows))
+        part = batch_format.make_rows(view, fields, num_rows, row_counts[rows]).batch
+        if lists:
+            part = rebuild(take_apart(part), select_entries(lists, rows, num_rows))
+        parts.append(part)
     return parts

@@ -19,8 +19,8 @@ from ...distributed.loss_reduction import check_reduction, loss_sum
 from ...distributed.shuffle_plan import sum_loss_tokens
 from ...named_ranges import named_range
 from ...pipeline.shuffle_stage import losses_and_output
-from ...sequence_batch.batch_view import BatchView, without_copied_row
 from ...sequence_batch.packed_rows import to_device_together
+from ...sequence_batch.rows import Rows, without_copied_row
 from ...sharded_modules import outermost_sharded
 from .divided_batch import micro_batch_rows, micro_batches, rows_of_micro_batches
 from .looked_up import LookedUp
@@ -173,7 +173,7 @@ class _Lookups:
         batch: Any,
         micro_batches: Sequence[Any],
         rows: Sequence[np.ndarray],
-        view: Callable[[Any], BatchView],
+        view: Callable[[Any], Rows],
     ) -> None:
         whole = view(batch).fields
         # The batch's field for each field of a micro-batch, which is kept, so that its id stays its own.

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 
 from ...checks import SettingError, require_type
-from ...distributed.feature import Feature, Forward, ModelCall, Place
+from ...distributed.feature import Feature, Forward, Place
 from ...distributed.placement import compile_refine
 from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.slow_start import show_if_slow
+from ...distributed.step import Step
 from ...partition.problem import number_of_part
-from ...sequence_batch import containers
 from ...sequence_batch.packed_rows import check_jagged_fields, read_all_lengths
 from ...sequence_batch.row_lists import check_no_samples
-from ...sequence_batch.row_objects import join_objects, view_with_objects
-from ...sequence_batch.row_results import check_results, shared_in_results
+from ...sequence_batch.row_objects import RowsWithObjects, check_results, join_objects, shared_in_results
 from ...sequence_batch.row_schema import FieldValue
+from ...sequence_batch.tree import check_replaceable
 from .divided_batch import COLUMN, COUNT, micro_batches, rows_of_micro_batches
 from .division import divide_into_micro_batches, time_relative_to_mean
 from .micro_batch_forward import check_no_hooks, run_micro_batches
@@ -94,14 +94,15 @@ class MicroBatches(Feature):
                 'the loss tokens that the model was given, and use "mean"'
             )
         check_no_hooks(model)
+        self._model, self._loss_reduction = model, loss_reduction
 
-    def forward(self, call: ModelCall, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    def forward(self, step: Step, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Runs the micro-batches; the backward of their loss hands out all gradients."""
-        if COUNT not in call.plan.step:
-            return forward(call)
-        reduction, scale = call.loss_reduction, call.scale
+        if COUNT not in step.plan.step:
+            return forward(step)
+        model, reduction = self._model, self._loss_reduction
         return run_micro_batches(
-            call.model, call.batch, self._shuffler, call.plan, reduction, scale, call.failures
+            model, step.batch, self._shuffler, step.plan, reduction, step.scale, step.failures
         )
 
     def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
@@ -146,12 +147,12 @@ class MicroBatches(Feature):
         views, first_row = [], 0
         jagged: dict[str, FieldValue] = {}
         for number, (part_values, rows) in enumerate(zip(values, rows_of_each, strict=True)):
-            view = view_with_objects(part_values, shared, first_row)
+            view = RowsWithObjects(part_values, shared, first_row)
             check_results(view.fields, "join_values")
             jagged |= {f"{name} of micro-batch {number}": field for name, field in view.fields.items()}
             found = view.num_rows
-            check_no_samples(part_values, found, shared)
-            containers.check_replaceable(part_values)
+            check_no_samples(view.tree, found)
+            check_replaceable(view.tree)
             first_row += found
             views.append(view)
             if found not in (len(rows), max(len(rows), 1)):

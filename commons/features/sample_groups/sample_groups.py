@@ -12,7 +12,8 @@ from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
 from ...distributed.shuffler_settings import ShufflerSettings
 from ...partition.workloads import MOST_MOVES_PER_COPY, MOVES_PER_COPY, check_moves_per_copy
-from ...sequence_batch import BaseBatch, containers
+from ...sequence_batch import BaseBatch
+from ...sequence_batch.container_types import type_name
 from .group_column import COLUMN, compile_search
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class SampleGroups(Feature):
         name = self.feature
         if not isinstance(batch, BaseBatch):
             raise TypeError(
-                f"feature={name!r} is read from a BaseBatch, and this is a {containers.type_name(batch)}: "
+                f"feature={name!r} is read from a BaseBatch, and this is a {type_name(batch)}: "
                 "give SampleGroups get_groups"
             )
         names = batch.features.keys()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from ...sequence_batch.base_batch import BaseBatch
     from ...sequence_batch.row_schema import FieldValue, RowSchema
+    from ...sequence_batch.rows import Rows
 
 # The place of a row in its sample: items and tokens from the first to the last, exclusive, and those of the
 # whole sample. A whole sample is a single piece.
@@ -236,21 +236,19 @@ class CutRules:
                 raise ValueError(f"cut_rules counts {name!r}; planning knows {sorted(known)}")
 
 
-def cut_batch(batch: BaseBatch, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules) -> BaseBatch:
-    """Returns a batch on the host with a row for each piece, then its padding rows.
+def cut_rows(whole: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules) -> Rows:
+    """Returns the rows of a batch on the host with one for each piece, then its padding rows.
 
     Args:
-        batch: samples to cut.
+        whole: samples to cut.
         pieces: `[pieces]` of dtype `PIECE`, all pieces of the real rows, in order.
         row_of: int64 `[pieces]`, the row that each is of.
         rules: of the batch.
     """
-    padding = np.arange(batch.num_samples, batch.batch_size)
+    padding = np.arange(whole.num_samples, whole.num_rows)
     rows = np.append(row_of, padding)
     places = np.append(pieces, np.zeros(len(padding), dtype=PIECE))
-    return batch.with_fields(
-        cut_fields(batch.per_sample_fields(), rows, places, rules), len(rows), len(row_of)
-    )
+    return whole.replaced(cut_fields(whole.fields, rows, places, rules), len(rows), len(row_of))
 
 
 def cut_fields(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,10 +20,12 @@ from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
 from ...perf_model.cost import Cost
-from ...sequence_batch import BaseBatch, containers
+from ...sequence_batch import BaseBatch
+from ...sequence_batch.container_types import type_name
 from ...sequence_batch.row_hashes import hash_elements, mix, row_hashes
 from ...sequence_batch.row_schema import FieldValue
-from .cut_rules import PIECE, CutRules, cut_batch, own_spans, spans
+from ...sequence_batch.rows import Rows
+from .cut_rules import PIECE, CutRules, cut_rows, own_spans, spans
 from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost
 from .key_fetch import PlacedPieces
@@ -99,9 +102,7 @@ class SplitSamples(Feature):
     def agree(self, batch: Any, row_format: RowFormat) -> CutRules:
         """Returns the rules by which batches are cut."""
         if not isinstance(batch, BaseBatch):
-            raise ValueError(
-                f"SplitSamples: a {containers.type_name(batch)} cannot be cut; make it a BaseBatch"
-            )
+            raise ValueError(f"SplitSamples: a {type_name(batch)} cannot be cut; make it a BaseBatch")
         rules: CutRules = self._cut_rules(batch)
         if row_format.loss_dtype != "int64":
             raise ValueError(
@@ -118,26 +119,26 @@ class SplitSamples(Feature):
         cutting = self._make_cutting(rows.cost)
         return make_plan(*cut_and_place(rows, self._shuffler.partitioning, cutting))
 
-    def before_copy(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Returns the batch with its samples cut as planned; itself if it is, or if none of them is cut.
+    def before_copy(self, rows: Rows, plan: ShufflePlan) -> Rows:
+        """Returns the rows of a batch cut as planned; themselves if they are, or if none of them is cut.
 
-        A batch on the device is copied to the host for it, which waits for the device.
+        Rows on the device are copied to the host for it, which waits for the device.
         """
-        view, own = self._shuffler.view(batch), plan.rows.loaded_by(self._shuffler.group.rank)
+        own = plan.rows.loaded_by(self._shuffler.group.rank)
         # Padding rows are not counted: a batch with a row for each piece has more samples than were loaded.
-        if plan.rows.starts_sample.all() or view.num_samples == len(own):
-            return batch
-        on_host, pieces = view.on_host().batch, plan.rows.columns[COLUMN][own]
+        if plan.rows.starts_sample.all() or rows.num_samples == len(own):
+            return rows
+        on_host, pieces = rows.on_host(), plan.rows.columns[COLUMN][own]
         row_of = np.cumsum(plan.rows.starts_sample[own]) - 1
         rules, _ = self._agreed()
-        cut = cut_batch(on_host, pieces, row_of, rules)
+        cut = cut_rows(on_host, pieces, row_of, rules)
         if not rules.has_halo:  # a batch counts its halo, too
             self._check_counts(cut, plan, own)
         if self._checks_cuts:
             _check_cut(on_host, cut, pieces, row_of, rules)
-        if on_host is not batch:
-            return cut.to(view.device)
-        return cut.pin_memory() if view.is_pinned else cut
+        if on_host is not rows:
+            return cut.to(rows.device)
+        return cut.pin_memory() if rows.is_pinned else cut
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
         """Tells the batch the places of its rows in their samples."""
@@ -147,7 +148,9 @@ class SplitSamples(Feature):
         names = () if batch_format is None else batch_format.rows.count_names
         pieces = PlacedPieces(plan, self._shuffler.group, names)
         self._exchanged.append((plan, pieces))
-        return batch.with_pieces(pieces)
+        placed = copy.copy(batch)
+        placed.pieces = pieces
+        return placed
 
     def check_ran(self, plan: ShufflePlan) -> None:
         """Checks that the model has fetched for its pieces."""
@@ -180,10 +183,10 @@ class SplitSamples(Feature):
             raise RuntimeError("no rank of the group has had a batch yet")
         return agreed.agreed[self.name], agreed.rows
 
-    def _check_counts(self, cut: BaseBatch, plan: ShufflePlan, own: np.ndarray) -> None:
+    def _check_counts(self, cut: Rows, plan: ShufflePlan, own: np.ndarray) -> None:
         """Compares a cut batch's own counts with those that the rules gave planning."""
         shuffler = self._shuffler
-        shown = shuffler.view(cut).to_count()
+        shown = cut.to_count().batch
         planned_counts = {"get_tokens": plan.rows.tokens, "get_loss_tokens": plan.rows.loss_tokens}
         for name, planned in planned_counts.items():
             counted = torch.as_tensor(getattr(shuffler, name)(shown), device="cpu")[: len(own)].numpy()
@@ -194,23 +197,20 @@ class SplitSamples(Feature):
                 )
 
 
-def _check_cut(
-    whole: BaseBatch, cut: BaseBatch, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules
-) -> None:
-    """Compares a batch as loaded with the pieces that `cut_batch` made of it, put together again."""
-    padding = np.arange(whole.num_samples, whole.batch_size)
+def _check_cut(whole: Rows, cut: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules) -> None:
+    """Compares a batch as loaded with the pieces that `cut_rows` made of it, put together again."""
+    padding = np.arange(whole.num_samples, whole.num_rows)
     row_of, pieces = np.append(row_of, padding), np.append(pieces, np.zeros(len(padding), dtype=PIECE))
-    fields = whole.per_sample_fields()
-    together = torch.zeros(whole.batch_size, dtype=torch.int64, device="cpu")
-    for name, value in cut.per_sample_fields().items():
+    together = torch.zeros(whole.num_rows, dtype=torch.int64, device="cpu")
+    for name, value in cut.fields.items():
         rows, positions, hashes = hash_elements(name, value, len(row_of))
         key, piece = rows // len(row_of), rows % len(row_of)
-        begin, own_begin, own_end = _spans(name, fields[name], row_of, pieces, rules)[:, rows]
+        begin, own_begin, own_end = _spans(name, whole.fields[name], row_of, pieces, rules)[:, rows]
         places = positions + begin
         is_own = (places >= own_begin) & (places < own_end)
         mixed = mix(hashes, places, key)[is_own]
         together.index_add_(0, torch.from_numpy(row_of)[piece[is_own]], mixed)
-    for row in np.flatnonzero(together.numpy() != row_hashes(fields, whole.batch_size))[:1]:
+    for row in np.flatnonzero(together.numpy() != row_hashes(whole.fields, whole.num_rows))[:1]:
         raise RuntimeError(f"the pieces of row {row} do not make up the sample that was cut")
 
 

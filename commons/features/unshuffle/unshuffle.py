@@ -14,9 +14,7 @@ from ...distributed.exchange import RowsOf, direct_route, transfer
 from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
 from ...distributed.shuffle_plan import ShufflePlan
-from ...sequence_batch import containers
-from ...sequence_batch.base_batch import num_rows
-from ...sequence_batch.batch_view import BatchView, view_batch
+from ...sequence_batch.leaf_fields import num_rows
 from ...sequence_batch.packed_rows import (
     PackedRows,
     check_extents,
@@ -27,8 +25,10 @@ from ...sequence_batch.packed_rows import (
     to_device_together,
 )
 from ...sequence_batch.row_lists import check_no_samples
-from ...sequence_batch.row_results import check_results
+from ...sequence_batch.row_objects import check_results
 from ...sequence_batch.row_schema import FieldValue, RowSchema, hash_bytes, lengths_of
+from ...sequence_batch.rows import Rows
+from ...sequence_batch.tree import check_replaceable, paths
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -83,8 +83,8 @@ class Unshuffle(Feature):
                 number of rows, or lengths that do not account for all jagged values; raised on this rank
                 alone, while the others wait for it.
         """
-        view, rank = view_batch(values), self._group.rank
-        if named := sorted(containers.paths(values) & set(self._shuffler.shared_fields)):
+        view, rank = Rows(values), self._group.rank
+        if named := sorted(paths(view.tree) & set(self._shuffler.shared_fields)):
             raise ValueError(
                 f"unshuffle got {named}, which the shuffler's shared_fields name: leave out what samples "
                 "share, and give a result of samples another name"
@@ -103,7 +103,7 @@ class Unshuffle(Feature):
         return view.with_rows(fields, num_rows, num_samples)
 
     def _rows_at_home(
-        self, values: BatchView, plan: ShufflePlan, num_rows: int
+        self, values: Rows, plan: ShufflePlan, num_rows: int
     ) -> tuple[dict[str, FieldValue], np.ndarray]:
         """Returns the values of the real rows that this rank loaded, in their order, padded to `num_rows`;
         and their lengths, int64 `[real rows, keys]`."""
@@ -111,8 +111,8 @@ class Unshuffle(Feature):
         held, at_home = plan.computed_by(rank), plan.rows.loaded_by(rank)
         fields = dict(sorted(values.fields.items()))  # the same order on every rank
         rows = _check_rows(fields, int(plan.num_placed[rank]), int(plan.num_rows[rank]))
-        check_no_samples(values.batch)
-        containers.check_replaceable(values.batch)
+        check_no_samples(values.tree)
+        check_replaceable(values.tree)
         schema = RowSchema.of(fields)
         if group.num_ranks == 1:
             check_jagged_fields(fields)

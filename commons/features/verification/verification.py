@@ -12,7 +12,7 @@ from ...distributed.feature import Feature, Fields, Place
 from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
-from ...sequence_batch.base_batch import num_rows
+from ...sequence_batch.leaf_fields import num_rows
 from ...sequence_batch.packed_rows import PackedRows, select_rows
 from ...sequence_batch.row_hashes import row_hashes
 

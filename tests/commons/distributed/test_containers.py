@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.distributed.shuffler_settings import EXCHANGE_NAMES
-from commons.sequence_batch.batch_view import view_batch
+from commons.sequence_batch.rows import Rows
 from tests.commons.distributed.container_batches import (
     KINDS,
     ContainerShuffler,
@@ -171,7 +171,7 @@ def test_what_a_tensordict_holds_beside_tensors_travels_or_is_refused():
     assert moved["items"].values().tolist() == moved["ids"].tolist()
     batch.set_non_tensor("array", np.arange(4))
     with pytest.raises(TypeError, match=rf"array is a numpy\.ndarray, {STAYS}"):
-        assert view_batch(batch).fields
+        assert Rows(batch).fields
 
 
 NESTED = torch.nested.nested_tensor_from_jagged(
@@ -198,4 +198,4 @@ STAYS = "which would stay behind when its samples move"
 def test_data_whose_rows_cannot_be_sent_is_refused(value, message):
     value = value() if callable(value) else value
     with pytest.raises(TypeError, match=message):
-        assert view_batch({"ids": torch.arange(4), "more": value}).fields
+        assert Rows({"ids": torch.arange(4), "more": value}).fields

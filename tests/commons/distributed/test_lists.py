@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.batch_view import view_batch
+from commons.sequence_batch.rows import Rows
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.on_ranks import on_ranks
 
@@ -133,7 +133,7 @@ def test_shared_tensors_that_differ_between_ranks_are_named_once():
 )
 def test_tensors_that_may_be_samples_are_no_fields(batch):
     with pytest.raises(TypeError, match=r"4 alike entries.* may be fields or samples.*refined\(costs, n\)"):
-        view_batch(batch).check()
+        Rows(batch).check()
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ def test_tensors_that_may_be_samples_are_no_fields(batch):
     ids=["tuple", "names", "other length", "other kinds"],
 )
 def test_tensors_that_are_fields_are_taken(batch):
-    view_batch(batch).check()
+    Rows(batch).check()
 
 
 def test_samples_of_other_lengths_get_a_recipe():
     with pytest.raises(ValueError, match=r"entries of the list are samples, .*refined\(costs, n\)"):
-        view_batch([torch.arange(3), torch.arange(5)]).check()
+        Rows([torch.arange(3), torch.arange(5)]).check()
 
 
 @dataclass
@@ -175,7 +175,7 @@ FOUR = JaggedTensor(torch.arange(9), lengths=torch.tensor([2, 3, 0, 4]))
 )
 def test_remedies_fit_the_shape(value, remedy):
     with pytest.raises(ValueError, match=f"'more' has .*{remedy}.* it then stays with its rank"):
-        assert view_batch({"items": FOUR, "ids": torch.arange(4), "more": value}).num_rows
+        assert Rows({"items": FOUR, "ids": torch.arange(4), "more": value}).num_rows
     with pytest.raises(ValueError, match=f"{remedy}.*per_sample"):
         features = KeyedJaggedTensor(["item"], FOUR.values(), lengths=FOUR.lengths())
         More(features, 4, {}, more=value)
@@ -184,7 +184,7 @@ def test_remedies_fit_the_shape(value, remedy):
 def test_numbers_of_events_are_told_of_their_key():
     keyed = KeyedJaggedTensor(["item", "user"], torch.arange(9), lengths=torch.tensor([3, 2, 1, 1, 1, 1]))
     with pytest.raises(ValueError, match="for each element of 'item' in 'features', make it a JaggedTensor"):
-        assert view_batch({"features": keyed, "rating": torch.arange(6)}).num_rows
+        assert Rows({"features": keyed, "rating": torch.arange(6)}).num_rows
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])

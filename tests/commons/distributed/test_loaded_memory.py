@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed.loaded_memory import LoadedMemory
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.batch_view import view_batch
+from commons.sequence_batch.rows import Rows
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
@@ -103,17 +103,17 @@ def test_memory_that_does_not_change_too_early_is_fine(pools, own_loop):
 
 
 def test_equal_contents_are_fine_whatever_holds_them():
-    memory, batch = LoadedMemory(view_batch), _batch(0)
+    memory, batch = LoadedMemory(), _batch(0)
     for _ in range(3):
         batch.scores.copy_(_batch(0).scores)
         batch.features = _batch(0).features
-        memory.loaded(view_batch(batch))
+        memory.loaded(Rows(batch))
     memory.forget()
     batch.scores.zero_()
-    memory.loaded(view_batch(batch))
+    memory.loaded(Rows(batch))
     memory.handed_out()
     batch.scores.fill_(1)
-    memory.loaded(view_batch(batch))
+    memory.loaded(Rows(batch))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
@@ -124,9 +124,9 @@ def test_every_kind_of_tensor_is_looked_at(dtype, shape, transposed):
     if transposed:
         tensor = tensor.t().contiguous().t()
     rows = {"rows": tensor, "none": torch.zeros(shape[0], 0)}
-    memory = LoadedMemory(view_batch)
-    memory.loaded(view_batch(rows))
-    memory.loaded(view_batch({"rows": tensor.clone()}))
+    memory = LoadedMemory()
+    memory.loaded(Rows(rows))
+    memory.loaded(Rows({"rows": tensor.clone()}))
     rows["rows"][-1] = 1
     with pytest.raises(ValueError, match="rows of a batch changed"):
-        memory.loaded(view_batch({"rows": tensor.clone()}))
+        memory.loaded(Rows({"rows": tensor.clone()}))

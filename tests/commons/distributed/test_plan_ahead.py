@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed.plan_ahead import PlanAhead, PlannedStep
+from commons.distributed.plan_ahead import PlanAhead
+from commons.distributed.step import Step
 from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler, Posting
 from tests.drawn_batches import MixedBatch, draw_batch, sample_contents
 from tests.on_ranks import on_ranks
@@ -80,12 +81,12 @@ def _read(number: int, broken: int | None) -> dict[str, torch.Tensor]:
     return {"workload": torch.tensor([number])}
 
 
-def _number(step: PlannedStep) -> int:
+def _number(step: Step) -> int:
     assert step.plan.rows.workloads.tolist() == step.batch["workload"].tolist()  # the plan of this batch
     return int(step.batch["workload"])
 
 
-def _ahead(check: Callable[[PlannedStep], None] | None = None) -> PlanAhead:
+def _ahead(check: Callable[[Step], None] | None = None) -> PlanAhead:
     return DictShuffler().ahead(check=check)
 
 
@@ -176,7 +177,7 @@ def test_steps_go_on_with_the_batches_after_one_that_failed():
 def test_steps_are_checked_before_they_are_handed_out():
     checked: list[int] = []
 
-    def check(step: PlannedStep) -> None:
+    def check(step: Step) -> None:
         assert threading.current_thread() is not threading.main_thread()
         checked.append(_number(step))
         if checked[-1] == 3:

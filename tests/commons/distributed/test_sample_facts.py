@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from commons.distributed import IdentityShuffler
 from commons.perf_model import HSTUFlops
-from commons.sequence_batch import BaseBatch, containers
+from commons.sequence_batch import BaseBatch, tree
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.on_ranks import on_ranks
@@ -311,11 +311,11 @@ def test_a_model_may_work_in_place_on_a_copied_row(pools):
 
 def test_tensordicts_keep_names_and_locks_and_change_device():
     batch = TensorDict({"n": TensorDict({"ids": torch.arange(4)}, [4])}, [4], names=["row"]).lock_()
-    moved = containers.transform(batch, lambda _, leaf: leaf[:3].to("meta"))
+    moved = tree.transform(batch, lambda _, leaf: leaf[:3].to("meta"))
     assert moved.names == ["row"] and moved.is_locked and moved.batch_size == (3,)
     assert moved["n", "ids"].device.type == "meta"
     without_rows = TensorDict({"n": TensorDict({"ids": torch.arange(4)}, [])}, [])
-    assert containers.move_to(without_rows, torch.device("meta"))["n", "ids"].device.type == "meta"
+    assert tree.move_to(without_rows, torch.device("meta"))["n", "ids"].device.type == "meta"
 
 
 @pytest.mark.parametrize("of", ["lengths", "offsets"])

@@ -47,11 +47,11 @@ class Noting(Feature):
     def join(self, model, device, loss_reduction):
         self.notes.append(f"{self.name}: join {type(model).__name__} {device} {loss_reduction}")
 
-    def forward(self, call, forward):
+    def forward(self, step, forward):
         self.notes.append(f"{self.name}: forward")
-        returned = forward(call)
+        returned = forward(step)
         self.notes.append(
-            f"{self.name}: computed {len(call.batch['cost'])} of {call.everyone.num_rows.sum()}"
+            f"{self.name}: computed {len(step.batch['cost'])} of {step.everyone.num_rows.sum()}"
         )
         return returned
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from commons.sequence_batch.batch_view import without_copied_row
+from commons.sequence_batch.rows import without_copied_row
 from tests.commons.pipeline.runs import check_summed, summed_outputs
 
 

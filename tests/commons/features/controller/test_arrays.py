@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from commons.distributed import BatchShuffler
 from commons.features.controller import merge, split_balanced
 from commons.sequence_batch import register_batch_type
-from commons.sequence_batch.batch_view import view_batch
+from commons.sequence_batch.rows import Rows
 from tests.drawn_batches import draw_batch
 
 REPOSITORY = Path(__file__).parents[4]
@@ -89,7 +89,7 @@ register_batch_type(
 
 
 def test_a_registered_kind_of_array_moves_by_its_parts():
-    view = view_batch({"scores": np.arange(3.0).view(Scores), "ids": torch.arange(3)})
+    view = Rows({"scores": np.arange(3.0).view(Scores), "ids": torch.arange(3)})
     moved = view.with_rows({name: value.flip(0) for name, value in view.fields.items()}, 3, 3)
     assert moved["scores"].tolist() == [2, 1, 0] == moved["ids"].tolist()
     assert type(moved["scores"]) is Scores
@@ -116,7 +116,7 @@ from commons.distributed import BatchShuffler
 from commons.distributed import BatchShuffler
 from commons.features.controller import merge, split_balanced
 from commons.sequence_batch import register_batch_type
-from commons.sequence_batch.batch_view import view_batch
+from commons.sequence_batch.rows import Rows
 
 class Shuffler(BatchShuffler):
     def get_workloads(self, batch):

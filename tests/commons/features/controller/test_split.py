@@ -21,7 +21,7 @@ from commons.distributed import BatchShuffler, BatchShufflerFactory, Feature, re
 from commons.features.controller import SplitOrder, merge, split_balanced
 from commons.partition import imbalance, loads, refined
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.batch_view import view_batch
+from commons.sequence_batch.rows import Rows
 from tests.commons.distributed.container_batches import KINDS, contents, make_batch
 from tests.commons.distributed.loaded_batches import check_identical, outputs_of
 from tests.drawn_batches import draw_batch, sample_contents, tensors_of
@@ -76,7 +76,7 @@ def check_chunks(case: Case, chunks: list[Any], order: SplitOrder) -> None:
         assert samples.tolist() == sorted(samples)
         is_padded = isinstance(chunk, BaseBatch)
         most = max(1, order.num_samples.max())
-        assert view_batch(chunk).num_rows == (most if is_padded else len(samples))
+        assert Rows(chunk).num_rows == (most if is_padded else len(samples))
         if is_padded:
             assert chunk.num_samples == len(samples)
             assert chunk.shared is case.batch.shared
@@ -99,7 +99,7 @@ def test_merge_undoes_split_and_nothing_is_lost(case, as_pickled):
     assert not dist.is_initialized()
     chunks, order = split_balanced(case.batch, case.num_chunks, case.workloads)
     check_chunks(case, chunks, order)
-    assert order.batch_size == view_batch(case.batch).num_rows
+    assert order.batch_size == Rows(case.batch).num_rows
     assert np.ptp(order.num_samples) <= 1
     best = refined(case.workloads, case.num_chunks)
     assert imbalance(case.workloads, order.partition) == imbalance(case.workloads, best)
@@ -192,7 +192,7 @@ def test_each_chunk_owns_its_memory(kind, num_real):
     chunks, _ = split_balanced(batch, 8, np.ones(num_real))
     for chunk in [*chunks, *pickle.loads(pickle.dumps(chunks))]:
         tensors = tensors_of(chunk)
-        assert len(tensors) >= len(view_batch(batch).fields)
+        assert len(tensors) >= len(Rows(batch).fields)
         for tensor in tensors:
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
 

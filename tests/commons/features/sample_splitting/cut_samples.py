@@ -22,14 +22,14 @@ from commons.features.sample_splitting.cut_rules import (
     CutRules,
     FieldRule,
     ItemGroup,
-    cut_batch,
+    cut_rows,
 )
 from commons.features.sample_splitting.cut_search import cut_and_place
 from commons.features.sample_splitting.cutting import MIN_TOKENS, Cutting
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.batch_view import view_batch
 from commons.sequence_batch.packed_rows import read_lengths
 from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.rows import Rows
 from tests.commons.histories import FLOPS, TokenShuffler, drawn_lengths, histories, keyed
 
 CODES = 3  # of an item
@@ -163,7 +163,7 @@ def loaded_by(
     schema, names = RowSchema.of(fields), tuple(row_counts)
     counts = np.stack([of_rows.long().numpy() for of_rows in row_counts.values()], 1)
     lengths = read_lengths(fields, schema, batch.batch_size)
-    view, per_rank = view_batch(batch), np.array(ranks, dtype=np.int64)
+    view, per_rank = Rows(batch), np.array(ranks, dtype=np.int64)
     samples = RowTable(
         per_rank,
         per_rank,
@@ -230,9 +230,8 @@ def check_drawn_cuts(
 
 def check_cut(batch: BaseBatch, plan: ShufflePlan, cutting: Cutting) -> None:
     """Checks that the cut batch has the lengths and bytes that the plan has for its pieces."""
-    cut = cut_batch(batch, plan.rows.columns["pieces"], plan.rows.sample_of, cutting.rules)
-    for column, lengths in enumerate(cut.row_counts().values()):
+    cut = cut_rows(Rows(batch), plan.rows.columns["pieces"], plan.rows.sample_of, cutting.rules)
+    for column, lengths in enumerate(cut.put_together().row_counts().values()):
         assert (lengths.numpy() == plan.rows.row_counts[:, column]).all()
-    fields = cut.per_sample_fields()
-    assert np.array_equal(read_lengths(fields, RowSchema.of(fields), cut.batch_size), plan.rows.key_lengths)
+    assert np.array_equal(read_lengths(cut.fields, cut.schema, cut.num_rows), plan.rows.key_lengths)
     assert (plan.rows.sample_bytes == cutting.schema.row_bytes(plan.rows.key_lengths)).all()

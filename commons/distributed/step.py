@@ -1,0 +1,91 @@
+"""One step on its way, from the loader to the model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from ..sequence_batch.container_types import type_name
+from ..sequence_batch.optional_types import Pipelineable
+from ..sequence_batch.rows import Rows
+from ..sequence_batch.tree import take_apart, tensors_and_arrays
+from .shuffle_plan import ShufflePlan
+
+
+@dataclass(eq=False)
+class Step(Pipelineable):
+    """A batch of any type with its plan, which TorchRec's pipelines pass on as they do a batch.
+
+    All other attributes and items are those of `batch`.
+
+    Attributes:
+        rows: this rank's, as prepared on the host, as copied to the device, and then as exchanged.
+        batch: as loaded; once the rows are exchanged, what they were put together to, for the model.
+        plan: among the ranks that exchange with this one.
+        everyone: of all ranks that plan together.
+        posts: what features of all ranks posted when this was planned, by name.
+        mode: as `PlanAhead` takes it, when the batch was loaded.
+        wait_seconds: that this rank waited for the plan.
+        exchange_seconds: host time of the exchange.
+        failures: get errors that all ranks have to raise with the next plan.
+    """
+
+    rows: Rows
+    batch: Any
+    plan: ShufflePlan
+    everyone: ShufflePlan
+    posts: Mapping[str, np.ndarray]
+    mode: Any = None
+    wait_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    failures: list[Exception] = field(default_factory=list)
+
+    @property
+    def scale(self) -> float:
+        """Factor of a rank's loss sum, for the gradient of the mean over all loss tokens; 0 without any."""
+        loss_tokens = self.everyone.num_loss_tokens
+        return self.everyone.num_ranks / loss_tokens if loss_tokens else 0.0
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        """Returns the step with its rows on `device`."""
+        return self._with(self.rows.to(device, non_blocking))
+
+    def pin_memory(self) -> Self:
+        """Returns the step with its rows in pinned host memory."""
+        return self._with(self.rows.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tells the allocator that `stream` uses the rows."""
+        self.rows.record_stream(stream)
+
+    def let_go(self) -> None:
+        """Forgets the batch, which has run, and its memory."""
+        self.rows = self.batch = None  # type: ignore[assignment]
+
+    def _with(self, rows: Rows) -> Self:
+        step = copy.copy(self)
+        step.rows = rows
+        return step
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Step.__dataclass_fields__:  # not there yet, as in copy.copy
+            raise AttributeError(name)
+        return getattr(self.batch, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.batch[key]
+
+
+def check_not_hidden(batch: Any) -> None:
+    """Raises a TypeError if TorchRec would find an attribute of a step in place of the batch's own."""
+    for name in Step.__dataclass_fields__:
+        if tensors_and_arrays(take_apart(getattr(batch, name, None))):
+            raise TypeError(
+                f"a {type_name(batch)} has tensors in {name!r}, in place of which TorchRec would see what "
+                "its step has of this name: rename it"
+            )

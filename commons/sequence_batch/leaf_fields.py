@@ -1,0 +1,205 @@
+"""Leaves of batches as fields, whose rows can be sent, and back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from .container_types import type_name
+from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor, MemoryMappedTensor
+from .row_schema import FieldValue, lengths_of, with_parts
+from .tree import Leaf, Part, leaves, rebuild
+
+# Leaves that hold nothing but what travels: subclasses may. A memory-mapped tensor arrives in memory.
+_EXACT_TYPES = (torch.Tensor, MemoryMappedTensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor)
+_NOTHING: Mapping[Any, Any] = {}
+
+
+def fields_of(tree: Part) -> dict[str, FieldValue]:
+    """Returns the leaves that travel with samples, converted by `as_field`, by name.
+
+    Raises:
+        TypeError: as `leaves` and `as_field`.
+    """
+    fields = {}
+    for part in leaves(tree):
+        try:
+            fields[field_name(part.path, part.value)] = as_field(part.value)
+        except TypeError as error:
+            raise TypeError(f"{part.path}: {error}") from error
+    return fields
+
+
+def as_field(value: Any) -> FieldValue:
+    """Returns a leaf as a field: a jagged nested tensor as a JaggedTensor, a KeyedTensor as a tensor.
+
+    Raises:
+        TypeError: a tensor whose rows do not simply follow one another, or something that would be lost when
+            they move.
+    """
+    _check_type(value)
+    field = value
+    if isinstance(value, KeyedTensor):
+        if value.key_dim() != 1:
+            raise TypeError(f"a KeyedTensor has key_dim {value.key_dim()}; expected 1, so that dim 0 is rows")
+        field = value.values()
+    elif isinstance(value, torch.Tensor) and value.is_nested:
+        nested: Any = value
+        if value.layout != torch.jagged or nested.lengths() is not None:
+            raise TypeError(
+                "a nested tensor has to have layout torch.jagged, and its rows without holes, to be "
+                "placed row by row: make it again by "
+                "torch.nested.nested_tensor(list(rows), layout=torch.jagged)"
+            )
+        values = nested.values().movedim(nested._ragged_idx - 1, 0)
+        field = JaggedTensor(values=values, lengths=nested.offsets().diff())
+    for _, tensor in tensors_of(field):
+        _check_tensor(tensor)
+    return field
+
+
+def like(field: FieldValue, leaf: Any) -> Any:
+    """Returns a field as the kind of leaf that `leaf` is; the inverse of `as_field`."""
+    if isinstance(leaf, KeyedTensor):
+        return KeyedTensor(leaf.keys(), leaf.length_per_key(), field)
+    if isinstance(leaf, torch.Tensor) and isinstance(field, JaggedTensor):
+        ragged_dim = cast(Any, leaf)._ragged_idx
+        values = field.values().movedim(0, ragged_dim - 1)
+        return torch.nested.nested_tensor_from_jagged(values, field.offsets(), jagged_dim=ragged_dim)
+    if isinstance(leaf, torch.Tensor) and leaf.dim() == 1 and isinstance(field, torch.Tensor):
+        return field.flatten()  # flat labels of a `BaseBatch`, or as it is
+    return field
+
+
+def put_together(
+    tree: Part,
+    fields: Mapping[str, FieldValue],
+    others: Mapping[str, Any] = _NOTHING,
+    numbers: Mapping[Hashable, Any] = _NOTHING,
+) -> Any:
+    """Returns the batch with other values for some of its fields; the inverse of `fields_of`.
+
+    `others` replaces other parts by path, `numbers` plain ones of the batch itself by name.
+    """
+    named = ((field_name(part.path, part.value), part) for part in leaves(tree))
+    new = {part.path: like(fields[name], part.value) for name, part in named if name in fields}
+    return rebuild(tree, new | dict(others), numbers)
+
+
+def num_rows(name: str, value: FieldValue) -> int:
+    """Returns the rows of a per-sample field.
+
+    Raises:
+        ValueError: its rows are not samples.
+    """
+    if isinstance(value, KeyedJaggedTensor):
+        if value.variable_stride_per_key():
+            raise ValueError(
+                f"{name} is a KeyedJaggedTensor with a variable batch size per key (VBE), whose rows are not "
+                "samples; give every key one row per sample"
+            )
+        return value.stride()
+    if isinstance(value, JaggedTensor):
+        return lengths_of(value).numel()
+    if value.dim() == 0:
+        raise ValueError(
+            f"{name} is a tensor without rows (0-d); give it one row per sample. If all samples share it, "
+            'mark the field of a BaseBatch with metadata={"per_sample": False}; of any other batch name it '
+            "in the shuffler's shared_fields"
+        )
+    return value.shape[0]
+
+
+def tensors_of(leaf: Any) -> list[tuple[str, torch.Tensor]]:
+    """Returns the tensors that a leaf, or an array, consists of, by what to append to its name."""
+    if isinstance(leaf, torch.Tensor | np.ndarray):
+        return [("", cast(torch.Tensor, leaf))]
+    if isinstance(leaf, KeyedTensor):
+        return [(".values()", leaf.values())]
+    parts = {"values": leaf.values(), "weights": leaf.weights_or_none()}
+    for name in ("lengths", "offsets"):  # it may have one of them, and is not asked to work out the other
+        parts[name] = getattr(leaf, f"{name}_or_none", getattr(leaf, name))()
+    return [(f".{name}()", tensor) for name, tensor in parts.items() if tensor is not None]
+
+
+def pinned(leaf: Any) -> Any:
+    """Returns a leaf in pinned host memory."""
+    if isinstance(leaf, JaggedTensor):  # has no pin_memory of its own
+        return _with_tensors(leaf, torch.Tensor.pin_memory)
+    return like(leaf.values().pin_memory(), leaf) if isinstance(leaf, KeyedTensor) else leaf.pin_memory()
+
+
+def copied(field: FieldValue) -> FieldValue:
+    """Returns a field whose tensors have memory of their own."""
+    if isinstance(field, torch.Tensor):
+        return field.clone(memory_format=torch.contiguous_format)
+    return _with_tensors(field, torch.Tensor.clone)
+
+
+def _with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> FieldValue:
+    parts = {"values": value.values(), "lengths": lengths_of(value), "weights": value.weights_or_none()}
+    return with_parts(value, **{name: change(part) for name, part in parts.items() if part is not None})
+
+
+def record_stream(leaf: Any, stream: torch.Stream) -> None:
+    """Tells the allocator that `stream` uses a leaf's tensors."""
+    nested = isinstance(leaf, torch.Tensor) and leaf.is_nested
+    for part in (leaf.values(), leaf.offsets()) if nested else (leaf,):
+        part.record_stream(stream)
+
+
+def field_name(path: str, leaf: Leaf | np.ndarray) -> str:
+    """Returns the name of a leaf's field: its path, with what sources must agree on."""
+    if isinstance(leaf, np.ndarray):
+        return f"{path} (array)"
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested and getattr(leaf, "_ragged_idx", 1) != 1:
+        return f"{path}(ragged in dim {cast(Any, leaf)._ragged_idx})"
+    if not isinstance(leaf, KeyedTensor):
+        return path
+    keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)
+    return f"{path}({', '.join(f'{key}: {width}' for key, width in keys)})"
+
+
+def _check_type(leaf: Leaf) -> None:
+    """Refuses what would arrive without a part of it."""
+    if type(leaf) not in _EXACT_TYPES and not (isinstance(leaf, torch.Tensor) and leaf.is_nested):
+        plain = next(of for of in _EXACT_TYPES if isinstance(leaf, of)).__name__
+        raise TypeError(
+            f"a {type_name(leaf)} would arrive as a {plain}, without what the subclass adds; make it a "
+            f"{plain}, and what else it holds fields of their own"
+        )
+    if isinstance(leaf, KeyedJaggedTensor) and leaf.inverse_indices_or_none() is not None:
+        raise TypeError(
+            "a KeyedJaggedTensor has inverse_indices, which refer to rows of this batch alone; leave them "
+            "out, and deduplicate after the exchange"
+        )
+
+
+def _check_tensor(tensor: torch.Tensor) -> None:
+    """Refuses tensors whose rows cannot be sent as bytes."""
+    _check_type(tensor)
+    if tensor.layout != torch.strided:
+        raise TypeError(f"a tensor has layout {tensor.layout}, of which rows cannot be sent; make it dense")
+    if tensor.is_quantized or not _is_copied(tensor.dtype):
+        raise TypeError(
+            f"a tensor has dtype {tensor.dtype}, of which rows cannot be sent, because torch "
+            f"{torch.__version__} does not copy them by their bytes alone; send quantized values as integers "
+            "of at least 8 bits (int_repr), next to their scale, and others as bytes, view(torch.uint8)"
+        )
+
+
+@functools.cache
+def _is_copied(dtype: torch.dtype) -> bool:
+    """Returns whether torch copies tensors of a dtype. Versions differ, and none of them has a list.
+
+    Selecting rows of other dtypes, or copying them to a device, would fail later, maybe on one rank alone.
+    """
+    try:
+        torch.empty(1, dtype=dtype, device="cpu").clone()
+    except RuntimeError:
+        return False
+    return True

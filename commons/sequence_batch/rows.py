@@ -1,0 +1,308 @@
+"""The rows of any batch: of a `BaseBatch`, or any container of tensors with one row per sample."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from .. import NAME
+from .base_batch import BaseBatch
+from .container_types import type_name
+from .leaf_fields import copied, fields_of, like, num_rows, pinned, put_together, record_stream
+from .packed_rows import PackedRows, read_lengths, select_rows
+from .row_lists import (
+    check_no_samples,
+    hash_lists,
+    hash_shared,
+    is_plain_throughout,
+    lists_in_attributes,
+    lists_of,
+)
+from .row_remedies import remedy_for_rows
+from .row_schema import FieldValue, RowSchema, lengths_of, with_parts
+from .tree import Leaf, Part, check_attributes, check_replaceable, paths, rebuild, take_apart
+
+# Integers in which squares and FLOPs of lengths wrap.
+NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
+_HOST = torch.device("cpu")
+
+
+class Rows:
+    """The rows of a batch, from one walk over it until it is put together with other rows.
+
+    A batch that is no `BaseBatch` cannot tell its padding, and so has none. `packed` is the way from a batch
+    to its rows, `select` or `with_rows` the way back.
+
+    Args:
+        batch: of any type that can be exchanged.
+        shared: paths of what all samples share, as in "context.temperature" or "[2]".
+
+    Attributes:
+        batch: as given.
+        pads: whether the batch can tell its padding rows, and so may get some.
+        shared_leaves: tensors that all samples share, by path, once they were moved with the rows.
+    """
+
+    def __init__(self, batch: Any, shared: Collection[str] = ()) -> None:
+        self.batch, self._shared = batch, shared
+        self.pads = isinstance(batch, BaseBatch)
+        self.shared_leaves: Mapping[str, Any] = {}
+        self._are_given = True
+
+    @cached_property
+    def tree(self) -> Part:
+        """The batch, taken apart."""
+        return take_apart(self.batch, self._shared)
+
+    @cached_property
+    def fields(self) -> dict[str, FieldValue]:
+        """The fields that travel with the samples, by path; each has one row per row of the batch.
+
+        A jagged nested tensor is a JaggedTensor here, a KeyedTensor a tensor `[rows, width]`.
+
+        Raises:
+            TypeError: nothing in the batch has rows, or something would stay behind when samples move.
+        """
+        if fields := self.tensor_fields():
+            return fields
+        raise TypeError(
+            f"{type_name(self.batch)} has no rows to place; expected a BaseBatch, or tensors, "
+            "KeyedJaggedTensors, JaggedTensors and KeyedTensors with one row per sample, in any nesting of "
+            "dataclasses, dicts, TensorDicts, lists and (named) tuples. Take another type apart with "
+            f"{NAME}.sequence_batch.register_batch_type"
+        )
+
+    def tensor_fields(self) -> dict[str, FieldValue]:
+        """Returns the tensors, jagged and keyed ones among the fields."""
+        if self.pads:
+            return self.batch.per_sample_fields(self.tree)
+        return fields_of(self.tree)
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Rows of the batch.
+
+        Raises:
+            ValueError: the fields disagree.
+        """
+        if self.pads:
+            return self.batch.batch_size
+        rows = {name: num_rows(name, value) for name, value in self.fields.items()}
+        if len(set(rows.values())) > 1:
+            raise ValueError(
+                f"fields have different numbers of rows: {rows}; each needs one row per sample. "
+                f"{remedy_for_rows(self.tree, self.fields, rows)}"
+            )
+        return next(iter(rows.values()))
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Rows that are samples, which come first."""
+        return self.batch.num_samples if self.pads else self.num_rows
+
+    @property
+    def schema(self) -> RowSchema:
+        """The schema of the fields."""
+        return RowSchema.of(self.fields)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the rows."""
+        return self._any_tensor.device
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the rows are in pinned memory."""
+        return self._any_tensor.is_pinned()
+
+    @property
+    def _any_tensor(self) -> torch.Tensor:
+        value = next(iter(self.fields.values()))
+        return value if isinstance(value, torch.Tensor) else value.values()
+
+    def view(self, batch: Any) -> Rows:
+        """Returns the rows of another batch of the same kind."""
+        return type(self)(batch, self._shared)
+
+    def packed(self, lengths: np.ndarray | None = None) -> PackedRows:
+        """Returns all rows as machine words.
+
+        Args:
+            lengths: of the rows, int64 `[rows, keys]`; None to read them, for which the host waits.
+        """
+        schema = self.schema
+        if lengths is None:
+            lengths = read_lengths(self.fields, schema, self.num_rows)
+        return PackedRows.pack(self.fields, schema, lengths)
+
+    def replaced(self, fields: dict[str, FieldValue], num_rows: int, num_samples: int) -> Self:
+        """Returns other rows of the same kind of batch, as which `put_together` makes them."""
+        made = copy.copy(self)
+        made._are_given = False
+        made.fields, made.num_rows, made.num_samples = fields, num_rows, num_samples
+        return made
+
+    def put_together(self) -> Any:
+        """Returns a batch of these rows; itself, if they are its own."""
+        if self._are_given:
+            return self.batch
+        sizes: dict[Any, int] = {}
+        if self.pads:
+            sizes = {"batch_size": self.num_rows, "actual_batch_size": self.num_samples}
+        return put_together(self.tree, self.fields, {**self.shared_leaves, **self.others()}, sizes)
+
+    def others(self) -> dict[str, Any]:
+        """Returns what else moves with the rows, by path; nothing here."""
+        return {}
+
+    def with_rows(self, fields: dict[str, FieldValue], num_rows: int, num_samples: int) -> Any:
+        """Returns a batch of the same kind with other rows; what is not in `fields` stays."""
+        return self.replaced(fields, num_rows, num_samples).put_together()
+
+    def select(self, sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int) -> Any:
+        """Returns a batch of the same kind with the rows at these positions among those of all sources, and
+        then padding up to `num_rows`."""
+        return self.with_rows(select_rows(sources, positions, num_rows), num_rows, len(positions))
+
+    def first_row(self) -> Any:
+        """Returns a batch of one row for a rank without samples: padding, or a copy of the first row where
+        the batch does not know padding. The batch is on the host."""
+        return self.select([self.packed()], np.zeros(0 if self.pads else 1, dtype=np.int64), 1)
+
+    def copy(self) -> Self:
+        """Returns the rows in memory of their own; no host-device synchronization."""
+        fields = {name: copied(value) for name, value in self.fields.items()}
+        return self.replaced(fields, self.num_rows, self.num_samples)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        """Returns the rows on `device`, with the tensors that samples share."""
+        return self._moved(lambda leaf: leaf.to(device=device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """Returns the rows in pinned host memory, with the tensors that samples share."""
+        return self._moved(pinned)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tells the allocator that `stream` uses the rows, and the tensors that samples share."""
+        for leaf in (*self.fields.values(), *self.shared_leaves.values()):
+            record_stream(leaf, stream)
+
+    def _moved(self, move: Callable[[Any], Any]) -> Self:
+        shared = self.shared_leaves or {
+            part.path: part.value
+            for part in self.tree.each()
+            if part.is_shared and isinstance(part.value, Leaf)
+        }
+        fields = {name: move(field) for name, field in self.fields.items()}
+        moved = self.replaced(fields, self.num_rows, self.num_samples)
+        moved.shared_leaves = {path: move(leaf) for path, leaf in shared.items()}
+        return moved
+
+    def on_host(self) -> Self:
+        """Returns these rows if they are on the host, else a copy, for which this waits."""
+        return self if self.device == _HOST else self.to(_HOST)
+
+    def to_count(self) -> Rows:
+        """Returns the rows of a batch for counting: what is computed from its integers, such as squares, does
+        not wrap.
+
+        Lengths are int64, and so are integers with one number per row, or per element of a jagged field.
+        Lengths and fields with one number per row are copies, which costs may be computed in place of. Jagged
+        fields are new objects: what they keep once they are asked, such as offsets, a copy of the loaded
+        batch to the device would take along.
+        """
+        shown: dict[str, FieldValue] = {}
+        for path, value in self.fields.items():
+            if not isinstance(value, torch.Tensor):
+                is_narrow = value.values().dim() == 1 and value.values().dtype in NARROW_INTEGERS
+                values = value.values().long() if is_narrow else value.values()
+                lengths = lengths_of(value).to(torch.int64, copy=True)
+                shown[path] = with_parts(value, values=values, lengths=lengths)
+            elif value.dim() == 1 or (value.dim() == 2 and value.shape[1] == 1):
+                dtype = torch.int64 if value.dtype in NARROW_INTEGERS else value.dtype
+                shown[path] = value.to(dtype, copy=True)
+        to_count = self.replaced(self.fields | shown, self.num_rows, self.num_samples)
+        to_count.batch = to_count.put_together()
+        return to_count
+
+    def num_tokens(self) -> torch.Tensor:
+        """Returns the tokens of each row, `[rows]` int64: as a `BaseBatch` counts them, or its jagged
+        elements."""
+        if self.pads:
+            return self.batch.num_tokens()
+        tokens = torch.zeros(self.num_rows, dtype=torch.int64, device=self.device)
+        for value in self.fields.values():
+            if not isinstance(value, torch.Tensor):
+                tokens += lengths_of(value).view(-1, self.num_rows).sum(0)
+        return tokens
+
+    def num_loss_tokens(self) -> torch.Tensor:
+        """Returns the loss tokens of each row, `[rows]` int64: as a `BaseBatch` counts them, or one."""
+        if self.pads:
+            return self.batch.num_loss_tokens()
+        return torch.ones(self.num_rows, dtype=torch.int64, device=self.device)
+
+    def list_hashes(self) -> dict[str, int]:
+        """Returns a hash of each list of plain values that is not declared as shared, by path."""
+        return hash_lists(lists_of(self.tree) | lists_in_attributes(self.tree))
+
+    def shared_hashes(self) -> dict[str, int]:
+        """Returns a hash of each tensor that is declared as shared, by path; the batch is on the host."""
+        return hash_shared(self.tree)
+
+    def check(self) -> None:
+        """Checks that the batch has the shared paths, and that it can be made again with other rows.
+
+        Raises:
+            ValueError: it has no such path, or is a `BaseBatch`.
+            TypeError: see `tree.check_replaceable` and `check_no_samples`.
+        """
+        if self._shared and self.pads:
+            raise ValueError(
+                f"shared_fields names {sorted(self._shared)}, and {type_name(self.batch)} is a BaseBatch: "
+                'mark what its samples share with field(metadata={"per_sample": False})'
+            )
+        known = paths(self.tree) if self._shared else set()
+        for path in sorted(set(self._shared) - known):
+            raise ValueError(
+                f"shared_fields names {path!r}, which is not in the batch; there are {sorted(known)}"
+            )
+        check_no_samples(self.tree, self.num_rows)
+        check_replaceable(self.tree)
+
+    def check_attributes(self) -> None:
+        """Checks what a later batch may have, and the first had not; raises a TypeError."""
+        check_attributes(self.tree)
+
+
+def without_copied_row(output: Any) -> Any:
+    """Returns a model's output for a batch whose only row is a copy, with no row in place of one, so that
+    outputs add up to those of the samples: of tensors, arrays and lists of plain values. What has another
+    number of rows, or none, may be about anything.
+    """
+    new: dict[str, Any] = {}
+    tree = take_apart(output)
+    for part in tree.each():
+        if isinstance(part.value, list) and len(part.value) == 1 and is_plain_throughout(part):
+            new[part.path] = []
+        elif isinstance(part.value, np.ndarray) and part.value.ndim and len(part.value) == 1:
+            new[part.path] = part.value[:0]
+        elif isinstance(part.value, Leaf):
+            rows = Rows(part.value)
+            try:
+                (field,), count = rows.fields.values(), rows.num_rows
+            except (TypeError, ValueError):  # no rows to speak of, as in a number or a sparse tensor
+                continue
+            if count == 1 and isinstance(field, torch.Tensor):
+                new[part.path] = like(field[:0], part.value)
+            elif count == 1:
+                new[part.path] = rows.select([rows.packed()], np.zeros(0, dtype=np.int64), 0)
+    try:
+        return rebuild(tree, new)
+    except TypeError:  # of a type that cannot be made again
+        return output

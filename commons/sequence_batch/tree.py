@@ -1,0 +1,255 @@
+"""Batches of any type as trees, whose leaves are tensors.
+
+Dataclasses, named tuples, tuples, lists, dicts and TensorDicts may be nested in any way. Other types are
+added by `register_batch_type`. A part is named by its path, as in `sparse.ids`, `[0].lengths` or
+`['user/age']`: attributes and keys that are identifiers follow a dot, all others are in brackets.
+
+`take_apart` walks over a batch once. All that the library asks of a batch, it asks the tree of that walk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+
+from .container_types import (
+    TAKE_APART,
+    ContainerType,
+    container_type,
+    is_cached_property,
+    is_plain,
+    join_path,
+    replace_dataclass,
+    type_name,
+)
+from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor, NonTensorStack
+
+Batch = TypeVar("Batch")
+Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor
+
+_NOTHING: Mapping[Any, Any] = {}
+DECLARE_SHARED = (
+    'field(metadata={"per_sample": False}) marks a field of a dataclass; of any other batch, name it in the '
+    "shuffler's shared_fields"
+)
+# Whether containers are made again, of parts that were checked when the batch was made.
+is_rebuilding: ContextVar[bool] = ContextVar("is_rebuilding", default=False)
+_PLAINEST = frozenset({type(None), bool, int, float, str})  # skipped without a look
+
+
+class Part(NamedTuple):
+    """A part of a batch, or a whole batch.
+
+    Attributes:
+        path: its name in the batch; empty for the batch.
+        value: the part itself.
+        is_shared: whether all samples share it, so that it does not travel: it is declared to, or within what
+            is.
+        container: how it was taken apart; None for a leaf and what cannot be.
+        parts: those that it has, by key, without plain numbers and texts.
+    """
+
+    path: str
+    value: Any
+    is_shared: bool
+    container: ContainerType | None
+    parts: Mapping[Hashable, Part]
+
+    def each(self) -> Iterator[Part]:
+        """Yields this part, and all below it."""
+        yield self
+        for part in self.parts.values():
+            yield from part.each()
+
+
+def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shared: bool = False) -> Part:
+    """Returns the tree of a batch.
+
+    Args:
+        value: a batch, or what `path` names in one.
+        shared: paths of what all samples share. So is what dataclass fields hold that are marked
+            `metadata={"per_sample": False}`.
+        path: of `value` in its batch.
+        is_shared: whether `value` is.
+    """
+    is_shared = is_shared or path in shared
+    container = None if isinstance(value, Leaf) else container_type(value)
+    if container is None:
+        return Part(path, value, is_shared, None, _NOTHING)
+    parts = {
+        key: take_apart(part, shared, join_path(path, key), is_shared or key in container.shared)
+        for key, part in container.parts(value).items()
+        if type(part) not in _PLAINEST
+    }
+    return Part(path, value, is_shared, container, parts)
+
+
+def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Hashable, Any] = _NOTHING) -> Any:
+    """Returns the batch with other parts, by path. Containers in which nothing changes are kept.
+
+    `numbers` replaces parts of the batch itself that the tree leaves out.
+    """
+    token = is_rebuilding.set(True)
+    try:
+        return _rebuild(tree, new, numbers)
+    finally:
+        is_rebuilding.reset(token)
+
+
+def _rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Hashable, Any] = _NOTHING) -> Any:
+    if tree.path in new:
+        return new[tree.path]
+    changed = dict(numbers)
+    for key, part in tree.parts.items():
+        made = _rebuild(part, new)
+        if made is not part.value:
+            changed[key] = made
+    return tree.container.replaced(tree.value, changed) if changed and tree.container else tree.value
+
+
+def transform(batch: Batch, function: Callable[[str, Any], Any], kinds: Any = Leaf) -> Batch:
+    """Returns the batch with every leaf, shared ones too, replaced by `function(path, leaf)`.
+
+    `kinds` are the types of leaves.
+    """
+    tree = take_apart(batch)
+    leaves = [part for part in tree.each() if isinstance(part.value, kinds)]
+    return rebuild(tree, {part.path: function(part.path, part.value) for part in leaves})
+
+
+def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
+    """Returns a batch of any type with every tensor on `device`."""
+    return transform(batch, lambda _, leaf: leaf.to(device=device, non_blocking=non_blocking))
+
+
+def leaves(tree: Part) -> Iterator[Part]:
+    """Yields each tensor, jagged or keyed tensor that travels with the samples.
+
+    Raises:
+        TypeError: something may hold data of samples, and would stay behind when they move.
+    """
+    for part in tree.each():
+        if part.is_shared:
+            continue
+        if isinstance(part.value, Leaf):
+            yield part
+        elif part.container is None and part.path and not is_plain(part.value):
+            raise TypeError(
+                f"{part.path} is a {type_name(part.value)}, which would stay behind when its samples move: "
+                f"{_remedy(part.value)}"
+            )
+
+
+def paths(tree: Part) -> set[str]:
+    """Returns the paths of all parts of a batch, plain numbers and texts too."""
+    containers = [part for part in tree.each() if part.container]
+    return {
+        join_path(of.path, key) for of in containers if of.container for key in of.container.parts(of.value)
+    }
+
+
+def check_replaceable(tree: Part) -> None:
+    """Checks that rebuilding the containers in a batch, as every move does, changes and leaves out nothing.
+
+    Raises:
+        TypeError: an `__init__` or `__post_init__` would change something, or something is only an attribute:
+            see `check_attributes`.
+    """
+    for part in tree.each():
+        if part.container is None or part.container.replaced is not replace_dataclass:
+            continue
+        again = replace_dataclass(part.value, {})
+        parts_again = part.container.parts(again)
+        for key, value in part.container.parts(part.value).items():
+            if not _is_same(parts_again[key], value):
+                _refuse_changed(part, key)
+        for name, attribute in _attributes(part.value):
+            # A default of the class would show again; what __post_init__ sets may be a time, say.
+            is_default = hasattr(again, name) and name not in vars(again)
+            if is_default and is_plain(attribute) and getattr(again, name) != attribute:
+                _refuse_changed(part, name)
+    check_attributes(tree)
+
+
+def check_attributes(tree: Part) -> None:
+    """Checks that containers hold no tensor or array in an attribute alone, which no move would take along.
+
+    A later batch may have what the first had not. Fine are attributes of a dataclass that `__post_init__`
+    makes of fields, or that are private: a new instance works them out again.
+
+    Raises:
+        TypeError: one does.
+    """
+    for part, name, attribute in held_in_attributes(tree):
+        inside = {id(below.value) for below in part.each()}
+        for held in tensors_and_arrays(take_apart(attribute, path=join_path(part.path, name))):
+            if id(held.value) in inside:
+                continue
+            if dataclasses.is_dataclass(part.value):
+                again = replace_dataclass(part.value, {})
+                is_private = name.startswith("_") and hasattr(again, name)
+                if is_private or tensors_and_arrays(take_apart(getattr(again, name, None))):
+                    continue
+            kind = "an array" if isinstance(held.value, np.ndarray) else "a tensor"
+            raise TypeError(
+                f"{held.path} is {kind} that would stay behind when its samples move, because it is only an "
+                f"attribute of a {type_name(part.value)}: make it a field or an element, or {TAKE_APART}"
+            )
+
+
+def held_in_attributes(tree: Part) -> Iterator[tuple[Part, str, Any]]:
+    """Yields what dataclasses, mappings and sequences hold in attributes that are no parts of them, with the
+    owner and the attribute's name."""
+    for part in tree.each():
+        is_dataclass = part.container is not None and part.container.replaced is replace_dataclass
+        if is_dataclass or (part.container and isinstance(part.value, MutableMapping | list | tuple)):
+            for name, attribute in _attributes(part.value):
+                yield part, name, attribute
+
+
+def tensors_and_arrays(tree: Part) -> list[Part]:
+    """Returns every tensor, jagged or keyed tensor and array, shared ones too."""
+    return [part for part in tree.each() if isinstance(part.value, Leaf | np.ndarray)]
+
+
+def _refuse_changed(owner: Part, key: Hashable) -> None:
+    raise TypeError(
+        f"{join_path(owner.path, key)} changes when dataclasses.replace makes a {type_name(owner.value)} "
+        "again, as moving its samples does; change it before the batch is made, not in __init__ or "
+        f"__post_init__, or make it a field, or {TAKE_APART}"
+    )
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what an object's `__dict__` and slots hold beside its fields, but what it has worked out and
+    cached, and what the exchange sets (`set_by_exchange` of its type)."""
+    known = {spec.name for spec in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+    known.update(getattr(type(value), "set_by_exchange", ()))
+    slots = [getattr(of, "__slots__", ()) for of in type(value).__mro__]
+    names = [name for of in slots for name in ((of,) if isinstance(of, str) else of)]
+    held = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    for name, attribute in (held | getattr(value, "__dict__", {})).items():
+        if name not in known and not is_cached_property(type(value), name):
+            yield name, attribute
+
+
+def _is_same(again: Any, value: Any) -> bool:
+    """Returns whether a part is as it was. A new tensor is not: with other values it might differ."""
+    if again is value:
+        return True
+    has_none = is_plain(value) or (
+        isinstance(value, list | tuple | dict) and not any(leaves(take_apart(value)))
+    )
+    return has_none and type(again) is type(value) and again == value
+
+
+def _remedy(value: Any) -> str:
+    if isinstance(value, NonTensorStack):
+        return "it has a value that is no tensor for each row; make it a tensor"
+    made = "make it a tensor" if isinstance(value, np.ndarray) else TAKE_APART
+    return f"{made}, or declare what all samples share: {DECLARE_SHARED}"
