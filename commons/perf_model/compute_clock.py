@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torchrec.distributed.types import LazyAwaitable
@@ -43,7 +44,8 @@ class ComputeSpan:
 class ComputeClock:
     """Times forward and backward of a model's dense part, by hooks that stay on the model.
 
-    Call `begin` right before a training step. Neither host nor device waits for a mark.
+    `of` returns the one of a model. Call `begin` right before a training step: all who do before it get the
+    same span. Neither host nor device waits for a mark.
 
     A span starts when the embeddings of all sharded tables have arrived. It ends when their gradients are
     ready to be sent. Without such tables it starts with the forward and ends with the backward's graph.
@@ -57,24 +59,34 @@ class ComputeClock:
     Args:
         model: the sharded model to time.
         device: the device it runs on.
-        waited: returns the seconds that the host has waited for other ranks within forward and backward,
-            which are not counted.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, device: torch.device, waited: Callable[[], float] = lambda: 0.0
-    ) -> None:
-        self._on_cuda, self._waited = device.type == "cuda", waited
-        self.begin()
+    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+        self._on_cuda, self._waited = device.type == "cuda", _no_wait
+        self._span = ComputeSpan()
+        self._arrived: set[torch.nn.Module] = set()  # sharded modules, in this span
         model.register_forward_pre_hook(self._model_begins)
         model.register_forward_hook(self._model_ends)
         for module in outermost_sharded(model):
             module.register_forward_hook(self._tables_return)
 
+    @staticmethod
+    def of(model: torch.nn.Module, device: torch.device, waited: Callable[[], float]) -> ComputeClock:
+        """Returns the clock of a model, made at the first call.
+
+        `waited` returns the seconds that the host has waited for other ranks within forward and backward,
+        which are not counted.
+        """
+        if model not in _clock_of:
+            _clock_of[model] = ComputeClock(model, device)
+        _clock_of[model]._waited = waited
+        return _clock_of[model]
+
     def begin(self) -> ComputeSpan:
         """Returns the span of the step that comes next, which its forward and backward fill in."""
-        self._span = ComputeSpan()
-        self._arrived: set[torch.nn.Module] = set()
+        if self._span.start is not None:
+            self._span = ComputeSpan()
+            self._arrived = set()
         return self._span
 
     def _mark(self) -> _Mark:
@@ -119,6 +131,13 @@ class ComputeClock:
 
     def _gradient_is_ready(self, gradient: torch.Tensor) -> None:
         self._span.gradients_ready = self._mark()
+
+
+def _no_wait() -> float:
+    return 0.0
+
+
+_clock_of: WeakKeyDictionary[torch.nn.Module, ComputeClock] = WeakKeyDictionary()
 
 
 def _tensors(found: Any) -> Iterator[torch.Tensor]:

@@ -103,7 +103,7 @@ class LearnedCosts(Feature):
         """Measures the steps of a pipeline, by hooks that stay on the model."""
         check_waits(model, device, self._shuffler, loss_reduction)
         self._model = model
-        self._clock = ComputeClock(model, device, lambda: self._shuffler.group.wait_seconds)
+        self._clock = ComputeClock.of(model, device, lambda: self._shuffler.group.wait_seconds)
 
     def forward(self, step: Step, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Measures the step, which ends with its backward."""

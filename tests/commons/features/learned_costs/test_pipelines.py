@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from commons.balance_meter import BalanceMeter
 from commons.distributed import BatchShuffler
 from commons.features.learned_costs import LearnedCosts
 from commons.perf_model.compute_clock import ComputeSpan
@@ -73,6 +74,19 @@ def test_a_step_that_learns_has_as_many_collectives_and_its_thread_never_waits(p
     ):
         assert during == before and before["all_gather"] > STEPS
         assert not none and waiting == {"plan ahead"}
+
+
+@on_ranks(2)
+def test_a_meter_and_learned_costs_share_the_clock_of_a_model():
+    shuffler = ScoredShuffler("dict", features=[LearnedCosts()])
+    pipeline, batches = _group_pipeline(shuffler), _scored_batches()
+    hooks = len(pipeline._model._forward_pre_hooks)
+    meter = BalanceMeter(pipeline, window=32)
+    assert len(pipeline._model._forward_pre_hooks) == hooks > 0
+    for _ in range(32):
+        pipeline.progress(batches)
+        meter.add()
+    assert min(meter.close()["compute_ms"]) > 0 and learned(shuffler).cost() is not None
 
 
 def _group_pipeline(shuffler: BatchShuffler) -> Any:
