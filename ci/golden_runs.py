@@ -47,18 +47,16 @@ PARTITIONERS = ("rebalance", "rebalance", "refined", "longest_processing_time", 
 
 
 class Given(Feature):
-    """Sets speeds, and ranks per node, that a case has drawn."""
+    """Sets speeds that a case has drawn."""
 
-    name, order = "given", 35
+    name, order = "given", 5
 
-    def __init__(self, speeds: np.ndarray | None, ranks_per_node: int | None) -> None:
-        self._speeds, self._ranks_per_node = speeds, ranks_per_node
+    def __init__(self, speeds: np.ndarray) -> None:
+        self._speeds = speeds
 
     def place(self, rows: Any, place: Any) -> Any:
         """Places rows with them."""
-        speeds = rows.speeds if self._speeds is None else self._speeds[: rows.num_ranks]
-        per_node = rows.ranks_per_node if self._ranks_per_node is None else self._ranks_per_node
-        return place(replace(rows, speeds=speeds, ranks_per_node=per_node))
+        return place(replace(rows, speeds=self._speeds[: rows.num_ranks]))
 
 
 class Drawn(BatchShuffler):
@@ -260,7 +258,10 @@ class _Recorder(logging.Handler):
             self._note("step", _hash(output), _rounded(pipeline.loss_sum), pipeline.loss_tokens)
             self._note("plan", _hash(pipeline.plan.destination), pipeline.plan.num_rows.tolist())
             self._note(
-                "report", report.loads_before.tolist(), report.loads_after.tolist(), report.samples_moved
+                "report",
+                report.job_loads_before.tolist(),
+                report.job_loads_after.tolist(),
+                report.samples_moved,
             )
             self._note("bytes", report.bytes_moved, report.bytes_sent, _rounded(report.lower_bound))
             figures = {k: v for k, v in report.features.items() if "seconds" not in k}
@@ -286,11 +287,12 @@ class _Recorder(logging.Handler):
             "micro-batches": lambda: MicroBatches(64),
         }
         features = [made_of[name]() for name in case["features"]]  # type: ignore[operator]
-        speeds = 1 + np.arange(ranks) % 2 * 0.25 if case["speeds"] else None
-        if case["speeds"] or case["nodes"]:
-            features.append(Given(speeds, 2 if case["nodes"] else None))
+        if case["speeds"]:
+            features.append(Given(1 + np.arange(ranks) % 2 * 0.25))
         of = TokenShuffler if case["kind"] == "histories" else Drawn
-        return of(group, features=features, enabled=case["enabled"], **case["settings"])
+        shuffler = of(group, features=features, enabled=case["enabled"], **case["settings"])
+        shuffler.group.ranks_per_node = 2 if case["nodes"] else None
+        return shuffler
 
     def _batches(self) -> list[Any]:
         case = self._case

@@ -123,6 +123,7 @@ class BalanceMeter:
         reports = self._reports
         return {
             "loss": float(self._loss_sum),
+            **figures_of_rank(reports, self._pipeline._stage.rank),
             "bytes_sent": sum(report.bytes_sent for report in reports),
             "bytes_received": sum(report.bytes_received for report in reports),
             "plan_wait_seconds": sum(report.plan_wait_seconds for report in reports),
@@ -132,6 +133,17 @@ class BalanceMeter:
             "compute_seconds": [span.seconds() for span in self._spans],
             "ids": {} if self._ids is None else self._ids.take(),
         }
+
+
+def figures_of_rank(reports: Sequence[BalanceReport], rank: int) -> dict[str, Any]:
+    """Returns what reports say of one of their ranks: a list with an entry per step for each name.
+
+    `predicted_seconds` is missing unless all reports have them.
+    """
+    names = ["counts_after", "loads_after", "tokens_before", "tokens_after", "rank_speeds"]
+    if all(report.predicted_seconds is not None for report in reports):
+        names.append("predicted_seconds")
+    return {name: [getattr(report, name)[rank].tolist() for report in reports] for name in names}
 
 
 def window_figures(
@@ -156,31 +168,35 @@ def window_figures(
         seconds: duration of the window.
         loss_tokens: loss tokens of all ranks and steps.
         reports: balance of each step.
-        of_ranks: for each rank, sums over the steps by name, and the compute time of each step.
+        of_ranks: for each rank, sums over the steps by name, and lists with an entry per step: its compute
+            time, and `figures_of_rank`.
     """
     num_ranks, num_steps = len(of_ranks), len(reports)
-    compute_seconds = np.array([sums["compute_seconds"] for sums in of_ranks])
+    compute_seconds, tokens_before, tokens_after, counts = (
+        np.array([sums[name] for sums in of_ranks])
+        for name in ("compute_seconds", "tokens_before", "tokens_after", "counts_after")
+    )
     slowest = compute_seconds.max(0)
     times_slowest = np.bincount(compute_seconds.argmax(0), minlength=num_ranks)
 
     def total(name: str) -> float:
         return sum(sums[name] for sums in of_ranks)
 
-    def mean_over_reports(name: str) -> list[Any]:
-        return rounded(np.mean([getattr(report, name) for report in reports], 0))
+    def mean_of_rank(name: str) -> list[Any]:
+        return rounded(np.mean([sums[name] for sums in of_ranks], 1))
 
     per_step = 1 / (num_ranks * num_steps)
     figures = {
         "loss": total("loss") / loss_tokens if loss_tokens else 0.0,
         "seconds": seconds,
         "seconds_per_step": seconds / num_steps,
-        "samples_per_second": sum(len(report.workloads) for report in reports) / seconds,
-        "tokens_per_second": sum(int(report.tokens_before.sum()) for report in reports) / seconds,
-        "imbalance_before": _mean_of(reports, "imbalance_before"),
-        "imbalance_after": _mean_of(reports, "imbalance_after"),
+        "samples_per_second": float(counts[..., 0].sum()) / seconds,
+        "tokens_per_second": int(tokens_before.sum()) / seconds,
+        "imbalance_before": _mean_of(reports, "job_imbalance_before"),
+        "imbalance_after": _mean_of(reports, "job_imbalance_after"),
         "imbalance_measured": _imbalance(list(compute_seconds.T)),
-        "token_imbalance_before": _imbalance([report.tokens_before for report in reports]),
-        "token_imbalance_after": _imbalance([report.tokens_after for report in reports]),
+        "token_imbalance_before": _imbalance(list(tokens_before.T)),
+        "token_imbalance_after": _imbalance(list(tokens_after.T)),
         "slowest_rank": int(times_slowest.argmax()),
         "slowest_share": float(times_slowest.max() / num_steps),
         "micro_batches": _sum_of(reports, "micro_batches", without=1) / num_steps,
@@ -195,17 +211,17 @@ def window_figures(
         "bytes_fetched": total("bytes_fetched") * per_step,
         "compute_ms": rounded(compute_seconds.mean(1) * 1e3),
         "waiting_ms": rounded((slowest - compute_seconds).mean(1) * 1e3),
-        "tokens_before": mean_over_reports("tokens_before"),
-        "tokens_after": mean_over_reports("tokens_after"),
-        "loads_after": mean_over_reports("loads_after"),
+        "tokens_before": mean_of_rank("tokens_before"),
+        "tokens_after": mean_of_rank("tokens_after"),
+        "loads_after": mean_of_rank("loads_after"),
         "unit": reports[-1].unit,
-        "samples_after": [counts[0] for counts in mean_over_reports("counts_after")],
-        "counts_after": mean_over_reports("counts_after"),
+        "samples_after": [of_rank[0] for of_rank in mean_of_rank("counts_after")],
+        "counts_after": mean_of_rank("counts_after"),
     }
-    predicted = [report.predicted_seconds for report in reports if report.predicted_seconds is not None]
-    if predicted and len(predicted) == len(reports):
-        figures["predicted_ms"] = rounded(np.mean(predicted, 0) * 1e3)
-        figures["speeds"] = rounded(np.mean([report.rank_speeds for report in reports], 0))
+    if all("predicted_seconds" in sums for sums in of_ranks):
+        predicted = np.array([sums["predicted_seconds"] for sums in of_ranks])
+        figures["predicted_ms"] = rounded(predicted.mean(1) * 1e3)
+        figures["speeds"] = mean_of_rank("rank_speeds")
     if figures["samples_cut"]:  # otherwise not worth its time
         figures["imbalance_bound"] = _mean_of(reports, "lower_bound")
     return figures
@@ -224,7 +240,7 @@ def _imbalance(loads: Sequence[np.ndarray]) -> float:
 
 def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:
     """The mean of an imbalance over steps, weighted by mean loads: the largest loads add up, as time does."""
-    loads = "loads_before" if name == "imbalance_before" else "loads_after"
+    loads = "job_loads_before" if name == "job_imbalance_before" else "job_loads_after"
     means = [getattr(report, loads).mean() for report in reports]
     largest = sum(mean * getattr(report, name) for mean, report in zip(means, reports, strict=True))
     return float(largest / sum(means)) if sum(means) else 1.0

@@ -22,8 +22,12 @@ WORKLOAD_UNITS = "workload units"
 class BalanceReport:
     """Balance of one step, before and after the shuffle; `str` tells it in one line.
 
+    Ranks are those that plan together. `job_loads_before`, and what is worked out of it, are of all ranks of
+    a pipeline's job: 1.01 within a replica may hide 1.4 between replicas.
+
     Attributes:
         loads_before, loads_after: float64 `[ranks]`, sums of costs, in `unit`.
+        job_loads_before, job_loads_after: the same, of all ranks of the job.
         tokens_before, tokens_after: int64 `[ranks]`; memory of activations follows them.
         counts_after: float64 `[ranks, 2 + columns]`, samples, tokens, and the columns of `get_workloads`.
         samples_moved: samples that left the rank they were loaded on.
@@ -42,6 +46,8 @@ class BalanceReport:
 
     loads_before: np.ndarray
     loads_after: np.ndarray
+    job_loads_before: np.ndarray
+    job_loads_after: np.ndarray
     tokens_before: np.ndarray
     tokens_after: np.ndarray
     counts_after: np.ndarray
@@ -77,8 +83,10 @@ class BalanceReport:
 
         moved, starts = rows.home != plan.destination, np.flatnonzero(rows.starts_sample)
         return BalanceReport(
-            loads_before=per_rank(rows.workloads, rows.home),
+            loads_before=plan.loads_before,
             loads_after=plan.loads,
+            job_loads_before=plan.whole.loads_before,
+            job_loads_after=plan.whole.loads,
             tokens_before=per_rank(rows.tokens, rows.home).astype(np.int64),
             tokens_after=per_rank(rows.tokens, plan.destination).astype(np.int64),
             counts_after=plan.counts,
@@ -104,6 +112,12 @@ class BalanceReport:
             f"{self.token_imbalance_after:.2f}, {self.samples_moved} of {len(self.workloads)} samples moved "
             f"({_bytes_text(self.bytes_moved)})"
         )
+        num_ranks, of_job = len(self.loads_after), len(self.job_loads_after)
+        if num_ranks < of_job:
+            text += (
+                f" among {num_ranks} ranks, imbalance {self.job_imbalance_before:.2f} → "
+                f"{self.job_imbalance_after:.2f} of all {of_job}"
+            )
         for name, value in self.features.items():
             if isinstance(value, int) and value:
                 text += f", {value} {name.replace('_', ' ')}"
@@ -119,7 +133,7 @@ class BalanceReport:
 
     @cached_property
     def lower_bound(self) -> float:
-        """The imbalance that no placement of the step's whole samples on all ranks beats."""
+        """The imbalance that no placement of the step's whole samples on these ranks beats."""
         return lower_bound(
             self.workloads, len(self.loads_after), equal_size=self.equal_rows, speeds=self.speeds
         )
@@ -133,6 +147,21 @@ class BalanceReport:
     def imbalance_after(self) -> float:
         """Largest ÷ mean load, as balanced; of loads ÷ speeds where speeds differ."""
         return relative_to_mean(self.loads_after, self.speeds)
+
+    @property
+    def job_imbalance_before(self) -> float:
+        """`imbalance_before` of all ranks of the job."""
+        return relative_to_mean(self.job_loads_before, self._speeds_of_job)
+
+    @property
+    def job_imbalance_after(self) -> float:
+        """`imbalance_after` of all ranks of the job."""
+        return relative_to_mean(self.job_loads_after, self._speeds_of_job)
+
+    @property
+    def _speeds_of_job(self) -> np.ndarray | None:
+        """Speeds, which sets of ranks know of themselves alone."""
+        return self.speeds if len(self.loads_after) == len(self.job_loads_after) else None
 
     @property
     def token_imbalance_before(self) -> float:

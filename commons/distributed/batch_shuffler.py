@@ -73,7 +73,8 @@ class BatchShuffler(ABC):
         unit: of the workloads, for logs, as in "FLOPs"; a subclass sets it.
         moves_samples: whether samples may leave their ranks: `enabled`, and no identity shuffler.
         features: as given, outermost first.
-        planner: makes the plans: of the group, or of all ranks once `plan_over` was called.
+        group: ranks that plan together: those to balance among; in a pipeline all, if no sample moves.
+        planner: makes the plans.
         expects_scale: whether a training loop has to call `scale`; pipelines scale the loss themselves.
 
     Raises:
@@ -122,10 +123,9 @@ class BatchShuffler(ABC):
         shared = self.shared_fields
         if isinstance(shared, str):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
-        self.planner = self._make_planner(self.group)
+        self._plan_within(self.group, None)
         self._routes: tuple[tuple[ShufflePlan, Route], ...] = ()  # replaced whole: two threads read it
         self._move = chain(self.features, "around_exchange", self._move_rows)
-        self._loss_scale = LossScale(self.group)
         self.expects_scale = True
         if self.moves_samples and dist.is_initialized() and dist.get_world_size() > 1:
             # A rank alone, too: it places the others' rows in a pipeline, and would wait for them there.
@@ -171,16 +171,34 @@ class BatchShuffler(ABC):
         """
         return self.view(batch).num_loss_tokens()
 
-    def plan_over(self, ranks: RankGroup) -> None:
-        """Plans for all of these ranks from now on, as pipelines need it; collective over them."""
-        if ranks.ranks != self.planner.ranks.ranks:
-            self.planner = self._make_planner(ranks)
+    def plan_over(self, job: RankGroup) -> None:
+        """Has all ranks of the job plan in step from now on, as pipelines need it; collective over them.
 
-    def _make_planner(self, ranks: RankGroup) -> Planner:
+        They learn of each plan what concerns them all. If no rank moves samples, one plan is of all ranks.
+
+        Raises:
+            ValueError: ranks are not each in one set of ranks that exchange; on all ranks.
+        """
+        sets = job.all_gather_objects(self.group.ranks if self.moves_samples else ())
+        for ranks in filter(None, sets):
+            if any(sets[job.ranks.index(rank)] not in (ranks, ()) for rank in ranks):
+                raise ValueError(
+                    f"a rank balances among ranks {list(ranks)}, and one of these among others; give the "
+                    "shufflers of a group the same process_group"
+                )
+        if not any(sets):
+            self._plan_within(job, None)
+        elif any(ranks != job.ranks for ranks in sets):
+            self._plan_within(self.group, job)
+
+    def _plan_within(self, group: RankGroup, job: RankGroup | None) -> None:
+        """Makes the parts that plan within a group, and in step with a job."""
+        self.group, self._loss_scale = group, LossScale(group)
         self._batch_type: type | None = None  # a new planner agrees anew
-        planner = Planner(
-            ranks,
-            self.group,
+        self.planner = Planner(
+            group,
+            job,
+            self.exchanges,
             self.partitioning,
             self.features,
             self.cost,
@@ -189,8 +207,12 @@ class BatchShuffler(ABC):
             type(self).__name__,
         )
         for feature in self.features:
-            feature.setup(self, ranks)
-        return planner
+            feature.setup(self)
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether samples may leave this rank."""
+        return self.moves_samples and self.group.num_ranks > 1
 
     def _count_rows(self, loaded: Rows) -> tuple[RowTable, RowFormat]:
         view = loaded.on_host()
@@ -239,9 +261,9 @@ class BatchShuffler(ABC):
                 a lack of memory, is raised there only, unless a feature compares plans.
         """
         plan = self.planner.plan(None if batch is None else self.view(batch))
-        if plan.has_batch:
-            self.planner.hand_out(self.planner.posts)
-        return self.planner.within_set(plan)
+        if plan.whole.has_batch:
+            self.planner.hand_out(plan)
+        return plan
 
     def exchange(self, batch: Batch, plan: ShufflePlan) -> Batch:
         """Moves the samples as planned. Collective over the group, on the batch's device.
@@ -264,9 +286,7 @@ class BatchShuffler(ABC):
         if self.format is None:
             return batch
         rows = self.view(batch)
-        return self.exchange_rows(
-            rows if self.group.num_ranks == 1 else self._prepared(rows, plan), plan
-        ).batch
+        return self.exchange_rows(self._prepared(rows, plan) if self.exchanges else rows, plan).batch
 
     def exchange_rows(self, rows: Rows, plan: ShufflePlan) -> Rows:
         """Moves the rows of a planned step, as `exchange` does a batch, and puts them together.
@@ -277,8 +297,8 @@ class BatchShuffler(ABC):
         batch_format, rank = self.format, self.group.rank
         if batch_format is None:
             raise RuntimeError(_NO_BATCH_YET)
-        if self.group.num_ranks == 1:
-            return batch_format.put_together(rows, plan.rows.row_counts)
+        if not self.exchanges:
+            return batch_format.put_together(rows, plan.rows.row_counts[plan.rows.loaded_by(rank)])
         loaded = rows.packed(plan.rows.lengths_as_loaded(rank))
         self._check_planned(batch_format, rows, loaded, plan)
         fields = self._move(loaded, plan)
@@ -402,7 +422,7 @@ class BatchShuffler(ABC):
         return counting, without[0] if without else faster_placement(self.settings)
 
     def _prepare_with_route(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
-        if self.group.num_ranks > 1:
+        if self.exchanges:
             self.route(plan)  # so that the training thread only launches copies
         return self._prepared(rows, plan)
 
@@ -425,7 +445,7 @@ class BatchShuffler(ABC):
         Raises:
             RuntimeError: samples move, and no rank has had a batch of this shuffler yet.
         """
-        if self.group.num_ranks == 1 or not plan.moves:
+        if not (self.exchanges and plan.moves):
             return Traffic(0, 0)
         return self.route(plan).traffic
 

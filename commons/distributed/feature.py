@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ..sequence_batch.row_schema import FieldValue
     from ..sequence_batch.rows import Rows
     from .count_rows import RowFormat
-    from .rank_group import RankGroup
     from .row_table import RowTable
     from .shuffle_plan import ShufflePlan
     from .shuffler_settings import ShufflerSettings
@@ -40,7 +39,6 @@ class Feature:
         reads: name of a method that a shuffler may have for it alone.
         excludes: names of features that it does not work with, and why.
         moves: whether it needs samples that move between ranks, and so a shuffler that is enabled.
-        places_each_set: whether `place` is called for each set of ranks that exchange, instead of all ranks.
         runs_in_parts: whether it runs forward and backward several times per step.
         partitioner_arguments: what partitioners get that take it, by name.
         waits_on_device: why the device waits for other ranks between forward and backward; empty if it does
@@ -55,7 +53,6 @@ class Feature:
     reads: ClassVar[str] = ""
     excludes: ClassVar[Mapping[str, str]] = {}
     moves: ClassVar[bool] = False
-    places_each_set: ClassVar[bool] = False
     runs_in_parts: ClassVar[bool] = False
     partitioner_arguments: Mapping[str, Any] = {}
     waits_on_device: str = ""
@@ -80,11 +77,8 @@ class Feature:
         """Returns names of process groups that it needs on the job's device; see `RankGroup.group_for`."""
         return ()
 
-    def setup(self, shuffler: Any, ranks: RankGroup) -> None:
-        """Prepares for plans of these ranks; called again when a pipeline plans for more. Collective.
-
-        `shuffler` is the `BatchShuffler` that the feature is part of.
-        """
+    def setup(self, shuffler: Any) -> None:
+        """Prepares for the plans of a `BatchShuffler`; called again for those of a pipeline. Collective."""
 
     def warm_up(self) -> None:
         """Compiles what plans need, so that no step waits for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..partition.problem import indices_of_parts, number_of_part, token_goal
 from ..partition.workloads import MOST_TOKENS
 from .feature import Feature
 from .row_table import RowTable
-from .shuffle_plan import ShufflePlan, join_plans
+from .shuffle_plan import ShufflePlan
 from .shuffler_settings import OWN_PARTITIONERS, PARTITIONERS, ShufflerSettings
 from .slow_start import show_if_slow
 
@@ -243,33 +243,6 @@ def place_at_home(rows: RowTable) -> ShufflePlan:
 def make_plan(rows: RowTable, rank_of: np.ndarray) -> ShufflePlan:
     """Makes the plan of rows on these ranks, int64 `[rows]`, without padding unless a rank has none."""
     return ShufflePlan(rows, rank_of, np.maximum(np.bincount(rank_of, minlength=rows.num_ranks), 1))
-
-
-def place_sets(
-    rows: RowTable,
-    sets: Sequence[tuple[np.ndarray, int | None]],
-    place_set: Callable[[RowTable], ShufflePlan],
-) -> ShufflePlan:
-    """Places the rows of all ranks, each within the set of ranks that exchange with its own.
-
-    Args:
-        rows: of all ranks.
-        sets: the ascending ranks of each set, each rank in one of them, and their ranks per node.
-        place_set: places the rows of a set of several ranks.
-    """
-    alone = np.array([ranks[0] for ranks, _ in sets if len(ranks) == 1], dtype=np.int64)
-    if len(alone) == rows.num_ranks:
-        return place_at_home(rows)
-    if len(sets) == 1:
-        return place_set(replace(rows, ranks_per_node=sets[0][1]))
-    plans = [
-        (ranks, place_set(replace(rows.within(ranks), ranks_per_node=ranks_per_node)))
-        for ranks, ranks_per_node in sets
-        if len(ranks) > 1
-    ]
-    if len(alone):
-        plans.append((alone, place_at_home(rows.within(alone))))
-    return join_plans(plans)
 
 
 def warm_up(settings: ShufflerSettings, features: Sequence[Feature] = ()) -> None:

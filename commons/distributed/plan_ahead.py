@@ -88,7 +88,7 @@ class PlanAhead:
         if step is None:
             return None
         self._memory.handed_out()
-        self._planner.hand_out(step.posts)
+        self._planner.hand_out(step.plan)
         self._slow_plans.after(busy_seconds)
         self._handed_out_at = time.perf_counter()
         return step
@@ -181,12 +181,11 @@ class PlanAhead:
         if failure is None:
             failure, self._failure = self._failure, None
         on_host, given = loaded or (None, None)
-        everyone = self._planner.plan(on_host, failure)
-        if not everyone.has_batch:
+        plan = self._planner.plan(on_host, failure)
+        if not plan.whole.has_batch:
             return None
-        plan = self._planner.within_set(everyone)
         rows = self._prepare(given, plan)  # what came on the device stays there
-        step = Step(rows, rows.batch, plan, everyone, self._planner.posts)
+        step = Step(rows, rows.batch, plan)
         if self._check is not None:
             self._check(step)
         return step

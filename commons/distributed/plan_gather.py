@@ -15,7 +15,7 @@ from ..sequence_batch.rows import Rows
 from .count_rows import RowFormat
 from .failures import portable, raise_first
 from .feature import Feature
-from .rank_group import Channel, RankGroup, to_bytes
+from .rank_group import Channel, to_bytes
 from .row_table import RowTable
 
 logger = logging.getLogger(__name__)
@@ -105,10 +105,11 @@ class PlanGather:
 
     The first call agrees on the format, and on the number of rows that a gather carries per rank. Every later
     one is a single all-gather of equal sizes. If a rank has more rows than any before, all ranks see that and
-    gather once more. Construction is collective.
+    gather once more.
 
     Args:
-        ranks: that gather.
+        channel: of the ranks whose rows are gathered.
+        agrees: channel of the ranks that agree on the format: the same, or one of all ranks of the job.
         settings: by name, which all ranks need alike.
         features: in their order.
         view: of batches.
@@ -117,41 +118,47 @@ class PlanGather:
 
     def __init__(
         self,
-        ranks: RankGroup,
+        channel: Channel,
+        agrees: Channel,
         settings: Mapping[str, str],
         features: Sequence[Feature],
         view: View,
         moves: bool,
     ) -> None:
-        self._channel, self._settings = ranks.channel(), settings
+        self._channel, self._agrees, self._settings = channel, agrees, settings
         self._view, self._features, self._moves = view, features, moves
         self._capacity = 0  # rows that a gather carries per rank
         self.format: BatchFormat | None = None
 
     def gather(
-        self, counted: Counted | None, failure: Exception | None, batch: Rows | None, post: np.ndarray
-    ) -> tuple[RowTable, np.ndarray]:
+        self,
+        counted: Counted | None,
+        failure: Exception | None,
+        batch: Rows | None,
+        posts: Mapping[str, np.ndarray],
+    ) -> tuple[RowTable, dict[str, np.ndarray]]:
         """Gathers the rows of all ranks. Collective, also for ranks without a batch.
 
         Args:
             counted: this rank's rows; None if its loader has ended, or if `failure` is given.
             failure: the error that kept this rank from counting.
             batch: this rank's, for the agreement.
-            post: int64 `[num_posted]`, for the other ranks.
+            posts: int64 `[numbers]` each, for the other ranks, by name.
 
         Returns:
-            The rows of all ranks; int64 `[ranks, num_posted]`, what each rank posted.
+            The rows of all ranks; and what each rank posted, int64 `[ranks, numbers]` each.
 
         Raises:
             ValueError: batches of different ranks or steps differ in their fields, or ranks in their
                 settings.
             Exception: the failure of the first rank that has one, on every rank.
         """
+        ends = np.cumsum([0, *(len(numbers) for numbers in posts.values())])
+        post = np.concatenate([np.zeros(0, dtype=np.int64), *posts.values()])
         if self.format is None:
             self._agree(counted, failure, batch, len(post))
         if self.format is None:  # no rank has ever had a batch
-            num_ranks = self._channel.num_ranks
-            return RowTable.empty(num_ranks), np.zeros((num_ranks, len(post)), dtype=np.int64)
+            return RowTable.empty(self._channel.num_ranks), {}
         expected = self.format.rows
         if counted is not None and _columns(counted[1]) != _columns(expected):
             failure = failure or ValueError(f"a batch has {counted[1]}; the first one had {expected}")
@@ -172,7 +179,8 @@ class PlanGather:
         rows_of_all = numbers.reshape(-1, expected.width)
         is_real = (np.arange(self._capacity) < table[:, _NUM_REAL, None]).ravel()
         real = rows_of_all if is_real.all() else rows_of_all[is_real]
-        return expected.decode(real, per_rank), posted.copy()
+        of_names = np.split(posted.copy(), ends[1:], axis=1)
+        return expected.decode(real, per_rank), dict(zip(posts, of_names, strict=False))
 
     def _encode(
         self,
@@ -216,7 +224,8 @@ class PlanGather:
             except Exception as error:
                 failure = error
         sent = mine, portable(failure), self._settings, num_posted
-        offers, failed, settings, posts = zip(*self._channel.all_gather_objects(sent), strict=True)
+        agrees = self._agrees
+        offers, failed, settings, posts = zip(*agrees.all_gather_objects(sent), strict=True)
         _check_same_settings(settings)
         for rank, num in enumerate(posts):
             if num != posts[0]:
@@ -224,7 +233,7 @@ class PlanGather:
                     f"features of the ranks 0 and {rank} have restored different states; restore them on "
                     "every rank"
                 )
-        raise_first(failed, failure, self._channel.rank)
+        raise_first(failed, failure, agrees.rank)
         ranks = [rank for rank, offer in enumerate(offers) if offer is not None]
         if not ranks:
             return
@@ -233,11 +242,11 @@ class PlanGather:
         _raise_if_different(first.rows.schema, f"rank {ranks[0]}", schemas)
         for rank in ranks:
             _check_same_offers(ranks[0], first, rank, offers[rank])
-        if self._channel.rank == 0:
+        if agrees.rank == 0:
             _warn_of_shared([offers[rank].shared for rank in ranks])
         if len(ranks) < len(offers):
             row = None if padding is None else padding.batch
-            row = _broadcast(self._channel, ranks[0], row)
+            row = _broadcast(agrees, ranks[0], row)
             padding = self._view(row) if padding is None else padding
         assert padding is not None
         if first.real_row is not None:

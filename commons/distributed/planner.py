@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -13,7 +13,8 @@ from ..named_ranges import named_range
 from ..perf_model.cost import Cost
 from ..sequence_batch.rows import Rows
 from .feature import Feature, chain
-from .placement import Partitioning, place, place_sets
+from .job_gather import JobGather
+from .placement import Partitioning, place, place_at_home
 from .plan_gather import BatchFormat, Counted, PlanGather, View
 from .rank_group import RankGroup
 from .row_table import RowTable
@@ -22,15 +23,17 @@ from .shuffler_settings import ShufflerSettings
 
 
 class Planner:
-    """Makes plans for ranks, whose rows stay within the ranks that they exchange with.
+    """Makes the plans of the ranks that exchange.
 
     A plan takes one all-gather of host numbers, over a channel of its own. The first one, and one that meets
-    more rows than any before, take a few. Construction is collective, before the features' `setup`.
+    more rows than any before, take a few. With a `job` a plan takes a second one, of a few numbers per rank.
+    Construction is collective, before the features' `setup`.
 
     Args:
-        ranks: that plan together: those that exchange, or all ranks of the job.
-        group: those that exchange with this one.
-        partitioning: places the rows of a set.
+        group: ranks that exchange.
+        job: all ranks, which plan in step, and learn what concerns them; None if only `group` does.
+        exchanges: whether samples may leave this rank.
+        partitioning: places the rows.
         features: in their order.
         cost: of rows by their counts; None for the sum of the columns of `get_workloads`.
         count: counts the rows of a batch on the host.
@@ -38,19 +41,18 @@ class Planner:
         whose: name of the shuffler's class, for messages.
 
     Attributes:
-        sets: int64, the ascending ranks of each set that exchanges, each rank in one of them.
-        posts: int64 `[ranks, numbers]` each, what features posted with the last plan, by their names.
+        ranks: those that plan in step: of the job, or of the group.
         seconds: that this rank counted and placed rows for the last plan, without the wait for others.
 
     Raises:
-        ValueError: ranks are not each in one set of ranks that exchange, or have different features; on all
-            ranks.
+        ValueError: ranks have different features; on all ranks.
     """
 
     def __init__(
         self,
-        ranks: RankGroup,
         group: RankGroup,
+        job: RankGroup | None,
+        exchanges: bool,
         partitioning: Partitioning,
         features: Sequence[Feature],
         cost: Cost | None,
@@ -58,18 +60,18 @@ class Planner:
         view: View,
         whose: str,
     ) -> None:
-        self.ranks, self._group = ranks, group
-        self._partitioning, self._features, self._cost = partitioning, features, cost
+        self.ranks, self._group = job or group, group
+        self._features, self._cost = features, cost
         self._count, self._whose = count, whose
-        self._sets = _sets_that_exchange(group, ranks)
-        self.sets = [ranks for ranks, _ in self._sets]
-        _check_same_features(ranks, [feature.name for feature in features])
+        _check_same_features(self.ranks, [feature.name for feature in features])
         settings = _describe_settings(partitioning.settings, features, cost)
-        self._gather = PlanGather(ranks, settings, features, view, moves=group.num_ranks > 1)
-        set_features = [feature for feature in self._features if feature.places_each_set]
-        job_features = [feature for feature in self._features if not feature.places_each_set]
-        self._place_set = chain(set_features, "place", self._place_whole)
-        self._place = chain(job_features, "place", self._place_sets)
+        channel = group.channel()
+        self._job = None if job is None else JobGather(job, group.rank)
+        agrees = channel if self._job is None else self._job.channel
+        self._gather = PlanGather(channel, agrees, settings, features, view, exchanges)
+        self._place = chain(self._features, "place", self._place_rows)
+        self._takers = [each for each in features if type(each).take is not Feature.take]
+        self._exchanges, self._partitioning = exchanges, partitioning
         self._reserved_by: int | None = None
         self.seconds = 0.0, 0.0
 
@@ -104,7 +106,7 @@ class Planner:
         )
 
     def plan(self, batch: Rows | None, failure: Exception | None = None) -> ShufflePlan:
-        """Plans a step of all ranks. Collective over them.
+        """Plans a step. Collective over the ranks that plan in step.
 
         Args:
             batch: this rank's; None if its loader has ended. If all have, the plan has no rows.
@@ -112,42 +114,51 @@ class Planner:
         """
         if self._reserved_by not in (None, threading.get_ident()):
             raise RuntimeError(self._busy())
-        counted, start = None, time.perf_counter()
-        ends = np.cumsum([feature.num_posted for feature in self._features], dtype=np.int64)
-        posted = np.zeros(ends.max(initial=0), dtype=np.int64)
+        posts: dict[str, np.ndarray] = {
+            feature.name: np.zeros(feature.num_posted, dtype=np.int64) for feature in self._features
+        }
+        if self._job is None:
+            return self._plan(batch, failure, posts)
+        plan = None
         try:
-            for feature, numbers in zip(self._features, np.split(posted, ends), strict=False):
-                numbers[:] = feature.post()
-        except Exception as error:  # raised on every rank below
-            failure = failure or error
-        if batch is not None and failure is None:
-            try:
-                with named_range("## plan: workloads ##"):
-                    counted = self._count(batch)
-            except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
-                failure = error
-        counting = time.perf_counter() - start
-        with named_range("## plan: gather ##"):
-            rows, table = self._gather.gather(counted, failure, batch, posted)
-        names = [feature.name for feature in self._features]
-        self.posts = dict(zip(names, np.split(table, ends, axis=1), strict=False))
-        start = time.perf_counter()
-        if rows.batch_sizes.any():
-            with named_range("## plan: placement ##"):
-                plan = self._place(self._with_cost(replace(rows, posts=self.posts)))
-        else:  # loaders ended: a run resumed here does not plan this
-            plan = ShufflePlan(rows, rows.home, np.ones_like(rows.batch_sizes))
-        self.seconds = counting, time.perf_counter() - start
-        return plan
+            plan = self._plan(batch, failure, posts)
+        except Exception as error:
+            failure = error
+        return self._job.share(plan, failure, {feature.name: posts[feature.name] for feature in self._takers})
 
-    def hand_out(self, posts: Mapping[str, np.ndarray]) -> None:
-        """Gives features what ranks posted with the plan of a step, which is handed out."""
-        for feature in self._features:
+    def hand_out(self, plan: ShufflePlan) -> None:
+        """Gives features what all ranks posted with a plan, whose step is handed out."""
+        posts = plan.rows.posts if plan.job is None else plan.job.posts
+        for feature in self._takers:
             feature.take(posts[feature.name])
 
-    def within_set(self, plan: ShufflePlan) -> ShufflePlan:
-        """Returns the part of a plan among the ranks that exchange with this one."""
-        return plan.within(np.searchsorted(self.ranks.ranks, self._group.ranks))
+    def _plan(
+        self, batch: Rows | None, failure: Exception | None, posts: dict[str, np.ndarray]
+    ) -> ShufflePlan:
+        """Plans among the ranks that exchange; fills `posts` with what this rank's features post."""
+        counted, start = None, time.perf_counter()
+        try:
+            for feature in self._features:
+                posts[feature.name][:] = feature.post()
+            if batch is not None and failure is None:
+                with named_range("## plan: workloads ##"):
+                    counted = self._count(batch)
+        except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
+            failure = failure or error
+        counting = time.perf_counter() - start
+        with named_range("## plan: gather ##"):
+            rows, posted = self._gather.gather(counted, failure, batch, posts)
+        start = time.perf_counter()
+        if rows.batch_sizes.any():
+            rows = replace(rows, posts=posted, ranks_per_node=self._group.ranks_per_node)
+            with named_range("## plan: placement ##"):
+                plan = self._place(self._with_cost(rows))
+            if self._cost is not None:
+                plan = plan.with_seconds(self._cost)
+        else:  # loaders ended: a run resumed here does not plan this
+            plan = place_at_home(rows)
+        self.seconds = counting, time.perf_counter() - start
+        return plan
 
     def _with_cost(self, rows: RowTable) -> RowTable:
         """Returns rows with the shuffler's cost, if it has one; raises on all ranks if that does not fit."""
@@ -161,15 +172,10 @@ class Planner:
             )
         return rows.with_cost(cost)
 
-    def _place_sets(self, rows: RowTable) -> ShufflePlan:
-        plan = place_sets(rows, self._sets, self._place_set)
-        if self._cost is None:
-            return plan
-        return replace(plan, predicted_seconds=predict_seconds(plan, self._cost))
-
-    def _place_whole(self, rows: RowTable) -> ShufflePlan:
-        pads = self.format is None or self.format.pads
-        return place(rows, self._partitioning, pads)
+    def _place_rows(self, rows: RowTable) -> ShufflePlan:
+        if self._exchanges:
+            return place(rows, self._partitioning, self.format is None or self.format.pads)
+        return place_at_home(rows)
 
 
 def _describe_settings(
@@ -190,23 +196,3 @@ def _check_same_features(ranks: RankGroup, names: list[str]) -> None:
                 f"rank {rank}'s shuffler has the features {others}, that of rank 0 {gathered[0]}; all ranks "
                 "need the same"
             )
-
-
-def predict_seconds(plan: ShufflePlan, cost: Cost, speeds: np.ndarray | float = 1.0) -> np.ndarray:
-    """Returns the compute time of each rank, float64 `[ranks]`, given their speeds."""
-    return (cost.per_step + plan.loads) * 1e-9 / speeds
-
-
-def _sets_that_exchange(mine: RankGroup, over: RankGroup) -> list[tuple[np.ndarray, int | None]]:
-    """Returns the sets of ranks that exchange, as places in `over`, and their ranks per node."""
-    if mine.ranks == over.ranks:
-        return [(np.arange(mine.num_ranks), mine.ranks_per_node)]
-    gathered = over.all_gather_objects((mine.ranks, mine.ranks_per_node))
-    sets = list(dict.fromkeys(gathered))
-    for ranks, _ in sets:
-        if any(gathered[over.ranks.index(rank)][0] != ranks for rank in ranks):
-            raise ValueError(
-                f"a rank balances among ranks {list(ranks)}, and one of these among others; give the "
-                "shufflers of a group the same process_group"
-            )
-    return [(np.searchsorted(over.ranks, ranks), ranks_per_node) for ranks, ranks_per_node in sets]

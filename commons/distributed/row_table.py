@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -148,15 +148,6 @@ class RowTable:
             num_loaded=num_loaded,
         )
 
-    def within(self, ranks: np.ndarray) -> RowTable:
-        """Returns what `ranks`, int64 and ascending, loaded, numbered anew; no node is known of them."""
-        if len(ranks) == self.num_ranks:
-            return self
-        taken = self.take(self.loaded_by(ranks))
-        per_rank = {name: getattr(taken, name) for name in self._per_rank}
-        per_rank = {name: None if values is None else values[ranks] for name, values in per_rank.items()}
-        return replace(taken, **per_rank, ranks_per_node=None)
-
     def arrays(self) -> list[np.ndarray]:
         """Returns all that the table holds, without names, in one order on all ranks."""
         values = [getattr(self, name) for name in (*self._per_rank, *self._row_columns())]
@@ -166,32 +157,6 @@ class RowTable:
     def _row_columns(self) -> list[str]:
         others = (*self._per_rank, "columns", "posts", "cost", "ranks_per_node")
         return [spec.name for spec in fields(self) if spec.name not in others]
-
-
-def join_tables(tables: Sequence[tuple[np.ndarray, RowTable]]) -> RowTable:
-    """Puts the rows of disjoint sets of ranks into one table.
-
-    A column of a feature that some tables lack is 0 in their rows.
-
-    Args:
-        tables: the ascending ranks of each set, each rank in one of them, and their rows.
-    """
-    parts, first = [table for _, table in tables], tables[0][1]
-    by_rank = np.argsort(np.concatenate([ranks for ranks, _ in tables]))
-    by_row = np.argsort(np.concatenate([ranks[table.home] for ranks, table in tables]), kind="stable")
-    examples = {name: column for part in parts for name, column in part.columns.items()}
-
-    def column_of(part: RowTable, name: str) -> np.ndarray:
-        example = examples[name]
-        return part.columns.get(name, np.zeros((len(part.home), *example.shape[1:]), dtype=example.dtype))
-
-    per_rank = [name for name in RowTable._per_rank if getattr(first, name) is not None]
-    orders = dict.fromkeys(per_rank, by_rank) | dict.fromkeys(first._row_columns(), by_row)
-    joined: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts])[order] for name, order in orders.items()
-    }
-    columns = {name: np.concatenate([column_of(part, name) for part in parts])[by_row] for name in examples}
-    return replace(first, **joined, columns=columns, ranks_per_node=None)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

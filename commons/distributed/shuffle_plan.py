@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from ..partition.problem import indices_of_parts
-from ..perf_model.cost import sum_counts
-from .row_table import RowTable, join_tables
+from ..perf_model.cost import Cost, sum_counts
+from .row_table import RowTable
+
+
+@dataclass(frozen=True, eq=False)
+class JobStep:
+    """What the ranks of a job know of a step in which not all of them exchange.
+
+    Attributes:
+        has_batch: whether any of them loaded one.
+        num_loss_tokens: of all of them; a float where they are weights.
+        num_placed: int64 `[ranks]`, rows that each computes.
+        loads_before, loads: float64 `[ranks]`, sums of workloads, as loaded and as placed.
+        posts: int64 `[ranks, numbers]` each, what features posted that have a `take`, by their names.
+    """
+
+    has_batch: bool
+    num_loss_tokens: int | float
+    num_placed: np.ndarray
+    loads_before: np.ndarray
+    loads: np.ndarray
+    posts: Mapping[str, np.ndarray]
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the job."""
+        return len(self.num_placed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +49,17 @@ class ShufflePlan:
         destination: int64 `[rows]`, the rank that computes each row.
         num_rows: int64 `[ranks]`, rows that each rank's batch will have, padding included; at least 1.
         predicted_seconds: float64 `[ranks]`, compute time by costs that were fitted to times; None without.
-        step: what features know of the step as a whole, by name.
+        num_parts: micro-batches of each rank, the same on all; 0 where batches run whole.
+        job: what all ranks of the job know of the step; None where they are those of the plan, or where
+            nobody told them.
     """
 
     rows: RowTable
     destination: np.ndarray
     num_rows: np.ndarray
     predicted_seconds: np.ndarray | None = None
-    step: Mapping[str, int] = field(default_factory=dict)
+    num_parts: int = 0
+    job: JobStep | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -39,8 +67,13 @@ class ShufflePlan:
         return self.rows.num_ranks
 
     @property
+    def whole(self) -> ShufflePlan | JobStep:
+        """What is known of all ranks that plan in step: this, unless more of the job do than exchange."""
+        return self if self.job is None else self.job
+
+    @property
     def has_batch(self) -> bool:
-        """Whether any rank loaded a batch; if none did, all loaders have ended."""
+        """Whether any rank of the plan loaded a batch; if none did, their loaders have ended."""
         return bool(self.rows.batch_sizes.any())
 
     @cached_property
@@ -68,6 +101,11 @@ class ShufflePlan:
         return bool((self.rows.home != self.destination).any())
 
     @property
+    def loads_before(self) -> np.ndarray:
+        """float64 `[ranks]`, sums of workloads as loaded."""
+        return np.bincount(self.rows.home, self.rows.workloads, minlength=self.num_ranks)
+
+    @property
     def loads(self) -> np.ndarray:
         """float64 `[ranks]`, sums of workloads."""
         return np.bincount(self.destination, self.rows.workloads, minlength=self.num_ranks)
@@ -82,18 +120,9 @@ class ShufflePlan:
         """int64, the ascending numbers of the rows that a rank computes."""
         return np.flatnonzero(self.destination == rank)
 
-    def within(self, ranks: np.ndarray) -> ShufflePlan:
-        """Returns the part of the plan among `ranks`, int64 and ascending, which exchange with no others."""
-        if len(ranks) == self.num_ranks:
-            return self
-        seconds = self.predicted_seconds
-        return replace(
-            self,
-            rows=self.rows.within(ranks),
-            destination=np.searchsorted(ranks, self.destination[self.rows.loaded_by(ranks)]),
-            num_rows=self.num_rows[ranks],
-            predicted_seconds=None if seconds is None else seconds[ranks],
-        )
+    def with_seconds(self, cost: Cost, speeds: np.ndarray | float = 1.0) -> ShufflePlan:
+        """Returns the plan with the compute time that a cost predicts, given the ranks' speeds."""
+        return replace(self, predicted_seconds=(cost.per_step + self.loads) * 1e-9 / speeds)
 
     @cached_property
     def fingerprint(self) -> int:
@@ -111,8 +140,7 @@ class ShufflePlan:
         return len(mine) == len(others) and all(map(np.array_equal, mine, others))
 
     def _arrays(self) -> list[np.ndarray]:
-        step_numbers = np.array([self.step[name] for name in sorted(self.step)], dtype=np.int64)
-        values = (self.destination, self.num_rows, self.predicted_seconds, step_numbers)
+        values = (self.destination, self.num_rows, self.predicted_seconds, np.array([self.num_parts]))
         return self.rows.arrays() + [value for value in values if value is not None]
 
 
@@ -133,17 +161,3 @@ def sum_loss_tokens(loss_tokens: np.ndarray) -> int | float:
 
 
 _MOST_TOKENS = 2.0**63
-
-
-def join_plans(plans: Sequence[tuple[np.ndarray, ShufflePlan]]) -> ShufflePlan:
-    """Puts the plans of sets of ranks that exchange among themselves into one; each rank is in one set."""
-    num_ranks = sum(len(ranks) for ranks, _ in plans)
-    num_rows = np.zeros(num_ranks, dtype=np.int64)
-    for ranks, plan in plans:
-        num_rows[ranks] = plan.num_rows
-    rows = join_tables([(ranks, plan.rows) for ranks, plan in plans])
-    destination = np.zeros(len(rows.home), dtype=np.int64)
-    for ranks, plan in plans:
-        destination[rows.loaded_by(ranks)] = ranks[plan.destination]
-    step = {name: value for _, plan in plans for name, value in plan.step.items()}
-    return ShufflePlan(rows, destination, num_rows, step=step)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from ..sequence_batch.container_types import type_name
@@ -27,8 +25,6 @@ class Step(Pipelineable):
         rows: this rank's, as prepared on the host, as copied to the device, and then as exchanged.
         batch: as loaded; once the rows are exchanged, what they were put together to, for the model.
         plan: among the ranks that exchange with this one.
-        everyone: of all ranks that plan together.
-        posts: what features of all ranks posted when this was planned, by name.
         mode: as `PlanAhead` takes it, when the batch was loaded.
         wait_seconds: that this rank waited for the plan.
         exchange_seconds: host time of the exchange.
@@ -38,8 +34,6 @@ class Step(Pipelineable):
     rows: Rows
     batch: Any
     plan: ShufflePlan
-    everyone: ShufflePlan
-    posts: Mapping[str, np.ndarray]
     mode: Any = None
     wait_seconds: float = 0.0
     exchange_seconds: float = 0.0
@@ -48,8 +42,8 @@ class Step(Pipelineable):
     @property
     def scale(self) -> float:
         """Factor of a rank's loss sum, for the gradient of the mean over all loss tokens; 0 without any."""
-        loss_tokens = self.everyone.num_loss_tokens
-        return self.everyone.num_ranks / loss_tokens if loss_tokens else 0.0
+        whole = self.plan.whole
+        return whole.num_ranks / whole.num_loss_tokens if whole.num_loss_tokens else 0.0
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Returns the step with its rows on `device`."""

@@ -38,7 +38,8 @@ class ShuffleStage:
     | i     | forward, backward, optimizer | `forward`    | training | default   |
 
     Collectives per step: on the main thread, that of the shuffler's exchange; in the planning thread, one
-    all-gather of host numbers over all ranks. Construction is collective.
+    all-gather of host numbers over the ranks that exchange. Where not all of the job do, a second one, of a
+    few numbers, is over all ranks. Construction is collective.
 
     Attributes:
         ahead: plans the next steps.
@@ -123,7 +124,7 @@ class ShuffleStage:
     def _run(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Runs the model on a whole batch."""
         losses, output = losses_and_output(self._model(step.batch))
-        mean_tokens = step.everyone.num_loss_tokens / self._num_ranks
+        mean_tokens = step.plan.whole.num_loss_tokens / self._num_ranks
         own_tokens = step.plan.loss_tokens_on(self.rank)
         total = loss_sum(losses, self._loss_reduction, own_tokens, mean_tokens, step.failures)
         is_copy = not (step.plan.num_placed[self.rank] or step.rows.pads)
@@ -161,13 +162,13 @@ class ShuffleStage:
         self._ended = None
 
     def report(self) -> BalanceReport:
-        """Computes the report of the last step, over all ranks; bytes and times are this rank's."""
+        """Computes the report of the last step; bytes and times are this rank's."""
         step, shuffler = self.last_step, self._shuffler
         figures: dict[str, Any] = {}
         for feature in shuffler.features:
-            figures |= feature.report(step.everyone)
+            figures |= feature.report(step.plan)
         return BalanceReport.of(
-            step.everyone,
+            step.plan,
             shuffler.settings.equal_rows,
             shuffler.traffic(step.plan),
             step.wait_seconds,
@@ -197,10 +198,11 @@ class ShuffleStage:
         return self._computed
 
     def _check(self, step: Step) -> None:
-        if step.everyone.num_placed.all() or step.rows.pads:
+        num_placed = step.plan.whole.num_placed
+        if num_placed.all() or step.rows.pads:
             return
         if self._loss_reduction == "global_mean":
-            check_global_mean(step.everyone.num_placed, False)
+            check_global_mean(num_placed, False)
         if isinstance(self._optimizer, torch.optim.SparseAdam):
             raise ValueError(
                 "a rank has no sample in this step and runs a copy of one, whose rows SparseAdam moves for a "

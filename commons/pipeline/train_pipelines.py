@@ -48,11 +48,11 @@ class _WithStage:
     @property
     def loss_tokens(self) -> int | float:
         """Loss tokens of the last step on all ranks; a float where they are weights."""
-        return self._stage.last_step.everyone.num_loss_tokens
+        return self._stage.last_step.plan.whole.num_loss_tokens
 
     @property
     def report(self) -> BalanceReport:
-        """The balance of the last step on all ranks, and what balancing cost; computed when asked for."""
+        """The balance of the last step, and what balancing cost; computed when asked for."""
         return self._stage.report()
 
     @property
@@ -62,7 +62,8 @@ class _WithStage:
 
     @property
     def plan(self) -> ShufflePlan:
-        """The placement of the last step among the ranks that balance together, for `unshuffle`."""
+        """The placement of the last step among the ranks that balance together, for `unshuffle`; of all ranks
+        with a shuffler that moves nothing."""
         return self._stage.last_step.plan
 
     def _check_attached(self, model: torch.nn.Module | None) -> None:

@@ -14,8 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...checks import SettingError, require_type
 from ...distributed.feature import Feature, Forward, Place
-from ...distributed.planner import predict_seconds
-from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.step import Step
@@ -70,11 +68,11 @@ class LearnedCosts(Feature):
         """Returns the speed limit."""
         return {"speed_limit": self.speed_limit}
 
-    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
-        """Starts to learn anew, for these ranks."""
+    def setup(self, shuffler: BatchShuffler) -> None:
+        """Starts to learn anew, for the ranks that plan together."""
         if shuffler.cost is not None:
             raise ValueError(f"cost={shuffler.cost} has no effect with LearnedCosts: leave out one of them")
-        self._shuffler, self._ranks = shuffler, ranks
+        self._shuffler, ranks = shuffler, shuffler.group
         self._learning = Learning(ranks.num_ranks, ranks.rank, self.speed_limit, ranks.hosts, ranks.ranks)
 
     @property
@@ -94,7 +92,7 @@ class LearnedCosts(Feature):
         rows = replace(rows, speeds=learning.speeds())
         plan = place(rows if state.cost is None else rows.with_cost(state.cost))
         if state.cost is not None:
-            plan = replace(plan, predicted_seconds=predict_seconds(plan, state.cost, state.speeds))
+            plan = plan.with_seconds(state.cost, state.speeds)
         learning.planned(plan)
         self._warn_of_unfollowed_speeds(plan)
         return plan
@@ -110,8 +108,8 @@ class LearnedCosts(Feature):
         span = self._clock.begin()
         result = forward(step)
         if self._model.training and torch.is_grad_enabled():
-            self._learning.record(step.everyone, span)
-        self._last = step.everyone
+            self._learning.record(step.plan, span)
+        self._last = step.plan
         return result
 
     def record(self, plan: ShufflePlan, seconds: float) -> None:
@@ -166,14 +164,11 @@ class LearnedCosts(Feature):
     def _warn_of_unfollowed_speeds(self, plan: ShufflePlan) -> None:
         """Warns once where ranks differ in speed, and loads have long not followed."""
         speeds, loads = plan.rows.speeds, plan.loads
-        if speeds is None or self._ranks.rank != 0 or self._plans_behind == _PLANS_BEHIND:
+        if speeds is None or self._shuffler.group.rank != 0 or self._plans_behind == _PLANS_BEHIND:
             return
-        ratio = 1.0
-        for ranks in self._shuffler.planner.sets:
-            fastest = float(speeds[ranks].max() / speeds[ranks].min())
-            if fastest > _DIFFERENT_SPEEDS and relative_to_mean(loads[ranks], speeds[ranks]) > 1 + _FOLLOWED:
-                ratio = max(ratio, fastest)
-        self._plans_behind = 0 if ratio == 1.0 else self._plans_behind + 1
+        ratio = float(speeds.max() / speeds.min())
+        follows = ratio <= _DIFFERENT_SPEEDS or relative_to_mean(loads, speeds) <= 1 + _FOLLOWED
+        self._plans_behind = 0 if follows else self._plans_behind + 1
         if self._plans_behind == _PLANS_BEHIND:
             logger.warning(
                 f"ranks differ in speed by {ratio:.2f} times, and loads do not follow: equal_rows=True, a "

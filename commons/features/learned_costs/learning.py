@@ -211,7 +211,7 @@ class Learning:
             ValueError: the plan is none of them.
         """
         for kept_plan, number in tuple(self._number_of):  # the planning thread appends meanwhile
-            if kept_plan is plan:
+            if kept_plan.destination is plan.destination:  # the job's part came later
                 return number
         raise ValueError(
             f"the plan is none of the last {_DELAY} of this shuffler: record a step, or save what was "

@@ -13,15 +13,20 @@ from ...sequence_batch.row_lists import row_lists, select_entries
 from ...sequence_batch.tree import rebuild, take_apart
 
 Batch = TypeVar("Batch")
-# The column of a plan's rows with the micro-batch of each, and how many every rank runs.
-COLUMN, COUNT = "micro_batch", "num_micro_batches"
+COLUMN = "micro_batch"  # of a plan's rows
+
+
+def micro_batch_of_rows(plan: ShufflePlan) -> np.ndarray:
+    """Returns the micro-batch of each row of a plan, int64 `[rows]`."""
+    # Where the loaders of all that exchange have ended, nothing was divided.
+    return plan.rows.columns.get(COLUMN, np.zeros(len(plan.destination), dtype=np.int64))
 
 
 def rows_of_micro_batches(plan: ShufflePlan, rank: int) -> list[np.ndarray]:
     """Returns the ascending rows of each micro-batch in a rank's batch; none where batches run whole."""
-    if COUNT not in plan.step:
+    if not plan.num_parts:
         return []
-    return indices_of_parts(plan.rows.columns[COLUMN][plan.computed_by(rank)], plan.step[COUNT])
+    return indices_of_parts(micro_batch_of_rows(plan)[plan.computed_by(rank)], plan.num_parts)
 
 
 def micro_batch_rows(shuffler: BatchShuffler, batch: Any, plan: ShufflePlan) -> list[np.ndarray]:
@@ -34,17 +39,17 @@ def micro_batch_rows(shuffler: BatchShuffler, batch: Any, plan: ShufflePlan) -> 
 def micro_batches(shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan) -> list[Batch]:
     """Returns the micro-batches of an exchanged batch, as `MicroBatches.micro_batches` does."""
     rank, batch_format = shuffler.group.rank, shuffler.format
-    if COUNT not in plan.step or batch_format is None:
+    if not plan.num_parts or batch_format is None:
         return [batch]
     view = shuffler.view(batch)
     if not (plan.num_placed[rank] or view.pads):
         # A rank without samples runs its only row once for each micro-batch, which may change it in place.
-        return [view.copy().put_together() for _ in range(plan.step[COUNT])]
+        return [view.copy().put_together() for _ in range(plan.num_parts)]
     # Of several ranks, lists are equal on all of them, and so shared.
-    counts = {view.num_rows, view.num_samples} if plan.num_ranks == 1 else set()
+    counts = {view.num_rows, view.num_samples} if not shuffler.exchanges else set()
     lists = row_lists(view.tree, counts)
     own = plan.computed_by(rank)
-    if plan.num_ranks == 1:  # as loaded, with whatever padding rows may have
+    if not shuffler.exchanges:  # as loaded, with whatever padding rows may have
         lengths = plan.rows.lengths_as_loaded(rank)
     else:
         lengths = np.zeros((view.num_rows, plan.rows.key_lengths.shape[1]), dtype=np.int64)

@@ -13,7 +13,6 @@ import torch
 from ...checks import SettingError, require_type
 from ...distributed.feature import Feature, Forward, Place
 from ...distributed.placement import compile_refine
-from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.slow_start import show_if_slow
@@ -24,7 +23,7 @@ from ...sequence_batch.row_lists import check_no_samples
 from ...sequence_batch.row_objects import RowsWithObjects, check_results, join_objects, shared_in_results
 from ...sequence_batch.row_schema import FieldValue
 from ...sequence_batch.tree import check_replaceable
-from .divided_batch import COLUMN, COUNT, micro_batches, rows_of_micro_batches
+from .divided_batch import COLUMN, micro_batch_of_rows, micro_batches, rows_of_micro_batches
 from .division import divide_into_micro_batches, time_relative_to_mean
 from .micro_batch_forward import check_no_hooks, run_micro_batches
 
@@ -67,10 +66,10 @@ class MicroBatches(Feature):
         """Returns the cap."""
         return {"max_tokens": self.max_tokens}
 
-    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+    def setup(self, shuffler: BatchShuffler) -> None:
         """Compiles the division where nothing else is compiled."""
-        self._shuffler, self._ranks = shuffler, ranks
-        if ranks.num_ranks == 1:
+        self._shuffler = shuffler
+        if shuffler.group.num_ranks == 1:
             with show_if_slow("compiling the division into micro-batches, once per machine and version"):
                 self.warm_up()
 
@@ -98,7 +97,7 @@ class MicroBatches(Feature):
 
     def forward(self, step: Step, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Runs the micro-batches; the backward of their loss hands out all gradients."""
-        if COUNT not in step.plan.step:
+        if not step.plan.num_parts:
             return forward(step)
         model, reduction = self._model, self._loss_reduction
         return run_micro_batches(
@@ -176,13 +175,14 @@ class MicroBatches(Feature):
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
         """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""
         tokens = plan.rows.tokens
-        if self._ranks.rank != 0 or tokens.max(initial=0) <= self._longest_named:
+        ranks = self._shuffler.group
+        if ranks.rank != 0 or tokens.max(initial=0) <= self._longest_named:
             return
         longest = int(tokens.argmax())
         rank, row = plan.rows.where_loaded(longest)
         self._longest_named = int(tokens[longest])
         logger.warning(
-            f"row {row} of a batch of rank {self._ranks.ranks[rank]} has {self._longest_named} tokens, above "
+            f"row {row} of a batch of rank {ranks.ranks[rank]} has {self._longest_named} tokens, above "
             f"MicroBatches.max_tokens={self.max_tokens}: it gets a micro-batch of its own, which takes more "
             "memory than the cap allows; truncate histories, raise the cap, or override get_tokens, which "
             "counts them. Shorter ones will not be named"
@@ -197,11 +197,11 @@ def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
     parts = [part for rank_parts in by_rank for part in rank_parts]
     micro_batch = number_of_part(parts, len(rows.workloads)) % count
     columns = {**rows.columns, COLUMN: micro_batch}
-    return replace(plan, rows=replace(rows, columns=columns), step={**plan.step, COUNT: count})
+    return replace(plan, rows=replace(rows, columns=columns), num_parts=count)
 
 
 def micro_batch_loads(plan: ShufflePlan) -> np.ndarray:
     """Returns float64 `[ranks, micro-batches]`, sums of workloads."""
-    count = plan.step[COUNT]
-    slots = plan.destination * count + plan.rows.columns[COLUMN]
+    count = plan.num_parts
+    slots = plan.destination * count + micro_batch_of_rows(plan)
     return np.bincount(slots, plan.rows.workloads, minlength=plan.num_ranks * count).reshape(-1, count)

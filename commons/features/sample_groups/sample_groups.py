@@ -9,7 +9,6 @@ import torch
 
 from ...checks import SettingError, require_type
 from ...distributed.feature import Feature
-from ...distributed.rank_group import RankGroup
 from ...distributed.shuffler_settings import ShufflerSettings
 from ...partition.workloads import MOST_MOVES_PER_COPY, MOVES_PER_COPY, check_moves_per_copy
 from ...sequence_batch import BaseBatch
@@ -88,7 +87,7 @@ class SampleGroups(Feature):
                 partitioner=settings.partitioner,
             )
 
-    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+    def setup(self, shuffler: BatchShuffler) -> None:
         """Finds what tells the groups."""
         self._view = shuffler.view
         own = getattr(shuffler, "get_groups", None)

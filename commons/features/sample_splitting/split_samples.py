@@ -15,7 +15,6 @@ from ...checks import SettingError
 from ...distributed.count_rows import RowFormat
 from ...distributed.feature import Feature, Place
 from ...distributed.placement import make_plan
-from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
@@ -59,7 +58,6 @@ class SplitSamples(Feature):
     moves = True
     reads = "prefix_cost"
     order = 30
-    places_each_set = True
     excludes: ClassVar[Mapping[str, str]] = {
         "micro_batches": "pieces of a sample are computed at once, and micro-batches divide a step"
     }
@@ -85,7 +83,7 @@ class SplitSamples(Feature):
         """Returns the group for the fetch."""
         return ("fetch",)
 
-    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+    def setup(self, shuffler: BatchShuffler) -> None:
         """Finds the shuffler's costs and rules."""
         prefix_cost = self._given or getattr(shuffler, "prefix_cost", None)
         cut_rules = getattr(shuffler, "cut_rules", None)

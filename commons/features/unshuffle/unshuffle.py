@@ -12,7 +12,6 @@ import torch
 
 from ...distributed.exchange import RowsOf, direct_route, transfer
 from ...distributed.feature import Feature
-from ...distributed.rank_group import RankGroup
 from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.leaf_fields import num_rows
 from ...sequence_batch.packed_rows import (
@@ -50,7 +49,7 @@ class Unshuffle(Feature):
         """Returns a group of its own on GPUs, where it runs on another stream than the exchange."""
         return () if device.type == "cpu" else ("unshuffle",)
 
-    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+    def setup(self, shuffler: BatchShuffler) -> None:
         """Makes a channel for the ranks to agree on what they return."""
         self._shuffler, self._group = shuffler, shuffler.group
         self._channel = shuffler.group.channel()
@@ -114,7 +113,7 @@ class Unshuffle(Feature):
         check_no_samples(values.tree)
         check_replaceable(values.tree)
         schema = RowSchema.of(fields)
-        if group.num_ranks == 1:
+        if not self._shuffler.exchanges:
             check_jagged_fields(fields)
             packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, rows))
             return select_rows([packed], np.arange(len(held)), num_rows), packed.lengths[: len(held)]

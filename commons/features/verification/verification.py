@@ -9,7 +9,6 @@ import numpy as np
 
 from ...distributed.failures import portable, raise_first
 from ...distributed.feature import Feature, Fields, Place
-from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.leaf_fields import num_rows
@@ -30,10 +29,10 @@ class Verification(Feature):
     order = 0
     verifies = True
 
-    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+    def setup(self, shuffler: BatchShuffler) -> None:
         """Makes a channel for each thread."""
         self._view, self._rank = shuffler.view, shuffler.group.rank
-        self._planning, self._exchanging = ranks.channel(), shuffler.group.channel()
+        self._planning, self._exchanging = shuffler.group.channel(), shuffler.group.channel()
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         """Returns the plan, once all ranks have the same.

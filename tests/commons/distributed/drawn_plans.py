@@ -37,31 +37,22 @@ def draw_rows(rng: np.random.Generator, num_ranks: int, most_rows: int = 4) -> R
     )
 
 
-def draw_sets(rng: np.random.Generator, num_ranks: int) -> list[np.ndarray]:
-    """Draws which ranks exchange: ascending ranks in each set, each rank in one of them."""
-    set_of = rng.integers(0, rng.integers(1, 4), num_ranks)
-    return [np.flatnonzero(set_of == number) for number in rng.permutation(np.unique(set_of))]
-
-
 @st.composite
-def tables(draw) -> tuple[RowTable, list[np.ndarray], np.random.Generator]:
-    """Draws a table, and sets of its ranks."""
+def tables(draw) -> tuple[RowTable, np.random.Generator]:
+    """Draws a table, and numbers to draw more from."""
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
-    num_ranks = draw(st.integers(1, 5))
-    return draw_rows(rng, num_ranks), draw_sets(rng, num_ranks), rng
+    return draw_rows(rng, draw(st.integers(1, 5))), rng
 
 
 @st.composite
-def plans(draw) -> tuple[ShufflePlan, list[np.ndarray]]:
-    """Draws a plan whose rows stay within sets of ranks, and these sets."""
-    rows, sets, rng = draw(tables())
-    mates = {int(rank): ranks for ranks in sets for rank in ranks}
-    destination = np.array([rng.choice(mates[rank]) for rank in rows.home.tolist()], dtype=np.int64)
-    plan = ShufflePlan(
+def plans(draw) -> ShufflePlan:
+    """Draws a plan."""
+    rows, rng = draw(tables())
+    destination = rng.integers(0, rows.num_ranks, len(rows.home))
+    return ShufflePlan(
         rows,
         destination,
         num_rows=np.maximum(np.bincount(destination, minlength=rows.num_ranks), 1),
         predicted_seconds=None if rng.random() < 0.5 else rng.random(rows.num_ranks),
-        step={"micro_batches": int(rng.integers(1, 5))},
+        num_parts=int(rng.integers(0, 5)),
     )
-    return plan, sets

@@ -44,8 +44,8 @@ class Noting(Named):
     def _note(self, what: str) -> None:
         self.notes.append(f"{self.name}: {what}")
 
-    def setup(self, shuffler, ranks):
-        self._note(f"setup {ranks.num_ranks}")
+    def setup(self, shuffler):
+        self._note(f"setup {shuffler.group.num_ranks}")
 
     def warm_up(self):
         self._note("warm up")
@@ -92,14 +92,14 @@ def _each(what: str) -> list[str]:
     return [f"{name}: {what}" for name in "abc"]
 
 
-OF_ALL_RANKS, OF_A_SET = "ac", "b"
 NOTES = [
     *_each("setup 2"),
     *_each("warm up"),
     *_each("post"),
     *_each("columns"),
     *_each("agree"),
-    *["a: place 2", "c: place 2", "b: place 2", "b: placed", "c: placed", "a: placed"],
+    *_each("place 2"),
+    *_each("placed")[::-1],
     *_each("take"),
     *_each("before copy"),
     *_each("exchange"),
@@ -114,7 +114,6 @@ def _steps_with_features_in_any_order() -> list[tuple[list[str], ShufflePlan]]:
     for given_order in permutations("abc"):
         notes: list[str] = []
         features = [Noting(name, "abc".index(name), notes) for name in given_order]
-        features[given_order.index(OF_A_SET)].places_each_set = True
         shuffler, batch = FieldShuffler(features=features), lopsided_batch()
         assert [feature.name for feature in shuffler.features] == list("abc")
         plan = shuffler.plan(batch)
@@ -316,22 +315,20 @@ def test_a_feature_may_place_several_times_or_not_at_all(pools, case, kind):
         assert all(loaded == placed for loaded, placed, *_ in results) and not results[0][3]
 
 
-def _places_of_sets() -> list[list[str]]:
-    """Returns what features note where ranks 0 and 2 exchange, and rank 1 is alone."""
+def _places_of_a_pipeline() -> list[str]:
+    """Returns what a feature notes where ranks 0 and 2 exchange, and rank 1 is alone."""
     pairs, notes = [dist.new_group(ranks) for ranks in ([0, 2], [1])], []
-    features = [Noting("all", 1, notes), Noting("set", 0, notes)]
-    features[1].places_each_set = True
+    features = [Noting("a", 1, notes)]
     shuffler = FieldShuffler(pairs[dist.get_rank() % 2], features=features)
     shuffler.plan_over(RankGroup.of())
     shuffler.plan(lopsided_batch())
-    return [[note for note in notes if what in note] for what in ("setup", "place")]
+    return [note for note in notes if "setup" in note or "place" in note]
 
 
-def test_a_feature_places_all_ranks_or_each_set_that_exchanges(pools):
-    for rank, (setup, placed) in enumerate(pools(3).run(_places_of_sets)):
-        alone = 1 if rank == 1 else 2
-        assert setup == [f"set: setup {alone}", f"all: setup {alone}", "set: setup 3", "all: setup 3"]
-        assert placed == ["all: place 3", "set: place 2", "set: placed", "all: placed"]
+def test_a_feature_places_the_ranks_that_exchange(pools):
+    for rank, notes in enumerate(pools(3).run(_places_of_a_pipeline)):
+        num_ranks = 1 if rank == 1 else 2
+        assert notes == [f"a: setup {num_ranks}"] * 2 + [f"a: place {num_ranks}", "a: placed"]
 
 
 class Handling(Named):
@@ -523,8 +520,8 @@ class Setting(Named):
 class Connecting(Named):
     """Waits for the other ranks when it is set up."""
 
-    def setup(self, shuffler, ranks):
-        ranks.channel()
+    def setup(self, shuffler):
+        shuffler.group.channel()
 
 
 def _errors_of_other_features() -> list[str]:

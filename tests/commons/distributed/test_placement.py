@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed.placement import Partitioning, place, place_sets
+from commons.distributed.placement import Partitioning, place
 from commons.distributed.rank_group import ranks_per_node
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
@@ -103,13 +103,9 @@ def test_samples_stay_where_load_and_tokens_are_no_worse(partitioner):
     assert fewer == (partitioner in ("rebalance", "refined"))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_ranks_that_exchange_with_no_other_place_nothing(num_ranks):
-    def place_set(rows):
-        raise AssertionError("a feature would cut samples, or refuse those above a limit of tokens")
-
-    loaded = _loaded(np.arange(num_ranks * 2), [2] * num_ranks)
-    plan = place_sets(loaded, [(np.array([rank]), 1) for rank in range(num_ranks)], place_set)
+def test_a_rank_that_exchanges_with_no_other_heeds_no_limit():
+    loaded = _loaded(np.arange(2), [2], tokens=[9, 9])
+    plan = place(loaded, Partitioning(ShufflerSettings(max_tokens=1)))
     assert plan.rows is loaded and not plan.moves
 
 

@@ -2,41 +2,69 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+
+import pytest
 import torch.distributed as dist
 
 from commons.distributed import BatchShufflerFactory, IdentityShuffler
 from commons.distributed.rank_group import RankGroup
+from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import lopsided_batch
-from tests.commons.distributed.shufflers import FieldShuffler
+from tests.commons.distributed.shufflers import FieldShuffler, Posting
 
 
-def _plan_of_pairs(identity: bool) -> tuple[list[int], int]:
-    """Returns the ranks that exchange samples with this one, and the fingerprint of the plan of all ranks."""
+def _plan_of_pairs(identity: bool) -> tuple[list[int], list[float], list]:
+    """Returns the ranks of a plan, their loads, and what all ranks know of the step."""
     pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
+    posting = Posting()
     shuffler = (
-        IdentityShuffler(get_workloads=lambda batch: batch.workload)
+        IdentityShuffler(get_workloads=lambda batch: batch.workload, features=[posting])
         if identity
-        else FieldShuffler(pairs[dist.get_rank() % 2])
+        else FieldShuffler(pairs[dist.get_rank() % 2], features=[posting])
     )
-    batch = lopsided_batch()
-    alone = shuffler.plan(batch)
+    alone = shuffler.plan(lopsided_batch())
     shuffler.plan_over(RankGroup.of())
-    everyone = shuffler.planner.plan(shuffler.view(batch))
-    assert everyone.num_ranks == 3
-    here = shuffler.planner.within_set(everyone)
-    assert np.array_equal(here.rows.workloads, alone.rows.workloads)
-    assert np.array_equal(here.destination, alone.destination)
-    assert np.array_equal(here.num_rows, alone.num_rows)
-    return list(shuffler.group.ranks), everyone.fingerprint
+    plan = shuffler.plan(lopsided_batch())
+    assert identity or ((plan.rows.home == alone.rows.home).all() and plan == alone)
+    whole = plan.whole
+    facts = [whole.loads_before, whole.loads, whole.num_placed, [whole.num_loss_tokens], posting.newest]
+    return list(shuffler.group.ranks), plan.loads.tolist(), [list(each) for each in facts]
 
 
-def test_a_planner_of_all_ranks_places_as_each_group_does(pools):
-    for identity, groups in ((False, [[0, 2], [1], [0, 2]]), (True, [[0], [1], [2]])):
+def test_a_plan_in_step_with_all_ranks_is_that_of_its_group_and_tells_of_all(pools):
+    for identity, groups in ((False, [[0, 2], [1], [0, 2]]), (True, [[0, 1, 2]] * 3)):
         results = pools(3).run(_plan_of_pairs, identity)
-        assert [ranks for ranks, _ in results] == groups
-        assert len({fingerprint for _, fingerprint in results}) == 1
+        assert [ranks for ranks, *_ in results] == groups
+        loads = {
+            rank: load for ranks, of_ranks, _ in results for rank, load in zip(ranks, of_ranks, strict=True)
+        }
+        for _, _, (before, after, placed, (loss_tokens,), posted) in results:
+            assert after == [loads[rank] for rank in range(3)] and (before == after) == identity
+            assert sum(before) == sum(after) and sum(placed) == 12 and loss_tokens > 0
+            assert posted == [10, 11, 12]
+
+
+def _failures_of_one_set(failing: int) -> tuple[str, bool, int]:
+    """Returns the error of a step in which one rank fails, whether the next goes on, and collectives of a
+    step: ranks 0 and 2 exchange, and rank 1 is alone."""
+    pairs, rank = [dist.new_group(ranks) for ranks in ([0, 2], [1])], dist.get_rank()
+    shuffler, batch = FieldShuffler(pairs[rank % 2]), lopsided_batch()
+    shuffler.plan_over(RankGroup.of())
+    shuffler.plan(batch)
+    wrong = replace(batch, workload=-batch.workload - 1) if rank == failing else batch
+    error = error_of(shuffler.plan, wrong)
+    with recorded_collectives() as calls:
+        plan = shuffler.plan(batch)
+    return error, plan.has_batch, len(calls)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_failure_in_one_group_reaches_all_and_a_step_takes_two_gathers(pools, failing):
+    for error, goes_on, num_calls in pools(3).run(_failures_of_one_set, failing):
+        assert "FieldShuffler.get_workloads returned -" in error and goes_on
+        assert num_calls == 2
 
 
 def _errors_of_inconsistent_ranks() -> list[str]:

@@ -1,4 +1,4 @@
-"""The numbers of rows: taken apart, joined again, never changed."""
+"""The numbers of rows: taken apart, never changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from commons.distributed.row_table import RowTable, join_tables
+from commons.distributed.row_table import RowTable
 from tests.commons.distributed.drawn_plans import tables
 
 
@@ -29,7 +29,7 @@ def _check_equal(got: RowTable, expected: RowTable) -> None:
 
 @given(drawn=tables())
 def test_rows_know_where_they_were_loaded(drawn):
-    rows, _, _ = drawn
+    rows, _ = drawn
     row_of, sample = {}, -1
     for number, (rank, starts) in enumerate(zip(rows.home.tolist(), rows.starts_sample, strict=True)):
         row_of[rank] = row_of.get(rank, -1) + int(starts)
@@ -42,31 +42,8 @@ def test_rows_know_where_they_were_loaded(drawn):
 
 
 @given(drawn=tables())
-def test_the_rows_of_sets_join_to_the_whole(drawn):
-    rows, sets, _ = drawn
-    parts = [(ranks, rows.within(ranks)) for ranks in sets]
-    _check_equal(join_tables(parts), replace(rows, ranks_per_node=None))
-    for ranks, part in parts:
-        assert np.array_equal(ranks[part.home], rows.home[part.workloads])
-        assert part.ranks_per_node == (rows.ranks_per_node if len(sets) == 1 else None)
-
-
-@given(drawn=tables())
-def test_columns_that_a_set_lacks_are_zero_in_its_rows(drawn):
-    rows, sets, _ = drawn
-    first, parts = sets[0], [(ranks, rows.within(ranks)) for ranks in sets]
-    without = [(ranks, part if ranks is first else replace(part, columns={})) for ranks, part in parts]
-    joined, known = join_tables(without), np.isin(rows.home, first)
-    assert list(joined.columns) == list(rows.columns)
-    for name, column in rows.columns.items():
-        expected = column.copy()
-        expected[~known] = np.zeros((), dtype=column.dtype)
-        np.testing.assert_array_equal(joined.columns[name], expected)
-
-
-@given(drawn=tables())
 def test_taken_rows_stay_with_the_ranks_that_loaded_them(drawn):
-    rows, _, rng = drawn
+    rows, rng = drawn
     numbers = np.repeat(np.arange(len(rows.home)), rng.integers(0, 4, len(rows.home)))
     taken = rows.take(numbers)
     assert np.array_equal(taken.workloads, numbers)
@@ -82,7 +59,7 @@ def test_taken_rows_stay_with_the_ranks_that_loaded_them(drawn):
 
 @given(drawn=tables())
 def test_nobody_changes_a_table_in_place(drawn):
-    rows, _, _ = drawn
+    rows, _ = drawn
     for array in rows.arrays():
         with pytest.raises(ValueError, match="read-only"):
             array[...] = np.zeros((), dtype=array.dtype)

@@ -12,42 +12,12 @@ from hypothesis import given
 
 from commons.distributed import ShufflePlan
 from commons.distributed.exchange import route_of
-from commons.distributed.shuffle_plan import join_plans
 from commons.sequence_batch.row_schema import FieldSchema, RowSchema
 from tests.commons.distributed.drawn_plans import plans
 
 
-@given(drawn=plans())
-def test_sets_together_have_each_row_once(drawn):
-    plan, sets = drawn
-    parts = [plan.within(ranks) for ranks in sets]
-    numbers = np.concatenate([part.rows.workloads for part in parts])
-    assert sorted(numbers.tolist()) == list(range(len(plan.rows.workloads)))
-    for ranks, part in zip(sets, parts, strict=True):
-        assert np.array_equal(ranks[part.rows.home], plan.rows.home[part.rows.workloads])
-        assert np.array_equal(ranks[part.destination], plan.destination[part.rows.workloads])
-        assert np.array_equal(part.num_rows, plan.num_rows[ranks])
-        assert np.array_equal(part.loads, plan.loads[ranks])
-        assert np.array_equal(part.counts, plan.counts[ranks])
-        assert [part.loss_tokens_on(rank) for rank in range(len(ranks))] == [
-            plan.loss_tokens_on(rank) for rank in ranks
-        ]
-        assert part.step == plan.step
-        if plan.predicted_seconds is not None:
-            assert np.array_equal(part.predicted_seconds, plan.predicted_seconds[ranks])
-    assert sum(part.num_loss_tokens for part in parts) == plan.num_loss_tokens
-
-
-@given(drawn=plans())
-def test_the_plans_of_sets_join_to_the_whole(drawn):
-    plan, sets = drawn
-    joined = join_plans([(ranks, plan.within(ranks)) for ranks in sets])
-    assert joined == replace(plan, predicted_seconds=None)  # which only all ranks together have
-
-
-@given(drawn=plans())
-def test_a_plan_moves_rows_unless_all_stay_where_they_were_loaded(drawn):
-    plan, _ = drawn
+@given(plan=plans())
+def test_a_plan_moves_rows_unless_all_stay_where_they_were_loaded(plan):
     places = [plan.rows.where_loaded(row) for row in range(len(plan.rows.workloads))]
     assert plan.moves == any(rank != to for (rank, _), to in zip(places, plan.destination, strict=True))
     assert not replace(plan, destination=plan.rows.home).moves
@@ -56,9 +26,8 @@ def test_a_plan_moves_rows_unless_all_stay_where_they_were_loaded(drawn):
     assert sorted(placed.tolist()) == list(range(len(places)))
 
 
-@given(drawn=plans())
-def test_both_ends_of_a_route_agree(drawn):
-    plan, _ = drawn
+@given(plan=plans())
+def test_both_ends_of_a_route_agree(plan):
     fields = [FieldSchema(name, "jagged", ("",), torch.int64, ()) for name in ("ids", "labels")]
     schema = RowSchema(tuple(fields))
     routes = [route_of(plan, rank, schema, "all_to_all") for rank in range(plan.num_ranks)]
@@ -98,7 +67,7 @@ def _changes(plan: ShufflePlan) -> Iterator[tuple[str, ShufflePlan]]:
         if column.size:
             columns = {**plan.rows.columns, name: changed(column)}
             yield name, replace(plan, rows=replace(plan.rows, columns=columns))
-    yield "step", replace(plan, step={name: number + 1 for name, number in plan.step.items()})
+    yield "num_parts", replace(plan, num_parts=plan.num_parts + 1)
 
 
 def _one_more(array: np.ndarray) -> np.ndarray:
@@ -109,9 +78,8 @@ def _one_more(array: np.ndarray) -> np.ndarray:
     return other
 
 
-@given(drawn=plans())
-def test_only_plans_with_equal_arrays_are_equal_and_have_equal_fingerprints(drawn):
-    plan, _ = drawn
+@given(plan=plans())
+def test_only_plans_with_equal_arrays_are_equal_and_have_equal_fingerprints(plan):
     copied = pickle.loads(pickle.dumps(plan))
     assert copied == plan and copied.fingerprint == plan.fingerprint
     for name, other in _changes(plan):

@@ -50,9 +50,7 @@ class Noting(Feature):
     def forward(self, step, forward):
         self.notes.append(f"{self.name}: forward")
         returned = forward(step)
-        self.notes.append(
-            f"{self.name}: computed {len(step.batch['cost'])} of {step.everyone.num_rows.sum()}"
-        )
+        self.notes.append(f"{self.name}: computed {len(step.batch['cost'])} of {step.plan.num_rows.sum()}")
         return returned
 
     def check_ran(self, plan):

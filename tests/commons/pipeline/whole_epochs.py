@@ -77,7 +77,7 @@ def epochs(name: str, loading: Loading, every_settings: list[dict[str, Any]]) ->
                         rows=sum(batch.batch_size for batch in computed),
                         loss_tokens=loss_tokens,
                         num_samples=pipeline.num_samples,
-                        loads=pipeline.report.loads_after.tolist(),
+                        loads=pipeline.report.job_loads_after.tolist(),
                     )
                 )
                 computed.clear()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from commons.balance_meter import window_figures
+from commons.balance_meter import figures_of_rank, window_figures
 from commons.distributed import BalanceReport
 from commons.training.run_log import RunRecord, interval_figures, text_of
 from tests.commons.training.small_task import lines_in, small_run
@@ -18,6 +18,8 @@ def _report(before: list[float], after: list[float]) -> BalanceReport:
     return BalanceReport(
         loads_before=np.array(before),
         loads_after=np.array(after),
+        job_loads_before=np.array(before),
+        job_loads_after=np.array(after),
         tokens_before=np.array(before, dtype=np.int64) // 10,
         tokens_after=np.array(after, dtype=np.int64) // 10,
         counts_after=np.stack([[7, 5], after, [50, 90]], 1),
@@ -42,11 +44,15 @@ SUMS = {
     "peak_memory_bytes": (5e6, 7e6),
     "compute_seconds": ([0.5, 1.0], [1.5, 0.8]),
 }
+REPORTS = [_report([100, 300], [200, 200]), _report([500, 100], [300, 300])]
 INTERVAL = {
     "seconds": 4.0,
     "loss_tokens": 200,
-    "reports": [_report([100, 300], [200, 200]), _report([500, 100], [300, 300])],
-    "of_ranks": [{name: values[rank] for name, values in SUMS.items()} for rank in range(2)],
+    "reports": REPORTS,
+    "of_ranks": [
+        {name: values[rank] for name, values in SUMS.items()} | figures_of_rank(REPORTS, rank)
+        for rank in range(2)
+    ],
 }
 OF_METER = window_figures(**INTERVAL) | {
     name: list(SUMS[name]) for name in ("forward_flops", "peak_memory_bytes")
@@ -58,7 +64,7 @@ def test_figures_add_up_over_ranks_and_steps():
     expected = {
         "loss": 0.5,
         "seconds_per_step": 2.0,
-        "samples_per_second": 4 / 4,
+        "samples_per_second": (7 + 5) * 2 / 4,
         "tokens_per_second": (40 + 60) / 4,
         "tflops": 3 * 4 / 4,  # a forward and two backwards
         "mfu": 3e12 / (2 * 3e12),

@@ -8,7 +8,7 @@ import torch
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory
 from commons.features.learned_costs.learned_costs import SPEED_LIMIT
-from commons.features.micro_batches.divided_batch import COLUMN, COUNT
+from commons.features.micro_batches.divided_batch import COLUMN
 from commons.perf_model import Cost
 from commons.training import TrainerArgs, TrainingTask
 from tests.commons.training.small_task import small_task
@@ -79,7 +79,7 @@ def _tokens_in_micro_batches(**settings) -> list[list[int]]:
     division = plan.rows.columns.get(COLUMN)
     if division is None:
         return []
-    return [plan.rows.tokens[division == number].tolist() for number in range(plan.step[COUNT])]
+    return [plan.rows.tokens[division == number].tolist() for number in range(plan.num_parts)]
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ def _copies_of_samples() -> tuple[int, bool]:
     group = [dist.new_group(ranks) for ranks in ([0, 1], [2])][dist.get_rank() // 2]
     shuffler = LengthShuffler(group, features=[LearnedCosts()], equal_rows=False)
     shuffler.plan_over(RankGroup.of())
-    copies, take = 0, RowTable.take
+    copies, take, speeds = 0, RowTable.take, [1.0, 0.5][: shuffler.group.num_ranks]
 
     def counted(rows: RowTable, numbers: np.ndarray) -> RowTable:
         nonlocal copies
@@ -278,11 +278,26 @@ def _copies_of_samples() -> tuple[int, bool]:
 
     with mock.patch.object(RowTable, "take", counted):
         for step in range(60):
-            plan = shuffler.planner.plan(shuffler.view(_batch(step)))
-            learned(shuffler).record(plan, float(_seconds(plan, step, [1.0, 0.5, 1.0])[dist.get_rank()]))
+            plan = shuffler.plan(_batch(step))
+            learned(shuffler).record(plan, float(_seconds(plan, step, speeds)[shuffler.group.rank]))
     return copies, plan.rows.speeds is not None
 
 
 def test_no_rank_copies_plans_to_see_whether_loads_follow_speeds(pools):
-    (first, speeds_differ), *others = pools(3).run(_copies_of_samples)
-    assert speeds_differ and [(first, True)] * 2 == others
+    first, second, alone = pools(3).run(_copies_of_samples)
+    assert first == second and first[1] and not alone[1]
+
+
+def _plans_where_a_group_has_no_batch() -> tuple[bool, int]:
+    """Returns whether a plan knows of a batch of other ranks, and rows of this rank's batch for it."""
+    pairs, rank = [dist.new_group(ranks) for ranks in ([0, 2], [1])], dist.get_rank()
+    shuffler = LengthShuffler(pairs[rank % 2], features=[LearnedCosts()])
+    shuffler.plan_over(RankGroup.of())
+    batch = _batch(0) if rank == 1 else None
+    plan = shuffler.plan(batch)
+    assert shuffler.plan(_batch(0)).has_batch  # later they have
+    return plan.whole.has_batch, len(shuffler.prepare(batch, plan)["length"])
+
+
+def test_a_group_without_a_first_batch_gets_a_row_of_another(pools):
+    assert pools(3).run(_plans_where_a_group_has_no_batch) == [(True, 1), (True, ROWS), (True, 1)]

@@ -96,7 +96,7 @@ def _group_pipeline(shuffler: BatchShuffler) -> Any:
 
 def _scored_batches() -> Iterator[Any]:
     rng = np.random.default_rng(dist.get_rank())
-    return iter([draw("dict", rng.integers(0, 1000, 6).tolist()) for _ in range(32)])
+    return iter([draw("dict", rng.integers(0, 1000, 6).tolist()) for _ in range(64)])
 
 
 @on_ranks(3)
@@ -105,7 +105,7 @@ def test_a_shuffler_among_some_ranks_answers_for_its_pipeline():
     features = [LearnedCosts()]
     shuffler = ScoredShuffler("dict", process_group=group, features=features, equal_rows=False)
     pipeline = _group_pipeline(shuffler)
-    assert len(list(steps_of(pipeline, _scored_batches()))) == 32
+    assert len(list(steps_of(pipeline, _scored_batches()))) == 64
     other = ScoredShuffler("dict", process_group=group, features=[LearnedCosts()], equal_rows=False)
     resumed = _group_pipeline(other)
     learned(other).load_state(learned(shuffler).state())

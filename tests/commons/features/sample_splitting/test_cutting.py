@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed.placement import place_sets
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
@@ -164,19 +162,6 @@ def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
     assert fewer >= 3
 
 
-def test_samples_are_cut_within_their_groups():
-    _, samples, cutting = _drawn(3, "history", 8, 6)
-    groups = [(np.array([0, 2, 4]), None), (np.array([1, 3]), None), (np.array([5]), None)]
-    plan = place_sets(samples, groups, partial(placed, cutting=cutting))
-    for ranks, _ in groups:
-        if not plan.within(ranks).rows.starts_sample.all():
-            check_pieces(plan.within(ranks), samples.within(ranks), cutting)
-        assert np.isin(plan.destination[np.isin(plan.rows.home, ranks)], ranks).all()
-        alone = samples.within(ranks)
-        of_group = placed(alone, cutting if len(ranks) > 1 else None)
-        assert np.array_equal(ranks[of_group.destination], plan.destination[np.isin(plan.rows.home, ranks)])
-
-
 @pytest.mark.parametrize(
     ("lengths", "num_ranks", "most"),
     [
@@ -217,11 +202,9 @@ def test_a_cost_that_decreases_is_named():
 
 def test_plans_and_pieces_cannot_be_written_to():
     samples, cutting = loaded_by([3, 2, 1], batch_of("history", np.array([9000, 9, 9, 9, 700, 9])))
-    groups = [(np.array([0, 2]), None), (np.array([1]), None)]
-    plans = [placed(samples, cutting), place_sets(samples, groups, partial(placed, cutting=cutting))]
-    assert all(not plan.rows.starts_sample.all() for plan in plans)
-    of_whole = place_sets(samples, groups, partial(placed, cutting=None))
-    for made in (*plans, of_whole, of_whole.within(np.array([0, 2]))):
+    plan, of_whole = placed(samples, cutting), placed(samples, None)
+    assert not plan.rows.starts_sample.all()
+    for made in (plan, of_whole):
         assert not any(array.flags.writeable for array in made.rows.arrays())
 
 

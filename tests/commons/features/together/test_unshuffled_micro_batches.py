@@ -83,7 +83,7 @@ def test_values_of_other_micro_batches_are_refused():
     shuffler = agreed(FieldShuffler(features=features_with(13)))
     plan = shuffler.plan(lopsided_batch())
     values = [torch.zeros(len(rows)) for rows in rows_of_micro_batches(plan, dist.get_rank())]
-    assert plan.step["num_micro_batches"] == len(values) > 1
+    assert plan.num_parts == len(values) > 1
     wrong = [
         values[1:],
         [*values, torch.zeros(1)],
@@ -93,7 +93,7 @@ def test_values_of_other_micro_batches_are_refused():
     ]
     errors, count = (
         [error_of(back, shuffler, given, plan) for given in wrong],
-        plan.step["num_micro_batches"],
+        plan.num_parts,
     )
     expected = [
         f"values of {count - 1} micro-batches, the plan has {count}",
