@@ -21,7 +21,7 @@ from benchmarks.demo.training import ARMS, AS_LOADED, LEARNED_PIECES, parse_conf
 from benchmarks.harness import Record, show_progress
 from commons.distributed import BatchShuffler, ShufflePlan
 from commons.distributed.count_rows import count_rows
-from commons.distributed.placement import make_plan, place
+from commons.distributed.placement import arguments_of, make_plan, place
 from commons.features.sample_splitting import SplitSamples
 from commons.features.sample_splitting.cut_rules import cut_rows
 from commons.features.sample_splitting.cut_search import cut_and_place
@@ -90,18 +90,19 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
     per_rank = np.zeros((num_ranks, 2 + row_format.schema.num_keys), dtype=np.int64)
     per_rank[:, :2] = batch.batch_size // num_ranks  # all of them real
     rows = row_format.decode(row_format.encode(counted), per_rank)
+    rows = replace(rows, arguments=arguments_of(shuffler.features))
     if shuffler.cost is not None:
         rows = rows.with_cost(shuffler.cost)
     names = row_format.count_names
     if any(isinstance(feature, SplitSamples) for feature in shuffler.features):
         rules = shuffler.cut_rules(batch)
         cutting = Cutting(rules, row_format.schema, names, shuffler.prefix_cost, rows.cost)
-        plan = make_plan(*cut_and_place(rows, shuffler.partitioning, cutting))
+        plan = make_plan(*cut_and_place(rows, shuffler.settings, cutting))
         if COLUMN in plan.rows.columns:
             cut = cut_rows(Rows(batch), plan.rows.columns[COLUMN], plan.rows.sample_of, rules)
             batch = cut.put_together()
     else:
-        plan = place(rows, shuffler.partitioning)
+        plan = place(rows, shuffler.settings)
     return [_take_rank(batch, plan, rank, names) for rank in range(num_ranks)]
 
 

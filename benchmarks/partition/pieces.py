@@ -13,7 +13,7 @@ from benchmarks.markdown import pivot
 from benchmarks.partition.lengths import KUAIRAND, LOGNORMAL, LONG, PARETO_1_1, PARETO_1_6, Lengths
 from benchmarks.partition.placements import ROWS_PER_RANK, make_flops
 from commons.distributed.count_rows import RowFormat
-from commons.distributed.placement import Partitioning, make_plan, place
+from commons.distributed.placement import make_plan, place
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
@@ -33,7 +33,7 @@ CASES = (
 NAMES = ("lengths", "hidden_size", "rows_per_rank")
 BYTES_PER_NUMBER = 2  # of keys and values, in bfloat16
 CALLS = 3  # of a draw, with and without pieces in turns
-PARTITIONING = Partitioning(ShufflerSettings(equal_rows=False))
+PARTITIONING = ShufflerSettings(equal_rows=False)
 _ONE = [np.ones(1, dtype=np.int64)]
 _EXAMPLE = make_hstu_batch({"user": _ONE}, _ONE, _ONE, 1)
 

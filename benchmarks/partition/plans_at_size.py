@@ -35,7 +35,7 @@ from benchmarks.partition.pieces import load_histories
 from benchmarks.partition.placements import RANKS_PER_NODE, ROWS_PER_RANK, GlobalBatch, draw_batches
 from commons.distributed import ShufflerSettings
 from commons.distributed.count_rows import RowFormat
-from commons.distributed.placement import Partitioning, place, warm_up
+from commons.distributed.placement import place, warm_up
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
@@ -113,7 +113,7 @@ class GatheredStep:
 
     def plan(self, settings: ShufflerSettings) -> ShufflePlan:
         """Returns the plan of a job on nodes of 8 ranks."""
-        return place(replace(self.decode(), ranks_per_node=RANKS_PER_NODE), Partitioning(settings))
+        return place(replace(self.decode(), ranks_per_node=RANKS_PER_NODE), settings)
 
 
 # What is timed of a step: the plan by default and its two largest parts, and that of `refined`.

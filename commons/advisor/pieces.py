@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..distributed.placement import Partitioning, make_plan
+from ..distributed.placement import make_plan
 from ..distributed.row_table import RowTable
 from ..distributed.shuffle_plan import ShufflePlan
+from ..distributed.shuffler_settings import ShufflerSettings
 from ..perf_model.cost import Cost
 
 if TYPE_CHECKING:
@@ -81,11 +82,11 @@ class PieceCosts:
 
         return Cutting(rules, None, (), prefix_cost)
 
-    def place(self, samples: RowTable, partitioning: Partitioning) -> ShufflePlan:
+    def place(self, samples: RowTable, settings: ShufflerSettings) -> ShufflePlan:
         """Places the samples of a step, and cuts those that stand in the way of balance."""
         from ..features.sample_splitting.cut_search import cut_and_place
 
-        return make_plan(*cut_and_place(samples, partitioning, self.cutting))
+        return make_plan(*cut_and_place(samples, settings, self.cutting))
 
     def cuts(self, plan: ShufflePlan, ranks_per_node: int | None) -> Cuts:
         """Returns what a plan of one step cuts; bytes within a node of `ranks_per_node` take no time."""

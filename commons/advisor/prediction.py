@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..distributed.placement import Partitioning, place
+from ..distributed.placement import place
 from ..distributed.row_table import RowTable
 from ..partition import lower_bound
 from ..partition.problem import indices_of_parts
@@ -304,15 +304,14 @@ def _place(
     steps: DrawnSteps, strategy: Strategy, pieces: PieceCosts, ranks_per_node: int | None
 ) -> _Placement:
     """Places all steps as training does."""
-    partitioning = None if strategy.settings is None else Partitioning(strategy.settings)
     rows, cuts, seconds = [], [], []
     for step, (numbers, samples) in enumerate(_loaded(steps, strategy, ranks_per_node)):
         own_values = (samples.workloads, samples.tokens, samples.sample_bytes)
-        if partitioning is None:
+        if strategy.settings is None:
             rows.append((numbers, np.full_like(numbers, step), samples.home, samples.home, *own_values))
             continue
         start = time.thread_time()  # a busy machine does not count
-        plan = (pieces.place if strategy.splits else place)(samples, partitioning)
+        plan = (pieces.place if strategy.splits else place)(samples, strategy.settings)
         seconds.append(time.thread_time() - start)
         placed = plan.rows
         placed_values = (placed.workloads, placed.tokens, bytes_of_rows(plan, samples.sample_bytes))

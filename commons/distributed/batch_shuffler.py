@@ -22,7 +22,7 @@ from .exchange import Route, Traffic, route_of, transfer
 from .feature import Feature, chain, order_features
 from .left_loaders import leave, was_left
 from .loss_reduction import LossScale, check_global_mean
-from .placement import Partitioning, warm_up
+from .placement import warm_up
 from .plan_ahead import PlanAhead
 from .plan_gather import BatchFormat
 from .planner import Planner
@@ -116,7 +116,6 @@ class BatchShuffler(ABC):
                 f"{off} moves no sample, which {' and '.join(moving)} rely on: leave them out of a run to "
                 "compare with"
             )
-        self.partitioning = Partitioning(self.settings, self.features)
         # Connected here, so that no step waits for it.
         uses = ["exchange", *(use for feature in self.features for use in feature.uses(job_device()))]
         self.group = RankGroup.of(process_group, uses) if self.moves_samples else RankGroup.alone()
@@ -199,7 +198,7 @@ class BatchShuffler(ABC):
             group,
             job,
             self.exchanges,
-            self.partitioning,
+            self.settings,
             self.features,
             self.cost,
             self._count_rows,

@@ -22,185 +22,179 @@ from .slow_start import show_if_slow
 _MOST_PAIRS = 1_000_000
 
 
-class Partitioning:
-    """Calls the partitioner that the settings name, with what features add, and checks what it returns."""
+def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
+    """Returns int64 `[rows]`, the rank of each.
 
-    def __init__(self, settings: ShufflerSettings, features: Sequence[Feature] = ()) -> None:
-        self.settings = settings
-        self._arguments: dict[str, Any] = {
-            "equal_size": settings.equal_rows,
-            "tolerance": settings.tolerance,
-            "max_tokens": settings.max_tokens,
-            "token_tolerance": settings.token_tolerance,
-        }
-        for feature in features:
-            self._arguments |= feature.partitioner_arguments
+    Keeps rows as loaded if the partitioner does no better, in load or in tokens above their tolerance,
+    unless it also heeds a feature's column. Last, ranks without loss tokens swap a row for one with some.
 
-    def rank_of(self, rows: RowTable) -> np.ndarray:
-        """Returns int64 `[rows]`, the rank of each.
+    Raises:
+        ValueError: `max_tokens` cannot be kept, or no placement that keeps it was found.
+        RuntimeError: as `partition`.
+    """
+    max_tokens, tolerance = settings.max_tokens, token_tolerance(rows, settings)
+    _check_tokens(rows, max_tokens)
+    heeds_tokens = max_tokens is not None or tolerance is not None
+    tokens = rows.tokens if heeds_tokens else None
+    rank_of = partition(rows, settings, tokens=tokens, token_tolerance=tolerance)
+    home = rows.home
+    stays = (
+        not any(settings.takes(name) for name in rows.columns)
+        and allows(rows, home, settings)
+        and times(rows, home).max() <= times(rows, rank_of).max()
+        and excess_tokens(rows, home, settings) <= excess_tokens(rows, rank_of, settings)
+    )
+    rank_of = home.copy() if stays else rank_of
+    if settings.partitioner in OWN_PARTITIONERS:
+        _spread_loss_tokens(rows, rank_of, max_tokens)
+    return rank_of
 
-        Keeps rows as loaded if the partitioner does no better, in load or in tokens above their tolerance,
-        unless it also heeds a feature's column. Last, ranks without loss tokens swap a row for one with some.
 
-        Raises:
-            ValueError: `max_tokens` cannot be kept, or no placement that keeps it was found.
-            RuntimeError: as `partition`.
-        """
-        max_tokens, token_tolerance = self.settings.max_tokens, self.token_tolerance(rows)
-        _check_tokens(rows, max_tokens)
-        heeds_tokens = max_tokens is not None or token_tolerance is not None
-        rank_of = self.partition(
-            rows, tokens=rows.tokens if heeds_tokens else None, token_tolerance=token_tolerance
-        )
-        home = rows.home
-        stays = (
-            not any(self.settings.takes(name) for name in rows.columns)
-            and self.allows(rows, home)
-            and self.longest_time(rows, home) <= self.longest_time(rows, rank_of)
-            and self.excess_tokens(rows, home) <= self.excess_tokens(rows, rank_of)
-        )
-        rank_of = home.copy() if stays else rank_of
-        if self.settings.partitioner in OWN_PARTITIONERS:
-            self._spread_loss_tokens(rows, rank_of, max_tokens)
-        return rank_of
+def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | None) -> None:
+    """Changes `rank_of`, int64 `[rows]`, so that each rank has loss tokens, where one swap for each does.
 
-    def _spread_loss_tokens(self, rows: RowTable, rank_of: np.ndarray, max_tokens: int | None) -> None:
-        """Changes `rank_of`, int64 `[rows]`, so that each rank has loss tokens, where one swap for each does.
-
-        Without any, a model that returns the mean of its losses divides by zero. A rank gives a row without
-        loss tokens for one with some, of a rank that keeps others. No rank takes longer than the slowest did,
-        nor has more than `max_tokens`.
-        """
-        has_loss, num_ranks = rows.loss_tokens > 0, rows.num_ranks
-        with_loss = np.bincount(rank_of[has_loss], minlength=num_ranks)
-        needy = np.flatnonzero(with_loss == 0)
-        by_work = np.argsort(rows.workloads, kind="stable") if needy.size else needy
-        for rank in needy:
-            givers = by_work[(has_loss & (with_loss[rank_of] > 1))[by_work]]
-            takes = np.flatnonzero(rank_of == rank)
-            # Those of most similar work first, then all.
-            near = np.searchsorted(rows.workloads[givers], rows.workloads[takes])[:, None] + np.arange(-2, 2)
-            similar = givers[np.unique(near[(near >= 0) & (near < len(givers))])]
-            for candidates in (similar, givers):
-                chunk = max(_MOST_PAIRS // max(len(candidates), 1), 1)
-                swaps = (
-                    self._swap_within_limits(rows, rank_of, candidates, takes[at : at + chunk], max_tokens)
-                    for at in range(0, len(takes), chunk)
-                )
-                swap = next((each for each in swaps if each is not None), None)
-                if swap is not None:
-                    with_loss[rank_of[swap[0]]] -= 1
-                    with_loss[rank] += 1
-                    rank_of[list(swap)] = rank_of[list(swap[::-1])]
-                    break
-
-    def _swap_within_limits(
-        self,
-        rows: RowTable,
-        rank_of: np.ndarray,
-        givers: np.ndarray,
-        takes: np.ndarray,
-        max_tokens: int | None,
-    ) -> tuple[int, int] | None:
-        """Returns which of `givers` to swap for which of `takes`, rows of one rank; loads change least.
-
-        None if no such swap keeps the longest time and `max_tokens`.
-        """
-        if not (givers.size and takes.size):
-            return None
-        times, speeds = self.times(rows, rank_of), relative_speeds(rows)
-        speed = np.ones(rows.num_ranks) if speeds is None else speeds
-        to, source = rank_of[takes[0]], rank_of[givers]
-        more = rows.workloads[givers].astype(np.float64)[:, None] - rows.workloads[takes]
-        fits = times[to] + more / speed[to] <= times.max()
-        fits &= times[source][:, None] - more / speed[source][:, None] <= times.max()
-        if max_tokens is not None:
-            tokens = np.bincount(rank_of, rows.tokens, minlength=rows.num_ranks)
-            more_tokens = rows.tokens[givers].astype(np.float64)[:, None] - rows.tokens[takes]
-            fits &= tokens[to] + more_tokens <= max_tokens
-            fits &= tokens[source][:, None] - more_tokens <= max_tokens
-        if not fits.any():
-            return None
-        giver, take = divmod(int(np.where(fits, np.abs(more), np.inf).argmin()), len(takes))
-        return int(givers[giver]), int(takes[take])
-
-    def partition(self, rows: RowTable, **arguments: Any) -> np.ndarray:
-        """Returns int64 `[rows]`, the rank of each.
-
-        `arguments` of the partitioner replace those from rows and settings. It gets those that it takes, and
-        that are not None.
-
-        Raises:
-            RuntimeError: the partitioner, which may be a user's, returned neither the rank of each row nor
-                one array of indices per rank, with each row once, within the limits that it was given.
-        """
-        arguments = {
-            "workloads": rows.workloads,
-            "num_partitions": rows.num_ranks,
-            "home": rows.home,
-            "sizes": rows.sample_bytes,
-            "ranks_per_node": rows.ranks_per_node,
-            "speeds": relative_speeds(rows),
-            **rows.columns,
-            **self._arguments,
-            **arguments,
-        }
-        takes = self.settings.takes
-        given = {name: value for name, value in arguments.items() if value is not None and takes(name)}
-        partitioner = PARTITIONERS[self.settings.partitioner]
-        partition = getattr(partitioner, "part_of", partitioner)(**given)
-        try:
-            rank_of, num_parts = _rank_of(partition, rows)
-            fault = self._fault(rank_of, num_parts, rows.num_ranks, given.get("tokens"))
-        except (TypeError, ValueError) as error:
-            fault = str(error)
-        if fault:
-            raise RuntimeError(
-                f"partitioner {self.settings.partitioner!r} returned {reprlib.repr(partition)}: {fault}"
+    Without any, a model that returns the mean of its losses divides by zero. A rank gives a row without
+    loss tokens for one with some, of a rank that keeps others. No rank takes longer than the slowest did,
+    nor has more than `max_tokens`.
+    """
+    has_loss, num_ranks = rows.loss_tokens > 0, rows.num_ranks
+    with_loss = np.bincount(rank_of[has_loss], minlength=num_ranks)
+    needy = np.flatnonzero(with_loss == 0)
+    by_work = np.argsort(rows.workloads, kind="stable") if needy.size else needy
+    for rank in needy:
+        givers = by_work[(has_loss & (with_loss[rank_of] > 1))[by_work]]
+        takes = np.flatnonzero(rank_of == rank)
+        # Those of most similar work first, then all.
+        near = np.searchsorted(rows.workloads[givers], rows.workloads[takes])[:, None] + np.arange(-2, 2)
+        similar = givers[np.unique(near[(near >= 0) & (near < len(givers))])]
+        for candidates in (similar, givers):
+            chunk = max(_MOST_PAIRS // max(len(candidates), 1), 1)
+            swaps = (
+                _swap_within_limits(rows, rank_of, candidates, takes[at : at + chunk], max_tokens)
+                for at in range(0, len(takes), chunk)
             )
-        return rank_of
+            swap = next((each for each in swaps if each is not None), None)
+            if swap is not None:
+                with_loss[rank_of[swap[0]]] -= 1
+                with_loss[rank] += 1
+                rank_of[list(swap)] = rank_of[list(swap[::-1])]
+                break
 
-    def allows(self, rows: RowTable, rank_of: np.ndarray) -> bool:
-        """Whether the limits allow the rows on these ranks, int64 `[rows]`."""
-        return not self._fault(rank_of, rows.num_ranks, rows.num_ranks, rows.tokens)
 
-    def longest_time(self, rows: RowTable, rank_of: np.ndarray) -> float:
-        """Returns the largest load ÷ speed, where the rows are on these ranks, int64 `[rows]`."""
-        return float(self.times(rows, rank_of).max())
+def _swap_within_limits(
+    rows: RowTable,
+    rank_of: np.ndarray,
+    givers: np.ndarray,
+    takes: np.ndarray,
+    max_tokens: int | None,
+) -> tuple[int, int] | None:
+    """Returns which of `givers` to swap for which of `takes`, rows of one rank; loads change least.
 
-    def times(self, rows: RowTable, rank_of: np.ndarray) -> np.ndarray:
-        """Returns loads ÷ speeds, float64 `[ranks]`."""
-        # bincount adds one by one, so that all processors get the same last bit.
-        loads, speeds = np.bincount(rank_of, rows.workloads, minlength=rows.num_ranks), relative_speeds(rows)
-        return loads if speeds is None else loads / speeds
+    None if no such swap keeps the longest time and `max_tokens`.
+    """
+    if not (givers.size and takes.size):
+        return None
+    loads, speeds = times(rows, rank_of), relative_speeds(rows)
+    speed = np.ones(rows.num_ranks) if speeds is None else speeds
+    to, source = rank_of[takes[0]], rank_of[givers]
+    more = rows.workloads[givers].astype(np.float64)[:, None] - rows.workloads[takes]
+    fits = loads[to] + more / speed[to] <= loads.max()
+    fits &= loads[source][:, None] - more / speed[source][:, None] <= loads.max()
+    if max_tokens is not None:
+        tokens = np.bincount(rank_of, rows.tokens, minlength=rows.num_ranks)
+        more_tokens = rows.tokens[givers].astype(np.float64)[:, None] - rows.tokens[takes]
+        fits &= tokens[to] + more_tokens <= max_tokens
+        fits &= tokens[source][:, None] - more_tokens <= max_tokens
+    if not fits.any():
+        return None
+    giver, take = divmod(int(np.where(fits, np.abs(more), np.inf).argmin()), len(takes))
+    return int(givers[giver]), int(takes[take])
 
-    def token_tolerance(self, rows: RowTable) -> float | None:
-        """Returns the tolerance; None where nothing heeds it, or tokens are too many to be added."""
-        most = int(rows.tokens.max(initial=0)) * len(rows.tokens)
-        heeded = self.settings.takes("token_tolerance") and most < MOST_TOKENS
-        return self._arguments["token_tolerance"] if heeded else None
 
-    def excess_tokens(self, rows: RowTable, rank_of: np.ndarray) -> int:
-        """Returns the fullest rank's tokens above the tolerated ones, with `rank_of` int64 `[rows]`."""
-        tolerance = self.token_tolerance(rows)
-        if tolerance is None:
-            return 0
-        goal = token_goal(int(rows.tokens.sum()), rows.num_ranks, tolerance)
-        return max(int(np.bincount(rank_of, rows.tokens, minlength=1).max()) - goal, 0)
+def partition(rows: RowTable, settings: ShufflerSettings, **arguments: Any) -> np.ndarray:
+    """Returns int64 `[rows]`, the rank of each.
 
-    def _fault(self, rank_of: np.ndarray, num_parts: int, num_ranks: int, tokens: np.ndarray | None) -> str:
-        """Returns what keeps rows from being on these ranks, int64 `[rows]`; empty if nothing does."""
-        max_tokens, sizes = self.settings.max_tokens, np.bincount(rank_of, minlength=num_parts)
-        if num_parts != num_ranks:
-            return f"{num_parts} parts, expected one for each of {num_ranks} ranks"
-        if self.settings.equal_rows and np.ptp(sizes) > 1:
-            found = f"{sizes.min()} to {sizes.max()}"
-            return f"parts of {found} samples, expected equal_size=True to make them differ by one at most"
-        if max_tokens is not None and tokens is not None:
-            most = int(np.bincount(rank_of, tokens, 1).max())
-            if most > max_tokens:
-                return f"a part of {most} tokens, above max_tokens={max_tokens}"
-        return ""
+    `arguments` of the partitioner replace those from rows and settings. It gets those that it takes, and
+    that are not None.
+
+    Raises:
+        RuntimeError: the partitioner, which may be a user's, returned neither the rank of each row nor
+            one array of indices per rank, with each row once, within the limits that it was given.
+    """
+    arguments = {
+        "workloads": rows.workloads,
+        "num_partitions": rows.num_ranks,
+        "home": rows.home,
+        "sizes": rows.sample_bytes,
+        "ranks_per_node": rows.ranks_per_node,
+        "speeds": relative_speeds(rows),
+        "equal_size": settings.equal_rows,
+        "tolerance": settings.tolerance,
+        "max_tokens": settings.max_tokens,
+        **rows.columns,
+        **rows.arguments,
+        **arguments,
+    }
+    given = {name: value for name, value in arguments.items() if value is not None and settings.takes(name)}
+    partitioner = PARTITIONERS[settings.partitioner]
+    returned = getattr(partitioner, "part_of", partitioner)(**given)
+    try:
+        rank_of, num_parts = _rank_of(returned, rows)
+        fault = _fault(rank_of, num_parts, rows.num_ranks, given.get("tokens"), settings)
+    except (TypeError, ValueError) as error:
+        fault = str(error)
+    if fault:
+        raise RuntimeError(f"partitioner {settings.partitioner!r} returned {reprlib.repr(returned)}: {fault}")
+    return rank_of
+
+
+def allows(rows: RowTable, rank_of: np.ndarray, settings: ShufflerSettings) -> bool:
+    """Whether the limits allow the rows on these ranks, int64 `[rows]`."""
+    return not _fault(rank_of, rows.num_ranks, rows.num_ranks, rows.tokens, settings)
+
+
+def times(rows: RowTable, rank_of: np.ndarray) -> np.ndarray:
+    """Returns loads ÷ speeds, float64 `[ranks]`."""
+    # bincount adds one by one, so that all processors get the same last bit.
+    loads, speeds = np.bincount(rank_of, rows.workloads, minlength=rows.num_ranks), relative_speeds(rows)
+    return loads if speeds is None else loads / speeds
+
+
+def token_tolerance(rows: RowTable, settings: ShufflerSettings) -> float | None:
+    """Returns the tolerance; None where nothing heeds it, or tokens are too many to be added."""
+    most = int(rows.tokens.max(initial=0)) * len(rows.tokens)
+    heeded = settings.takes("token_tolerance") and most < MOST_TOKENS
+    return rows.arguments.get("token_tolerance", settings.token_tolerance) if heeded else None
+
+
+def excess_tokens(rows: RowTable, rank_of: np.ndarray, settings: ShufflerSettings) -> int:
+    """Returns the fullest rank's tokens above the tolerated ones, with `rank_of` int64 `[rows]`."""
+    tolerance = token_tolerance(rows, settings)
+    if tolerance is None:
+        return 0
+    goal = token_goal(int(rows.tokens.sum()), rows.num_ranks, tolerance)
+    return max(int(np.bincount(rank_of, rows.tokens, minlength=1).max()) - goal, 0)
+
+
+def _fault(
+    rank_of: np.ndarray,
+    num_parts: int,
+    num_ranks: int,
+    tokens: np.ndarray | None,
+    settings: ShufflerSettings,
+) -> str:
+    """Returns what keeps rows from being on these ranks, int64 `[rows]`; empty if nothing does."""
+    max_tokens, sizes = settings.max_tokens, np.bincount(rank_of, minlength=num_parts)
+    if num_parts != num_ranks:
+        return f"{num_parts} parts, expected one for each of {num_ranks} ranks"
+    if settings.equal_rows and np.ptp(sizes) > 1:
+        found = f"{sizes.min()} to {sizes.max()}"
+        return f"parts of {found} samples, expected equal_size=True to make them differ by one at most"
+    if max_tokens is not None and tokens is not None:
+        most = int(np.bincount(rank_of, tokens, 1).max())
+        if most > max_tokens:
+            return f"a part of {most} tokens, above max_tokens={max_tokens}"
+    return ""
 
 
 def _rank_of(partition: Any, rows: RowTable) -> tuple[np.ndarray, int]:
@@ -221,15 +215,15 @@ def relative_speeds(rows: RowTable) -> np.ndarray | None:
     return None if speeds is None or (speeds == speeds[0]).all() else speeds / speeds.max()
 
 
-def place(rows: RowTable, partitioning: Partitioning, pads: bool = True) -> ShufflePlan:
-    """Places the rows of a step on the ranks that loaded them, with errors of `Partitioning.rank_of`.
+def place(rows: RowTable, settings: ShufflerSettings, pads: bool = True) -> ShufflePlan:
+    """Places the rows of a step on the ranks that loaded them, with errors of `place_rows`.
 
     With `pads`, batches may get padding rows, to make rows equal.
     """
     if rows.num_ranks == 1:
         return place_at_home(rows)
-    plan = make_plan(rows, partitioning.rank_of(rows))
-    if not (partitioning.settings.equal_rows and pads):
+    plan = make_plan(rows, place_rows(rows, settings))
+    if not (settings.equal_rows and pads):
         return plan
     most = max(-(-int(rows.batch_sizes.sum()) // rows.num_ranks), 1)
     return replace(plan, num_rows=np.full(rows.num_ranks, most))
@@ -245,6 +239,11 @@ def make_plan(rows: RowTable, rank_of: np.ndarray) -> ShufflePlan:
     return ShufflePlan(rows, rank_of, np.maximum(np.bincount(rank_of, minlength=rows.num_ranks), 1))
 
 
+def arguments_of(features: Sequence[Feature]) -> dict[str, Any]:
+    """Returns what features give partitioners, by name."""
+    return {name: value for feature in features for name, value in feature.partitioner_arguments.items()}
+
+
 def warm_up(settings: ShufflerSettings, features: Sequence[Feature] = ()) -> None:
     """Compiles, or loads from numba's cache, all that placing may call with these settings."""
     with show_if_slow("compiling the partition functions, once per machine and version"):
@@ -258,14 +257,14 @@ def compile_placement(settings: ShufflerSettings, features: Sequence[Feature] = 
     # Rows have to be made equal, and then no single swap reaches the target: rebalancing needs every search.
     work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
     ones, each = np.ones(2, dtype=np.int64), np.ones((2, 1), dtype=np.int64)
-    rows = RowTable(ones, ones, ones, ones, ones, each, ones, each)
-    partitioning = Partitioning(replace(settings, max_tokens=None), features)
-    partitioning.rank_of(rows)  # it may compile functions of its own
+    rows = RowTable(ones, ones, ones, ones, ones, each, ones, each, arguments=arguments_of(features))
+    settings = replace(settings, max_tokens=None)
+    place_rows(rows, settings)  # it may compile functions of its own
     if settings.partitioner == "refined":
         compile_refine()
     elif settings.partitioner not in ("karmarkar_karp", "longest_processing_time"):
         rebalance(work, home, 2, tolerance=0.0)
-    if partitioning.token_tolerance(rows) is not None:
+    if token_tolerance(rows, settings) is not None:
         rebalance(ones, np.arange(2), 2, tokens=3 * np.arange(2), token_tolerance=0.0)
     lower_bound(ones, 2)  # for reports
     indices_of_parts(home, 2)  # for plans

@@ -14,7 +14,7 @@ from ..perf_model.cost import Cost
 from ..sequence_batch.rows import Rows
 from .feature import Feature, chain
 from .job_gather import JobGather
-from .placement import Partitioning, place, place_at_home
+from .placement import arguments_of, place, place_at_home
 from .plan_gather import BatchFormat, Counted, PlanGather, View
 from .rank_group import RankGroup
 from .row_table import RowTable
@@ -33,7 +33,7 @@ class Planner:
         group: ranks that exchange.
         job: all ranks, which plan in step, and learn what concerns them; None if only `group` does.
         exchanges: whether samples may leave this rank.
-        partitioning: places the rows.
+        settings: of the placement.
         features: in their order.
         cost: of rows by their counts; None for the sum of the columns of `get_workloads`.
         count: counts the rows of a batch on the host.
@@ -53,7 +53,7 @@ class Planner:
         group: RankGroup,
         job: RankGroup | None,
         exchanges: bool,
-        partitioning: Partitioning,
+        settings: ShufflerSettings,
         features: Sequence[Feature],
         cost: Cost | None,
         count: Callable[[Rows], Counted],
@@ -64,14 +64,15 @@ class Planner:
         self._features, self._cost = features, cost
         self._count, self._whose = count, whose
         _check_same_features(self.ranks, [feature.name for feature in features])
-        settings = _describe_settings(partitioning.settings, features, cost)
+        described = _describe_settings(settings, features, cost)
         channel = group.channel()
         self._job = None if job is None else JobGather(job, group.rank)
         agrees = channel if self._job is None else self._job.channel
-        self._gather = PlanGather(channel, agrees, settings, features, view, exchanges)
+        self._gather = PlanGather(channel, agrees, described, features, view, exchanges)
         self._place = chain(self._features, "place", self._place_rows)
         self._takers = [each for each in features if type(each).take is not Feature.take]
-        self._exchanges, self._partitioning = exchanges, partitioning
+        self._exchanges, self._settings = exchanges, settings
+        self._arguments = arguments_of(features)
         self._reserved_by: int | None = None
         self.seconds = 0.0, 0.0
 
@@ -150,7 +151,8 @@ class Planner:
             rows, posted = self._gather.gather(counted, failure, batch, posts)
         start = time.perf_counter()
         if rows.batch_sizes.any():
-            rows = replace(rows, posts=posted, ranks_per_node=self._group.ranks_per_node)
+            nodes, arguments = self._group.ranks_per_node, self._arguments
+            rows = replace(rows, posts=posted, ranks_per_node=nodes, arguments=arguments)
             with named_range("## plan: placement ##"):
                 plan = self._place(self._with_cost(rows))
             if self._cost is not None:
@@ -174,7 +176,7 @@ class Planner:
 
     def _place_rows(self, rows: RowTable) -> ShufflePlan:
         if self._exchanges:
-            return place(rows, self._partitioning, self.format is None or self.format.pads)
+            return place(rows, self._settings, self.format is None or self.format.pads)
         return place_at_home(rows)
 
 

@@ -38,6 +38,7 @@ class RowTable:
         columns: `[rows, ...]` each, what features know of the rows, by name. A partitioner gets those that
             its signature names.
         posts: int64 `[ranks, numbers]` each, what features posted, by their names.
+        arguments: of partitioners, by name, in place of those from settings.
         cost: of rows by their counts; None for the sum of the columns of `work`.
         speeds: float64 `[ranks]`, for loads to be proportional to; None if all ranks are equally fast.
         ranks_per_node: consecutive ranks per node, where moves across nodes cost more; None if they do not.
@@ -56,6 +57,7 @@ class RowTable:
     starts_sample: np.ndarray = None  # type: ignore[assignment]
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     posts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     cost: Cost = None  # type: ignore[assignment]
     speeds: np.ndarray | None = None
     ranks_per_node: int | None = None
@@ -155,7 +157,7 @@ class RowTable:
         return [np.asarray(value) for value in (*values, *columns) if value is not None]
 
     def _row_columns(self) -> list[str]:
-        others = (*self._per_rank, "columns", "posts", "cost", "ranks_per_node")
+        others = (*self._per_rank, "columns", "posts", "arguments", "cost", "ranks_per_node")
         return [spec.name for spec in fields(self) if spec.name not in others]
 
 

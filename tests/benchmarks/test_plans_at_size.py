@@ -17,7 +17,7 @@ from benchmarks.partition.plans_at_size import (
     count_sent,
 )
 from commons.distributed import ShufflerSettings
-from commons.distributed.placement import Partitioning
+from commons.distributed.placement import place_rows
 
 RANKS = 16
 LENGTHS = draw_lognormal(np.random.default_rng(0), ROWS_PER_RANK * RANKS)
@@ -34,7 +34,7 @@ PARTITIONERS = {
 def test_placements_are_those_of_the_shuffler(placement):
     partitioner, ranks_per_node = PARTITIONERS[placement]
     rows = replace(load_histories(LENGTHS, HIDDEN_SIZE, RANKS)[0], ranks_per_node=ranks_per_node)
-    expected = Partitioning(ShufflerSettings(partitioner)).rank_of(rows)
+    expected = place_rows(rows, ShufflerSettings(partitioner))
     placed = PLACEMENTS[placement](GatheredStep.of(LENGTHS, RANKS).samples)
     assert np.array_equal(placed, expected)
 

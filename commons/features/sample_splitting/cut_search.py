@@ -7,8 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...distributed.placement import Partitioning, relative_speeds
+from ...distributed.placement import (
+    allows,
+    excess_tokens,
+    partition,
+    place_rows,
+    relative_speeds,
+    times,
+    token_tolerance,
+)
 from ...distributed.row_table import RowTable
+from ...distributed.shuffler_settings import ShufflerSettings
 from ...partition import lower_bound, rebalance
 from ...partition.problem import number_of_part
 from .cutting import MIN_TOKENS, Cutting
@@ -33,13 +42,13 @@ def compile_search() -> None:
 
 
 def cut_and_place(
-    samples: RowTable, partitioning: Partitioning, cutting: Cutting
+    samples: RowTable, settings: ShufflerSettings, cutting: Cutting
 ) -> tuple[RowTable, np.ndarray]:
     """Cuts samples that stand in the way of balance, or of `max_tokens`, and places all.
 
     Args:
         samples: as loaded, of one step.
-        partitioning: of the samples and their pieces.
+        settings: of the placement.
         cutting: of the samples.
 
     Returns:
@@ -56,38 +65,38 @@ def cut_and_place(
     has_giant = samples.workloads.max(initial=0) > highest
     rank = None
     if not has_giant:
-        rank = _rank_of_whole(samples, partitioning)
-        if rank is not None and _is_balanced(samples, partitioning, rank, highest):
+        rank = _rank_of_whole(samples, settings)
+        if rank is not None and _is_balanced(samples, settings, rank, highest):
             return samples, rank
     if has_giant or rank is not None:
-        pieces, rank_of_piece = _pieces_of_equal_loads(samples, partitioning, cutting, mean, rank)
+        pieces, rank_of_piece = _pieces_of_equal_loads(samples, settings, cutting, mean, rank)
         if pieces.begin.any():
             made, rank = _cut_between(samples, cutting, pieces, rank_of_piece)
-            if partitioning.allows(made, rank):
-                return made, _with_even_tokens(made, rank, partitioning, mean)
+            if allows(made, rank, settings):
+                return made, _with_even_tokens(made, rank, settings, mean)
         else:  # samples are too short to be cut
-            rank = _rank_of_whole(samples, partitioning) if rank is None else rank
+            rank = _rank_of_whole(samples, settings) if rank is None else rank
             if rank is not None:
                 return samples, rank
-    return _cut_by_tokens(samples, partitioning, cutting, highest)
+    return _cut_by_tokens(samples, settings, cutting, highest)
 
 
-def _rank_of_whole(samples: RowTable, partitioning: Partitioning) -> np.ndarray | None:
+def _rank_of_whole(samples: RowTable, settings: ShufflerSettings) -> np.ndarray | None:
     """Returns the rank of each sample; None if whole samples have no place under `max_tokens`."""
     try:
-        return partitioning.rank_of(samples)
+        return place_rows(samples, settings)
     except ValueError:
-        if partitioning.settings.max_tokens is None:
+        if settings.max_tokens is None:
             raise
         return None
 
 
-def _is_balanced(samples: RowTable, partitioning: Partitioning, rank: np.ndarray, highest: float) -> bool:
+def _is_balanced(samples: RowTable, settings: ShufflerSettings, rank: np.ndarray, highest: float) -> bool:
     """Whether no rank is above the highest load, or whole samples can be balanced.
 
     That the lower bound tells only for equal speeds: with others, it is well below what can be reached.
     """
-    if partitioning.longest_time(samples, rank) <= highest:
+    if times(samples, rank).max() <= highest:
         return True
     if relative_speeds(samples) is not None:
         return False
@@ -96,7 +105,7 @@ def _is_balanced(samples: RowTable, partitioning: Partitioning, rank: np.ndarray
 
 def _pieces_of_equal_loads(
     samples: RowTable,
-    partitioning: Partitioning,
+    settings: ShufflerSettings,
     cutting: Cutting,
     mean: float,
     rank: np.ndarray | None,
@@ -110,7 +119,7 @@ def _pieces_of_equal_loads(
     for what it leaves. The last is for cuts, which have to be between items.
 
     Args:
-        samples, partitioning, cutting: as `cut_and_place` takes them.
+        samples, settings, cutting: as `cut_and_place` takes them.
         mean: load of a rank of speed 1.
         rank: of whole samples, if none of them is too heavy for one rank.
     """
@@ -122,7 +131,7 @@ def _pieces_of_equal_loads(
         rows = samples.take(pieces.sample)
         rows = replace(rows, workloads=pieces.costs, sample_bytes=np.ceil(rows.sample_bytes * share))
         without_tokens = {"tokens": None, "max_tokens": None, "token_tolerance": None}
-        rank = partitioning.partition(rows, tolerance=TOLERANCE / 4, **without_tokens)
+        rank = partition(rows, settings, tolerance=TOLERANCE / 4, **without_tokens)
     loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
     speeds = relative_speeds(samples)
     if speeds is not None:
@@ -147,15 +156,15 @@ def _cut_between(
 
 
 def _with_even_tokens(
-    samples: RowTable, rank: np.ndarray, partitioning: Partitioning, mean: float
+    samples: RowTable, rank: np.ndarray, settings: ShufflerSettings, mean: float
 ) -> np.ndarray:
     """Returns int64 `[rows]`, the ranks after a few moves that even out tokens, and keep the longest time.
 
     Groups stay as they are.
     """
-    if partitioning.excess_tokens(samples, rank) == 0 or _heeds_columns(samples, partitioning):
+    if excess_tokens(samples, rank, settings) == 0 or _heeds_columns(samples, settings):
         return rank
-    longest, speeds = partitioning.longest_time(samples, rank) / mean, relative_speeds(samples)
+    longest, speeds = times(samples, rank).max() / mean, relative_speeds(samples)
     bound = lower_bound(samples.workloads, samples.num_ranks, equal_size=False, speeds=speeds)
     partition = rebalance(
         samples.workloads,
@@ -166,9 +175,9 @@ def _with_even_tokens(
         samples.ranks_per_node,
         equal_size=False,
         tokens=samples.tokens,
-        max_tokens=partitioning.settings.max_tokens,
+        max_tokens=settings.max_tokens,
         speeds=speeds,
-        token_tolerance=partitioning.token_tolerance(samples),
+        token_tolerance=token_tolerance(samples, settings),
     )
     return number_of_part(partition, len(rank))
 
@@ -194,7 +203,7 @@ def _cut_where_ranks_change(
 
 
 def _cut_by_tokens(
-    samples: RowTable, partitioning: Partitioning, cutting: Cutting, highest: float
+    samples: RowTable, settings: ShufflerSettings, cutting: Cutting, highest: float
 ) -> tuple[RowTable, np.ndarray]:
     """Cuts for balance and limits, more often than for balance alone; then brings groups together.
 
@@ -202,26 +211,26 @@ def _cut_by_tokens(
     along a sample. So an early and a late piece cost as much as two from its middle, and a rank may have
     both. Where ranks are still above the highest load, the largest piece on each is cut further.
     """
-    cap = partitioning.settings.max_tokens or np.inf
+    cap = settings.max_tokens or np.inf
     needed = np.maximum(samples.workloads / max(highest, 1), samples.tokens / cap)
     num_pieces = np.where(needed > 1, 2 * np.ceil(needed), 1).astype(np.int64)
     # Groups come last: every attempt to keep the limits would search for their places.
     alone = replace(samples, columns={})
-    whole = _rank_of_whole(alone, partitioning)
+    whole = _rank_of_whole(alone, settings)
     best = None if whole is None else (alone, whole)
-    made, rank = _cut_within_limits(alone, partitioning, cutting, highest, num_pieces, MAX_ATTEMPTS, best)
+    made, rank = _cut_within_limits(alone, settings, cutting, highest, num_pieces, MAX_ATTEMPTS, best)
     columns = {name: column[made.sample_of] for name, column in samples.columns.items()}
     made = replace(made, columns={**columns, **made.columns})
-    if not _heeds_columns(samples, partitioning):
+    if not _heeds_columns(samples, settings):
         return made, rank
     num_pieces = np.bincount(made.sample_of, minlength=len(num_pieces))
     attempts = GROUP_ATTEMPTS if len(num_pieces) <= FEW_SAMPLES else 1
-    return _cut_within_limits(samples, partitioning, cutting, highest, num_pieces, attempts, (made, rank))
+    return _cut_within_limits(samples, settings, cutting, highest, num_pieces, attempts, (made, rank))
 
 
 def _cut_within_limits(
     samples: RowTable,
-    partitioning: Partitioning,
+    settings: ShufflerSettings,
     cutting: Cutting,
     highest: float,
     num_pieces: np.ndarray,
@@ -242,7 +251,7 @@ def _cut_within_limits(
         is_last = attempt == attempts - 1
         try:
             # Where nothing is cut, `best` may be that very placement.
-            rank = best[1] if best is not None and best[0] is made else partitioning.rank_of(made)
+            rank = best[1] if best is not None and best[0] is made else place_rows(made, settings)
         except ValueError:
             further = np.unique(sample_of[made.tokens > made.tokens.max() / 2])
             if best is not None:  # finer pieces do not fit the limits
@@ -250,10 +259,10 @@ def _cut_within_limits(
             if is_last or not (num_pieces < most)[further].any():
                 raise
         else:
-            times = partitioning.times(made, rank)
-            further = _largest_on(np.flatnonzero(times > highest), made.workloads, rank, sample_of)
+            loads = times(made, rank)
+            further = _largest_on(np.flatnonzero(loads > highest), made.workloads, rank, sample_of)
             further = further[num_pieces[further] < most[further]]
-            if best is None or times.max() <= max(partitioning.longest_time(*best), highest):
+            if best is None or loads.max() <= max(times(*best).max(), highest):
                 best = _cut_where_ranks_change(samples, cutting, numbers, items, rank)
             if is_last or not further.size:
                 return best
@@ -262,9 +271,9 @@ def _cut_within_limits(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _heeds_columns(samples: RowTable, partitioning: Partitioning) -> bool:
+def _heeds_columns(samples: RowTable, settings: ShufflerSettings) -> bool:
     """Whether the partitioner takes a feature's column, such as groups."""
-    return any(partitioning.settings.takes(name) for name in samples.columns)
+    return any(settings.takes(name) for name in samples.columns)
 
 
 def _largest_on(

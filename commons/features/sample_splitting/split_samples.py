@@ -115,7 +115,7 @@ class SplitSamples(Feature):
         if rows.num_ranks == 1:
             return place(rows)
         cutting = self._make_cutting(rows.cost)
-        return make_plan(*cut_and_place(rows, self._shuffler.partitioning, cutting))
+        return make_plan(*cut_and_place(rows, self._shuffler.settings, cutting))
 
     def before_copy(self, rows: Rows, plan: ShufflePlan) -> Rows:
         """Returns the rows of a batch cut as planned; themselves if they are, or if none of them is cut.

@@ -9,7 +9,7 @@ import pytest
 from commons.advisor import prediction
 from commons.advisor.__main__ import main
 from commons.advisor.prediction import draw_steps
-from commons.distributed.placement import Partitioning, place
+from commons.distributed.placement import place
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.perf_model import HSTUFlops
@@ -70,7 +70,7 @@ def test_unique_ids_are_those_of_training(path, ids):
             counts = (work[numbers], row_tokens, row_tokens, row_tokens[:, None], 24 * lengths[numbers])
             columns = {"groups": user[numbers]} if name == "rebalance_groups" else {}
             samples = RowTable(rows, rows, *counts, row_tokens[:, None], columns=columns)
-            rank = samples.home if settings is None else place(samples, Partitioning(settings)).destination
+            rank = samples.home if settings is None else place(samples, settings).destination
             on_ranks = [numbers[rank == held] for held in range(RANKS)]
             unique.append([len({i for sample in held for i in ids[sample]}) for held in on_ranks])
         per_rank, most = np.mean(unique), np.max(unique, axis=1).mean()

@@ -8,7 +8,7 @@ import pytest
 
 from commons.advisor.pieces import PieceCosts, bytes_of_rows, pieces_of
 from commons.advisor.prediction import DrawnSteps, draw_steps
-from commons.distributed.placement import Partitioning, make_plan, place
+from commons.distributed.placement import make_plan, place
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
@@ -73,7 +73,7 @@ def test_strategies_place_samples_as_training_does(name, case, steps):
     for work, tokens, sizes in zip(*columns, strict=True):
         column = tokens[:, None]
         loaded = RowTable(num_loaded, num_loaded, work, tokens, tokens, column, sizes, column)
-        rank = home if settings is None else place(loaded, Partitioning(settings)).destination
+        rank = home if settings is None else place(loaded, settings).destination
         loads.append(np.bincount(rank, work))
         tokens_of.append(np.bincount(rank, tokens))
         sent.append(sizes[rank != home].sum() / RANKS)
@@ -132,7 +132,7 @@ def test_pieces_are_those_of_training(tmp_path):
         items, one = num_tokens // 2, np.ones_like(num_tokens)
         counts = np.stack([one, items, items, items], 1)  # user, item, action, label
         samples = RowTable(loaded, loaded, work, num_tokens, items, counts, 8 * num_tokens, counts)
-        plan = make_plan(*cut_and_place(samples, Partitioning(settings), history_cutting(flops)))
+        plan = make_plan(*cut_and_place(samples, settings, history_cutting(flops)))
         loads = np.bincount(plan.destination, plan.rows.workloads, minlength=ranks)
         imbalance.append(loads.max() / loads.mean())
         per_sample = np.bincount(plan.rows.sample_of)

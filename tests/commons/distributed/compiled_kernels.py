@@ -17,14 +17,13 @@ import json, sys
 from dataclasses import replace
 import numpy as np
 from commons.distributed.row_table import RowTable
-from commons.distributed.placement import Partitioning, place, warm_up
+from commons.distributed.placement import arguments_of, place, warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
 from tests.commons.distributed.compiled_kernels import compiled
 
 settings, features = ShufflerSettings(**json.loads(sys.argv[1])), []
 SETUP
 warm_up(settings, features)
-partitioning = Partitioning(settings, features)
 before, rng = compiled(), np.random.default_rng(0)
 for num_loaded in ([8] * 8, [40, 0, 3], [9, 8, 8], [600, 0, 0, 0, 0]):
     for spread in (0.1, 1, 3):
@@ -32,8 +31,9 @@ for num_loaded in ([8] * 8, [40, 0, 3], [9, 8, 8], [600, 0, 0, 0, 0]):
         tokens = rng.lognormal(3, spread, rows.sum()).clip(1, 99).astype(np.int64)
         each = tokens[:, None]
         samples = RowTable(rows, rows, tokens**2, tokens, tokens, each, tokens, each, columns=COLUMNS)
+        samples = replace(samples, arguments=arguments_of(features))
         for speeds in (None, 1 + rng.random(len(rows))):
-            plan = place(replace(samples, speeds=speeds, ranks_per_node=2), partitioning)
+            plan = place(replace(samples, speeds=speeds, ranks_per_node=2), settings)
             THEN
 print(json.dumps([before, compiled()]))
 """

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed.exchange import route_of
-from commons.distributed.placement import Partitioning, place
+from commons.distributed.placement import place
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.sequence_batch.row_schema import FieldSchema, RowSchema
@@ -139,7 +139,7 @@ def test_all_to_all_sends_at_most_a_hundredth_of_an_all_gather_at_64_ranks_of_mo
         size = 8 * elements.sum(1) + 4 * 4  # int64 values, and the lengths of four keys
         each = np.full(ranks, rows)
         loaded = RowTable(each, each, workloads, tokens, lengths, elements, size, elements)
-        plan = place(loaded, Partitioning(ShufflerSettings("rebalance")))
+        plan = place(loaded, ShufflerSettings("rebalance"))
         straight = [route_of(plan, rank, schema, "all_to_all").traffic for rank in range(ranks)]
         sent += [traffic.sent for traffic in straight]
         received.append(route_of(plan, 0, schema, "all_gather").traffic.received)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from commons.distributed import Feature, ShufflePlan
 from commons.distributed.feature import chain, order_features
-from commons.distributed.placement import Partitioning, place_at_home
+from commons.distributed.placement import arguments_of, place_at_home, place_rows, token_tolerance
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
@@ -264,19 +264,20 @@ def test_a_partitioner_gets_the_columns_and_arguments_that_it_names(monkeypatch)
     monkeypatch.setitem(PARTITIONERS, "by user", by_user)
     feature = Named()
     feature.partitioner_arguments = {"stride": 2, "tolerance": 0.25, "unknown": 1}
-    partitioning = Partitioning(ShufflerSettings("by user", tolerance=0.5, equal_rows=False), [feature])
+    settings = ShufflerSettings("by user", tolerance=0.5, equal_rows=False)
     users, ones = np.array([0, 2, 3, 8, 9, 2]), np.ones(6, dtype=np.int64)
     each, columns = np.array([3, 3]), {"user": users, "other": users}
     rows = RowTable(each, each, ones, ones, ones, ones[:, None], ones, ones[:, None], columns=columns)
+    rows = replace(rows, arguments=arguments_of([feature]))
     # Kept although it is worse than as loaded: the partitioner heeds what the core does not know.
-    assert partitioning.rank_of(rows).tolist() == (users // 2 % 2).tolist()
+    assert place_rows(rows, settings).tolist() == (users // 2 % 2).tolist()
 
 
 def test_an_argument_of_a_feature_takes_the_place_of_a_setting():
     feature = Named()
     feature.partitioner_arguments = {"token_tolerance": None}
-    partitioning = Partitioning(ShufflerSettings(token_tolerance=0.5), [feature])
-    assert partitioning.token_tolerance(RowTable.empty(2)) is None
+    rows = replace(RowTable.empty(2), arguments=arguments_of([feature]))
+    assert token_tolerance(rows, ShufflerSettings(token_tolerance=0.5)) is None
 
 
 class Choosing(Named):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed.placement import Partitioning, place
+from commons.distributed.placement import place, place_rows
 from commons.distributed.rank_group import ranks_per_node
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
@@ -26,7 +26,7 @@ from tests.process_pool import ProcessPool
 
 
 def _place(loaded: RowTable, partitioner: str = "rebalance", **settings) -> list[np.ndarray]:
-    plan = place(loaded, Partitioning(ShufflerSettings(partitioner, **settings)))
+    plan = place(loaded, ShufflerSettings(partitioner, **settings))
     return list(plan.partition)
 
 
@@ -105,7 +105,7 @@ def test_samples_stay_where_load_and_tokens_are_no_worse(partitioner):
 
 def test_a_rank_that_exchanges_with_no_other_heeds_no_limit():
     loaded = _loaded(np.arange(2), [2], tokens=[9, 9])
-    plan = place(loaded, Partitioning(ShufflerSettings(max_tokens=1)))
+    plan = place(loaded, ShufflerSettings(max_tokens=1))
     assert plan.rows is loaded and not plan.moves
 
 
@@ -191,7 +191,7 @@ def _compiled_before_and_after_placing() -> tuple[list[str], list[str]]:
         count = sum(num_loaded)
         loaded = _loaded(rng.lognormal(5, 2, count), num_loaded, tokens=rng.integers(1, 20, count))
         for name in PARTITIONERS:
-            place(replace(loaded, ranks_per_node=1), Partitioning(ShufflerSettings(name)))
+            place(replace(loaded, ranks_per_node=1), ShufflerSettings(name))
             _place(loaded, name, equal_rows=False)
             if name in LIMITED:
                 _place(loaded, name, max_tokens=130)
@@ -227,7 +227,7 @@ def test_each_rank_has_loss_tokens_where_one_swap_for_each_does(seed, partitione
     settings = {"partitioner": partitioner, "equal_rows": equal_rows, "token_tolerance": None}
     with_loss_everywhere = replace(loaded, loss_tokens=np.ones(24, dtype=np.int64))
     rank_of, without = (
-        Partitioning(ShufflerSettings(**settings)).rank_of(rows) for rows in (loaded, with_loss_everywhere)
+        place_rows(rows, ShufflerSettings(**settings)) for rows in (loaded, with_loss_everywhere)
     )
     loads, sizes = (np.bincount(rank_of, weights, 4) for weights in (workloads, np.ones(24)))
     assert loads.max() <= np.bincount(without, workloads, 4).max()

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from commons.distributed import BatchShufflerFactory
-from commons.distributed.placement import Partitioning
+from commons.distributed import BatchShufflerFactory, placement
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from tests.commons.distributed.shufflers import FieldShuffler
@@ -54,7 +53,7 @@ def test_a_partitioner_without_equal_size_cannot_make_rows_equal(monkeypatch):
 def test_partitioners_without_a_token_tolerance_ignore_it(partitioner, token_tolerance):
     settings = ShufflerSettings(partitioner, token_tolerance=token_tolerance)
     heeded = token_tolerance if partitioner in ("rebalance", "refined") else None
-    assert Partitioning(settings).token_tolerance(RowTable.empty(2)) == heeded
+    assert placement.token_tolerance(RowTable.empty(2), settings) == heeded
 
 
 def test_a_window_of_one_step_is_no_setting():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from commons.distributed import (
     IdentityShuffler,
     ShufflePlan,
 )
-from commons.distributed.placement import Partitioning
+from commons.distributed.placement import arguments_of, token_tolerance
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import ShufflerSettings
@@ -52,8 +53,8 @@ def test_a_cap_below_one_token_is_refused(cap):
 def test_a_token_tolerance_is_off_with_micro_batches(partitioner):
     rows = RowTable.empty(2)
     settings = ShufflerSettings(partitioner)
-    assert Partitioning(settings).token_tolerance(rows) == settings.token_tolerance
-    assert Partitioning(settings, [MicroBatches(9)]).token_tolerance(rows) is None
+    assert token_tolerance(rows, settings) == settings.token_tolerance
+    assert token_tolerance(replace(rows, arguments=arguments_of([MicroBatches(9)])), settings) is None
 
 
 def _error_of_another_cap() -> str:

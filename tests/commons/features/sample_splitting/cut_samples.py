@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import ShufflePlan, ShufflerSettings
 from commons.distributed.feature import Feature
-from commons.distributed.placement import Partitioning, make_plan, place
+from commons.distributed.placement import arguments_of, make_plan, place
 from commons.distributed.row_table import RowTable
 from commons.features.sample_splitting.cut_rules import (
     FROM_END,
@@ -187,10 +187,11 @@ def placed(
     features: Sequence[Feature] = (),
 ) -> ShufflePlan:
     """Returns the plan of rows of one set of ranks, cut unless `cutting` is None."""
-    partitioning = Partitioning(settings or ShufflerSettings(equal_rows=False), features)
+    rows = replace(rows, arguments=arguments_of(features))
+    settings = settings or ShufflerSettings(equal_rows=False)
     if cutting is None:
-        return place(rows, partitioning)
-    return make_plan(*cut_and_place(rows, partitioning, replace(cutting, cost=rows.cost)))
+        return place(rows, settings)
+    return make_plan(*cut_and_place(rows, settings, replace(cutting, cost=rows.cost)))
 
 
 def check_pieces(plan: ShufflePlan, samples: RowTable, cutting: Cutting) -> None:
