@@ -35,7 +35,7 @@ MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
 TRIES = 8
 # Loads below this share of all limits leave room. Samples next to a giant then leave at once, where it would
-# take more swaps than that: "plans at size", lognormal lengths at 1,024 ranks, 3.9 times longest first, else
+# take more swaps than that: "plans at size", lognormal lengths at 1,024 ranks, 4.1 times longest first, else
 # 5.4. Where loads are near the limits, as with a hidden size of 1,024, twice as many samples would move.
 MUCH_ROOM, MOST_SWAPPED = 0.9, 2
 # Leveling looks at so many samples in all, for each that there is.
@@ -417,46 +417,57 @@ def _fullness(limits: Limits, lists: Lists, part: int) -> int:
 
 @inner
 def _find_swap(
-    samples: Samples, limits: Limits, lists: Lists, full: int, to: int, least: int, most: int, best: int
+    samples: Samples, limits: Limits, lists: Lists, full: int, partners: np.ndarray, least: int, beyond: int
 ) -> tuple[int, int, int]:
-    """(sample of part `full`, sample of part `to` or NONE, cost) of the cheapest swap.
+    """The cheapest swap: (sample of part `full`, part that takes it, sample that comes back).
 
-    The first is NONE if no swap costs less than `best`. A swap takes `least` to `most` off part `full`; what
-    comes back is the lightest that may. Where all swaps cost the same, the first one found will do.
+    It takes at least `least` off part `full`, and leaves the partner at most `beyond` above its limit. Where
+    all swaps cost the same, the first one found will do. All are NONE without a swap, and the last is NONE
+    where nothing comes back.
+
+    Two pointers over the samples of both parts find the lightest that may come back for each one given.
     """
     work, other, home, price = samples.work, samples.other, samples.home, samples.price
     members, start, size, amount = lists.members, lists.start, lists.size, lists.amount
-    may_give = size[full] > limits.fewest and size[to] < limits.most
-    begin, stop = start[to], start[to] + size[to]
-    lightest = 0 if may_give or begin == stop else work[members[stop - 1]]
-    heaviest = work[members[begin]] if begin < stop else 0
-    first, end = start[full], _behind(work, members, start[full], size[full], least + lightest)
-    is_free, gives, returns = len(price) > 0 and price[0] == 0, NONE, NONE
-    pointer = begin if is_free else stop  # behind the lightest sample that may come back
-    for at in range(end - first):  # the lightest first, which mostly cost least
-        sample = members[first + at if is_free else end - 1 - at]
-        cost = _away(home, price, limits.node_of, sample, to)
-        cost -= _away(home, price, limits.node_of, sample, full)
-        if cost >= best or work[sample] > most + heaviest:
+    node_of = limits.node_of
+    gives, taker, returns, best, is_free = NONE, NONE, NONE, NO_CAP, len(price) > 0 and price[0] == 0
+    for to in partners:
+        most = limits.load[to] - lists.load[to] + beyond
+        if is_free and taker != NONE:
+            break
+        if to == full or most < least:
             continue
-        if may_give and work[sample] <= most and amount[to] + other[sample] <= limits.other[to]:
-            gives, returns, best = sample, NONE, cost
-        while pointer > begin and work[sample] - work[members[pointer - 1]] > most:
-            pointer -= 1
-        while pointer < stop and work[sample] - work[members[pointer]] <= most:
-            pointer += 1
-        for back in range(pointer - 1, max(pointer - 1 - TRIES, begin - 1), -1):
-            change = other[sample] - other[members[back]]
-            if work[sample] - work[members[back]] < least:
+        may_give = size[full] > limits.fewest and size[to] < limits.most
+        begin, stop = start[to], start[to] + size[to]
+        lightest = 0 if may_give or begin == stop else work[members[stop - 1]]
+        pointer = begin  # behind the lightest sample that may come back
+        for at in range(start[full], start[full] + size[full]):
+            sample = members[at]
+            if work[sample] - lightest < least:
                 break
-            keeps = change <= 0 or amount[to] + change <= limits.other[to]
-            if keeps and (change >= 0 or amount[full] - change <= limits.other[full]):
-                cost += _away(home, price, limits.node_of, members[back], full)
-                cost -= _away(home, price, limits.node_of, members[back], to)
+            while pointer < stop and work[sample] - work[members[pointer]] <= most:
+                pointer += 1
+            returned = NONE
+            for back in range(pointer - 1, max(pointer - 1 - TRIES, begin - 1), -1):
+                change = other[sample] - other[members[back]]
+                if work[sample] - work[members[back]] < least:
+                    break
+                keeps = change <= 0 or amount[to] + change <= limits.other[to]
+                if keeps and (change >= 0 or amount[full] - change <= limits.other[full]):
+                    returned = members[back]
+                    break
+            goes_alone = may_give and work[sample] <= most and amount[to] + other[sample] <= limits.other[to]
+            if returned == NONE and not goes_alone:
+                continue  # as for most samples, before looking up what they cost
+            cost = _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, full)
+            if goes_alone and cost < best:
+                gives, taker, returns, best = sample, to, NONE, cost
+            if returned != NONE:
+                cost += _away(home, price, node_of, returned, full)
+                cost -= _away(home, price, node_of, returned, to)
                 if cost < best:
-                    gives, returns, best = sample, members[back], cost
-                break
-    return gives, returns, best
+                    gives, taker, returns, best = sample, to, returned, cost
+    return gives, taker, returns
 
 
 @inner
@@ -505,31 +516,23 @@ def _level(
     while read != write and num_stuck < most_stuck:
         full = queue[read]
         read, is_queued[full - first] = (read + 1) % len(queue), False
-        halving, partners = 0, MANY_PARTNERS if is_free else FEW_PARTNERS
+        halving, num_partners = 0, MANY_PARTNERS if is_free else FEW_PARTNERS
         while load[full] > limits.load[full]:
-            gives, taker, returns, best = NONE, NONE, NONE, NO_CAP
+            gives, taker, returns = NONE, NONE, NONE
             halving = max(halving - 1, 0)  # what did not help before will hardly do now
             while taker == NONE and looks > 0:
                 least = max((load[full] - limits.load[full]) >> halving, 1)
                 # Parts that pass on what others passed to them would do so for long.
                 beyond = least - least // 4 if halving > 0 and visits[full - first] < MOST_VISITS else 0
-                for at in range(min(partners, count)):
-                    to = first + (heap[at] & mask)
-                    most = limits.load[to] - load[to] + beyond
-                    if is_free and taker != NONE:
-                        break
-                    if to == full or most < least:
-                        continue
-                    looks -= size[full] + size[to]
-                    given, returned, cost = _find_swap(samples, limits, lists, full, to, least, most, best)
-                    if given != NONE:
-                        gives, taker, returns, best = given, to, returned, cost
+                tried = first + (heap[: min(num_partners, count)] & mask)
+                looks -= 2 * len(tried) * size[full]
+                gives, taker, returns = _find_swap(samples, limits, lists, full, tried, least, beyond)
                 if taker == NONE:
                     halving += 1
-                    if halving > halvings and (partners == MANY_PARTNERS or partners >= count - 1):
+                    if halving > halvings and (num_partners == MANY_PARTNERS or num_partners >= count - 1):
                         break
                     if halving > halvings:
-                        halving, partners = 0, MANY_PARTNERS
+                        halving, num_partners = 0, MANY_PARTNERS
             if taker != NONE and home[gives] != NONE:
                 most_moved -= int(taker != home[gives]) - int(full != home[gives])
                 if returns != NONE:
