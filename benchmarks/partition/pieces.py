@@ -12,7 +12,7 @@ from benchmarks.harness import Record, average, measure_cases, time_ms
 from benchmarks.markdown import pivot
 from benchmarks.partition.lengths import KUAIRAND, LOGNORMAL, LONG, PARETO_1_1, PARETO_1_6, Lengths
 from benchmarks.partition.placements import ROWS_PER_RANK, make_flops
-from commons.distributed.count_rows import RowFormat
+from commons.distributed.batch_format import Format
 from commons.distributed.placement import make_plan, place
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
@@ -91,7 +91,7 @@ def count_fetched_tokens(plan: ShufflePlan) -> int:
     return int((last - own).sum())
 
 
-def load_histories(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, RowFormat]:
+def load_histories(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Format]:
     """Returns histories of these items, each with a user and an action per item, as ranks loaded them."""
     lengths = lengths.astype(np.int64)
     schema, names = RowSchema.of(_EXAMPLE.per_sample_fields()), tuple(_EXAMPLE.row_counts())
@@ -102,7 +102,7 @@ def load_histories(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[R
     per_rank = np.full(ranks, len(lengths) // ranks)
     workloads, num_bytes = make_flops(hidden_size).per_sample(tokens), schema.row_bytes(key_lengths)
     rows = RowTable(per_rank, per_rank, workloads, tokens, lengths, key_lengths, num_bytes, counts)
-    return rows, RowFormat(schema, 1, names, ())
+    return rows, Format(schema, 1, names, ())
 
 
 def load_samples(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Cutting]:

@@ -34,7 +34,7 @@ from benchmarks.partition.lengths import LOGNORMAL, UNIFORM, YAMBDA, list_length
 from benchmarks.partition.pieces import load_histories
 from benchmarks.partition.placements import RANKS_PER_NODE, ROWS_PER_RANK, GlobalBatch, draw_batches
 from commons.distributed import ShufflerSettings
-from commons.distributed.count_rows import RowFormat
+from commons.distributed.batch_format import Format
 from commons.distributed.placement import place, warm_up
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
@@ -93,7 +93,7 @@ class GatheredStep:
 
     numbers: np.ndarray
     batch_sizes: np.ndarray
-    row_format: RowFormat
+    row_format: Format
     samples: GlobalBatch
 
     @staticmethod

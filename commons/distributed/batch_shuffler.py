@@ -17,14 +17,14 @@ from ..sequence_batch.packed_rows import PackedRows
 from ..sequence_batch.row_schema import FieldValue
 from ..sequence_batch.rows import Rows
 from .balance_report import WORKLOAD_UNITS
-from .count_rows import Counter, RowFormat, count_rows
+from .batch_format import Format
+from .count_rows import Counter, count_rows
 from .exchange import Route, Traffic, route_of, transfer
 from .feature import Feature, chain, order_features
 from .left_loaders import leave, was_left
 from .loss_reduction import LossScale, check_global_mean
 from .placement import warm_up
 from .plan_ahead import PlanAhead
-from .plan_gather import BatchFormat
 from .planner import Planner
 from .rank_group import RankGroup, job_device
 from .row_table import RowTable
@@ -134,7 +134,7 @@ class BatchShuffler(ABC):
         warn_of_unread_method(self, {feature.reads for feature in self.features})
 
     @property
-    def format(self) -> BatchFormat | None:
+    def format(self) -> Format | None:
         """The format that the ranks agreed on at the first batch; None before it."""
         return self.planner.format
 
@@ -213,7 +213,7 @@ class BatchShuffler(ABC):
         """Whether samples may leave this rank."""
         return self.moves_samples and self.group.num_ranks > 1
 
-    def _count_rows(self, loaded: Rows) -> tuple[RowTable, RowFormat]:
+    def _count_rows(self, loaded: Rows) -> tuple[RowTable, Format]:
         view = loaded.on_host()
         self._check_type(view)
         columns = {feature.name: feature.columns for feature in self.features}
@@ -321,7 +321,7 @@ class BatchShuffler(ABC):
                 return route
         if self.format is None:
             raise RuntimeError(_NO_BATCH_YET)
-        route = route_of(plan, self.group.rank, self.format.rows.schema, self.settings.exchange)
+        route = route_of(plan, self.group.rank, self.format.schema, self.settings.exchange)
         if job_device().type == "cuda":
             route = route.pinned()
         self._routes = (*self._routes, (plan, route))[-_ROUTES:]
@@ -460,9 +460,7 @@ class BatchShuffler(ABC):
             raise RuntimeError(_NO_BATCH_YET)
         return self.format.padding_rows().put_together()
 
-    def _check_planned(
-        self, batch_format: BatchFormat, view: Rows, rows: PackedRows, plan: ShufflePlan
-    ) -> None:
+    def _check_planned(self, batch_format: Format, view: Rows, rows: PackedRows, plan: ShufflePlan) -> None:
         """Compares fields, rows, and numbers of elements with those of the plan.
 
         A batch with other lengths, but as many elements, would be cut mid-sample.
@@ -470,7 +468,7 @@ class BatchShuffler(ABC):
         values = [field.values() for field in view.fields.values() if not isinstance(field, torch.Tensor)]
         elements, planned = [len(of) for of in values], rows.schema.num_elements(rows.lengths)
         same_elements = elements == planned or not plan.rows.batch_sizes[self.group.rank]
-        difference = batch_format.rows.schema.difference(rows.schema)
+        difference = batch_format.schema.difference(rows.schema)
         if difference or view.num_rows != rows.num_rows or not same_elements:
             raise ValueError(
                 f"exchange got a batch of {view.num_rows} rows with {elements} elements in its jagged "

@@ -3,93 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..perf_model.cost import Cost
 from ..sequence_batch.packed_rows import check_jagged_fields, read_lengths
 from ..sequence_batch.row_schema import FieldValue, RowSchema
 from ..sequence_batch.rows import NARROW_INTEGERS, Rows
+from .batch_format import Format
 from .row_table import RowTable
 
-_NUM_TOKENS = 2  # after the workloads of a row: its tokens and loss tokens
 Counter = Callable[[Rows], Any]
 Columns = Callable[[Any], Mapping[str, torch.Tensor]]
 
 
-@dataclass(frozen=True)
-class RowFormat:
-    """The numbers that are known of each row; the same on all ranks and in all steps.
-
-    Attributes:
-        schema: fields of the batch.
-        num_work: columns of `get_workloads`.
-        count_names: names of the batch's `row_counts`.
-        column_names: names of the features' columns.
-        loss_dtype: of loss tokens, "int64" or "float64".
-    """
-
-    schema: RowSchema
-    num_work: int
-    count_names: tuple[str, ...]
-    column_names: tuple[str, ...]
-    loss_dtype: str = "int64"
-
-    def __str__(self) -> str:
-        others = f", and {', '.join(self.column_names)}" if self.column_names else ""
-        weights = ", loss tokens of float64" if self.loss_dtype == "float64" else ""
-        counts = f"row_counts of {self.count_names}"
-        return f"{self.num_work} columns of get_workloads, {counts}{weights}{others}"
-
-    @property
-    def width(self) -> int:
-        """Numbers of each row on the wire."""
-        words = -(-(self.schema.num_keys + len(self.count_names)) // 2)  # two numbers to a word
-        return self.num_work + _NUM_TOKENS + len(self.column_names) + words
-
-    def encode(self, rows: RowTable) -> np.ndarray:
-        """Returns the rows as int64 `[rows, width]`."""
-        narrow = np.concatenate([rows.key_lengths, rows.row_counts], 1)
-        pairs = np.zeros((len(narrow), narrow.shape[1] + narrow.shape[1] % 2), np.int32)
-        pairs[:, : narrow.shape[1]] = narrow
-        columns = [rows.columns[name][:, None] for name in self.column_names]
-        tokens = rows.tokens[:, None], rows.loss_tokens.view(np.int64)[:, None]
-        return np.concatenate([rows.work, *tokens, *columns, pairs.view(np.int64)], 1)
-
-    def decode(self, numbers: np.ndarray, per_rank: np.ndarray) -> RowTable:
-        """Returns the rows of all ranks; the cost of each is the sum of its work's columns.
-
-        Args:
-            numbers: of all ranks, from `encode`.
-            per_rank: int64 `[ranks, 2 + keys]`, rows and real rows of each, and the lengths of its padding.
-        """
-        widths = [self.num_work, 1, 1, len(self.column_names)]
-        *wide, pairs = np.split(numbers, np.cumsum(widths), axis=1)
-        work, tokens, loss_tokens, columns = map(np.ascontiguousarray, wide)
-        narrow, num_keys = pairs.view(np.int32), self.schema.num_keys
-        key_lengths = narrow[:, :num_keys].astype(np.int64)
-        row_counts = narrow[:, num_keys : num_keys + len(self.count_names)].astype(np.int64)
-        return RowTable(
-            batch_sizes=per_rank[:, 0].copy(),
-            num_loaded=per_rank[:, 1].copy(),
-            workloads=Cost.sum_of_columns(self.num_work).of(1, tokens[:, 0], work),
-            tokens=tokens[:, 0],
-            loss_tokens=loss_tokens[:, 0].view(self.loss_dtype),
-            key_lengths=key_lengths,
-            sample_bytes=self.schema.row_bytes(key_lengths),
-            row_counts=row_counts,
-            padding_lengths=per_rank[:, 2:].copy(),
-            work=work,
-            columns=dict(zip(self.column_names, columns.T, strict=True)),
-        )
-
-
 def count_rows(
     batch: Rows, counters: Mapping[str, Counter], columns: Mapping[str, Columns]
-) -> tuple[RowTable, RowFormat]:
+) -> tuple[RowTable, Format]:
     """Counts the real rows of a batch on the host.
 
     Args:
@@ -136,7 +67,7 @@ def count_rows(
         columns=feature_columns,
     )
     names = tuple(row_counts), tuple(feature_columns)
-    return table, RowFormat(schema, work.shape[1], *names, loss_dtype=str(loss_tokens.dtype))
+    return table, Format(schema, work.shape[1], *names, loss_dtype=str(loss_tokens.dtype))
 
 
 def _check_lengths(lengths: np.ndarray, schema: RowSchema) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..sequence_batch.packed_rows import PackedRows
     from ..sequence_batch.row_schema import FieldValue
     from ..sequence_batch.rows import Rows
-    from .count_rows import RowFormat
+    from .batch_format import Format
     from .row_table import RowTable
     from .shuffle_plan import ShufflePlan
     from .shuffler_settings import ShufflerSettings
@@ -83,8 +83,8 @@ class Feature:
     def warm_up(self) -> None:
         """Compiles what plans need, so that no step waits for it."""
 
-    def agree(self, batch: Any, row_format: RowFormat) -> Any:
-        """Returns plain data about the first batch that must be equal on all ranks; see `BatchFormat`."""
+    def agree(self, batch: Any, row_format: Format) -> Any:
+        """Returns plain data about the first batch that must be equal on all ranks; see `Format`."""
 
     def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
         """Returns int64 `[batch_size]` by name, for the planning gather; in the planning thread."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ..sequence_batch.row_schema import FieldValue, RowSchema
+from ..sequence_batch.row_schema import RowSchema
 from ..sequence_batch.rows import Rows
-from .count_rows import RowFormat
+from .batch_format import LIST_REMEDY, Format
 from .failures import portable, raise_first
 from .feature import Feature
 from .rank_group import Channel, to_bytes
@@ -25,79 +25,8 @@ _OK, _NO_BATCH, _FAILED, _CHANGED = range(4)
 # lengths of its padding, its posts, and the rows.
 _HEADER, _NUM_ROWS, _NUM_REAL = 4, 2, 3
 
-_LIST_REMEDY = (
-    "it would stay behind when its samples move. Make it integers in a tensor, a row per sample, or of texts "
-    "a JaggedTensor of their bytes. If it belongs to the rank, name it in the shuffler's shared_fields, "
-    'or mark the field of a BaseBatch with field(metadata={"per_sample": False})'
-)
-
-Counted = tuple[RowTable, RowFormat]
+Counted = tuple[RowTable, Format]
 View = Callable[[Any], Rows]
-
-
-class _Offer(NamedTuple):
-    """A rank's part of the agreement."""
-
-    rows: RowFormat
-    num_rows: int  # in its batch
-    real_row: dict[str, FieldValue] | None  # one of its samples; None where batches know their padding
-    lists: Mapping[str, int]  # hashes of lists that nobody declared, by path
-    shared: Mapping[str, int]  # hashes of tensors that are declared as shared
-    agreed: Mapping[str, Any]  # what features have to agree on, by their names
-
-
-@dataclass(frozen=True)
-class BatchFormat:
-    """The batch format that the ranks agreed on at the first batch.
-
-    Attributes:
-        rows: what is known of every row.
-        padding: a batch of one row, the same on all ranks.
-        pinned: whether this rank's batches are in pinned memory.
-        lists: hashes of lists that are equal on all ranks, and so are shared, by path.
-        shared: hashes of tensors that are declared as shared, in the batch of which `padding` is.
-        agreed: what features agreed on, by their names.
-    """
-
-    rows: RowFormat
-    padding: Rows
-    pinned: bool
-    lists: Mapping[str, int]
-    shared: Mapping[str, int]
-    agreed: Mapping[str, Any]
-
-    @property
-    def pads(self) -> bool:
-        """Whether batches know their padding rows, and so may be padded."""
-        return self.padding.pads
-
-    def padding_rows(self) -> Rows:
-        """Returns a row for a rank without a batch, as `BatchShuffler.padding_batch`."""
-        row = self.padding.copy()  # a model may work in place on what it is given
-        return row.pin_memory() if self.pinned else row
-
-    def make_rows(
-        self, like: Rows, fields: dict[str, FieldValue], num_rows: int, row_counts: np.ndarray
-    ) -> Rows:
-        """Makes a batch of samples, and of padding up to `num_rows`; a copy of a real row if there are none.
-
-        Type, and what all samples share, are those of `like`; `row_counts` is int64 `[samples, names]`.
-        """
-        if not (len(row_counts) or like.pads):
-            fields, num_rows = self.padding_rows().to(like.device, non_blocking=True).fields, 1
-        return self.put_together(like.replaced(fields, num_rows, len(row_counts)), row_counts)
-
-    def put_together(self, rows: Rows, row_counts: np.ndarray) -> Rows:
-        """Returns rows with the batch that they make, which knows the row counts of its real rows, int64
-        `[samples, names]`."""
-        batch, names = rows.put_together(), self.rows.count_names
-        if names:
-            padded = np.zeros((len(names), rows.num_rows), dtype=np.int64)
-            padded[:, : len(row_counts)] = row_counts.T
-            batch = batch.with_row_counts(dict(zip(names, padded, strict=True)))
-        made = rows.view(batch)
-        made.fields, made.shared_leaves = rows.fields, rows.shared_leaves
-        return made
 
 
 class PlanGather:
@@ -128,7 +57,7 @@ class PlanGather:
         self._channel, self._agrees, self._settings = channel, agrees, settings
         self._view, self._features, self._moves = view, features, moves
         self._capacity = 0  # rows that a gather carries per rank
-        self.format: BatchFormat | None = None
+        self.format: Format | None = None
 
     def gather(
         self,
@@ -159,8 +88,8 @@ class PlanGather:
             self._agree(counted, failure, batch, len(post))
         if self.format is None:  # no rank has ever had a batch
             return RowTable.empty(self._channel.num_ranks), {}
-        expected = self.format.rows
-        if counted is not None and _columns(counted[1]) != _columns(expected):
+        expected = self.format
+        if counted is not None and counted[1].columns != expected.columns:
             failure = failure or ValueError(f"a batch has {counted[1]}; the first one had {expected}")
             counted = None
         status = _OK
@@ -186,7 +115,7 @@ class PlanGather:
         self,
         counted: Counted | None,
         failure: Exception | None,
-        expected: RowFormat,
+        expected: Format,
         post: np.ndarray,
         status: int,
     ) -> np.ndarray:
@@ -211,21 +140,25 @@ class PlanGather:
         self, counted: Counted | None, failure: Exception | None, batch: Rows | None, num_posted: int
     ) -> None:
         """Sets `format`, unless no rank has a batch."""
-        mine, padding, pinned = None, None, False
+        mine, padding, pinned, num_rows = None, None, False, 0
         if batch is not None and counted is not None and failure is None:
             try:
                 pinned, on_host = batch.is_pinned, batch.on_host()
                 padding = self._view(on_host.first_row())
-                rows, row_format = counted
-                real_row = None if padding.pads else padding.fields
+                num_rows, row_format = int(counted[0].batch_sizes[0]), counted[1]
                 agreed = {of.name: of.agree(on_host.batch, row_format) for of in self._features}
-                lists, shared = (on_host.list_hashes(), on_host.shared_hashes()) if self._moves else ({}, {})
-                mine = _Offer(row_format, int(rows.batch_sizes[0]), real_row, lists, shared, agreed)
+                mine = replace(
+                    row_format,
+                    real_row=None if padding.pads else padding.fields,
+                    lists=on_host.list_hashes() if self._moves else {},
+                    shared=on_host.shared_hashes() if self._moves else {},
+                    agreed=agreed,
+                )
             except Exception as error:
                 failure = error
-        sent = mine, portable(failure), self._settings, num_posted
+        sent = mine, num_rows, portable(failure), self._settings, num_posted
         agrees = self._agrees
-        offers, failed, settings, posts = zip(*agrees.all_gather_objects(sent), strict=True)
+        formats, rows, failed, settings, posts = zip(*agrees.all_gather_objects(sent), strict=True)
         _check_same_settings(settings)
         for rank, num in enumerate(posts):
             if num != posts[0]:
@@ -234,25 +167,24 @@ class PlanGather:
                     "every rank"
                 )
         raise_first(failed, failure, agrees.rank)
-        ranks = [rank for rank, offer in enumerate(offers) if offer is not None]
+        ranks = [rank for rank, of_rank in enumerate(formats) if of_rank is not None]
         if not ranks:
             return
-        first = offers[ranks[0]]
-        schemas = [None if offer is None else offer.rows.schema for offer in offers]
-        _raise_if_different(first.rows.schema, f"rank {ranks[0]}", schemas)
+        first: Format = formats[ranks[0]]
+        schemas = [None if of_rank is None else of_rank.schema for of_rank in formats]
+        _raise_if_different(first.schema, f"rank {ranks[0]}", schemas)
         for rank in ranks:
-            _check_same_offers(ranks[0], first, rank, offers[rank])
+            first.check_same(ranks[0], rank, formats[rank])
         if agrees.rank == 0:
-            _warn_of_shared([offers[rank].shared for rank in ranks])
-        if len(ranks) < len(offers):
+            _warn_of_shared([formats[rank].shared for rank in ranks])
+        if len(ranks) < len(formats):
             row = None if padding is None else padding.batch
             row = _broadcast(agrees, ranks[0], row)
             padding = self._view(row) if padding is None else padding
-        assert padding is not None
-        if first.real_row is not None:
-            padding = self._view(padding.with_rows(first.real_row, 1, 1))
-        self._capacity = max(offers[rank].num_rows for rank in ranks)
-        self.format = BatchFormat(first.rows, padding, pinned, first.lists, first.shared, first.agreed)
+        if padding is not None and first.real_row is not None:
+            padding = self._view(padding.with_rows(dict(first.real_row), 1, 1))
+        self._capacity = max(rows)
+        self.format = replace(first, padding=padding, pinned=pinned)
 
     def _shared_changed(self, batch: Rows) -> bool:
         agreed = self.format.shared if self.format else {}
@@ -266,7 +198,7 @@ class PlanGather:
             if agreed.get(path) != lists.get(path):
                 return ValueError(
                     f"{path or 'a batch'} is a list that was equal on all ranks in the first batch, and has "
-                    f"changed since: {_LIST_REMEDY}"
+                    f"changed since: {LIST_REMEDY}"
                 )
         return None
 
@@ -288,10 +220,6 @@ class PlanGather:
             _raise_if_different(schema, "the first batch", self._channel.all_gather_objects(mine))
 
 
-def _columns(row_format: RowFormat) -> tuple[Any, ...]:
-    return row_format.num_work, row_format.count_names, row_format.column_names, row_format.loss_dtype
-
-
 def _check_same_settings(settings: Sequence[Mapping[str, str]]) -> None:
     first = settings[0]
     for rank, rank_settings in enumerate(settings):
@@ -302,28 +230,6 @@ def _check_same_settings(settings: Sequence[Mapping[str, str]]) -> None:
                     f"rank {rank}'s shuffler has {name}={there}, that of rank 0 {here}; all ranks need the "
                     "same settings"
                 )
-
-
-def _check_same_offers(first: int, agreed: _Offer, rank: int, offer: _Offer) -> None:
-    for path in sorted(agreed.lists.keys() | offer.lists.keys()):
-        if agreed.lists.get(path) != offer.lists.get(path):
-            raise ValueError(f"{path} is a list that differs on the ranks {first} and {rank}: {_LIST_REMEDY}")
-    for name, value in offer.agreed.items():
-        if value != agreed.agreed[name]:
-            raise ValueError(
-                f"rank {rank}'s batch has {value} for {name}, that of rank {first} {agreed.agreed[name]}; "
-                "all ranks need the same"
-            )
-    if _columns(offer.rows) != _columns(agreed.rows):
-        raise ValueError(
-            f"rank {rank} has a batch with {offer.rows}; rank {first} with {agreed.rows}. All ranks need the "
-            "same shuffler and row_counts"
-        )
-    if (offer.real_row is None) != (agreed.real_row is None):
-        raise ValueError(
-            f"batches of rank {first} and rank {rank} are of different types, of which only one knows its "
-            "padding rows; all ranks must have batches of one type"
-        )
 
 
 def _warn_of_shared(hashes: Sequence[Mapping[str, int]]) -> None:

@@ -12,10 +12,11 @@ import numpy as np
 from ..named_ranges import named_range
 from ..perf_model.cost import Cost
 from ..sequence_batch.rows import Rows
+from .batch_format import Format
 from .feature import Feature, chain
 from .job_gather import JobGather
 from .placement import arguments_of, place, place_at_home
-from .plan_gather import BatchFormat, Counted, PlanGather, View
+from .plan_gather import Counted, PlanGather, View
 from .rank_group import RankGroup
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
@@ -77,7 +78,7 @@ class Planner:
         self.seconds = 0.0, 0.0
 
     @property
-    def format(self) -> BatchFormat | None:
+    def format(self) -> Format | None:
         """The batch format that the ranks have agreed on; None before the first batch."""
         return self._gather.format
 

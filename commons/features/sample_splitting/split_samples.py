@@ -12,7 +12,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ...checks import SettingError
-from ...distributed.count_rows import RowFormat
+from ...distributed.batch_format import Format
 from ...distributed.feature import Feature, Place
 from ...distributed.placement import make_plan
 from ...distributed.row_table import RowTable
@@ -97,7 +97,7 @@ class SplitSamples(Feature):
         """Compiles the search for cuts."""
         compile_search()
 
-    def agree(self, batch: Any, row_format: RowFormat) -> CutRules:
+    def agree(self, batch: Any, row_format: Format) -> CutRules:
         """Returns the rules by which batches are cut."""
         if not isinstance(batch, BaseBatch):
             raise ValueError(f"SplitSamples: a {type_name(batch)} cannot be cut; make it a BaseBatch")
@@ -143,7 +143,7 @@ class SplitSamples(Feature):
         if plan.rows.starts_sample.all() or not isinstance(batch, BaseBatch):
             return batch
         batch_format = self._shuffler.format
-        names = () if batch_format is None else batch_format.rows.count_names
+        names = () if batch_format is None else batch_format.count_names
         pieces = PlacedPieces(plan, self._shuffler.group, names)
         self._exchanged.append((plan, pieces))
         placed = copy.copy(batch)
@@ -174,12 +174,12 @@ class SplitSamples(Feature):
             self._cutting = Cutting(rules, known.schema, known.count_names, self._prefix_cost, cost)
         return self._cutting
 
-    def _agreed(self) -> tuple[CutRules, RowFormat]:
+    def _agreed(self) -> tuple[CutRules, Format]:
         """Returns the rules and the format that the ranks agreed on at the first batch."""
         agreed = self._shuffler.planner.format
         if agreed is None:
             raise RuntimeError("no rank of the group has had a batch yet")
-        return agreed.agreed[self.name], agreed.rows
+        return agreed.agreed[self.name], agreed
 
     def _check_counts(self, cut: Rows, plan: ShufflePlan, own: np.ndarray) -> None:
         """Compares a cut batch's own counts with those that the rules gave planning."""

@@ -1,0 +1,170 @@
+"""The format of batches and of their rows, which ranks agree on at the first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..perf_model.cost import Cost
+from ..sequence_batch.row_schema import FieldValue, RowSchema
+from ..sequence_batch.rows import Rows
+from .row_table import RowTable
+
+_NUM_TOKENS = 2  # after the workloads of a row: its tokens and loss tokens
+
+LIST_REMEDY = (
+    "it would stay behind when its samples move. Make it integers in a tensor, a row per sample, or of texts "
+    "a JaggedTensor of their bytes. If it belongs to the rank, name it in the shuffler's shared_fields, "
+    'or mark the field of a BaseBatch with field(metadata={"per_sample": False})'
+)
+
+
+@dataclass(frozen=True)
+class Format:
+    """What is known of each row, and of batches; the same on all ranks and in all steps.
+
+    What follows `loss_dtype` is of the first batch alone, in which ranks agree on the format.
+
+    Attributes:
+        schema: fields of the batch.
+        num_work: columns of `get_workloads`.
+        count_names: names of the batch's `row_counts`.
+        column_names: names of the features' columns.
+        loss_dtype: of loss tokens, "int64" or "float64".
+        real_row: fields of one sample, where batches do not know their padding.
+        lists: hashes of lists that nobody declared, by path; equal on all ranks, and so shared.
+        shared: hashes of tensors that are declared as shared, by path.
+        agreed: what features agree on, by their names.
+        padding: a batch of one row, the same on all ranks.
+        pinned: whether this rank's batches are in pinned memory.
+    """
+
+    schema: RowSchema
+    num_work: int
+    count_names: tuple[str, ...]
+    column_names: tuple[str, ...]
+    loss_dtype: str = "int64"
+    real_row: Mapping[str, FieldValue] | None = None
+    lists: Mapping[str, int] = field(default_factory=dict)
+    shared: Mapping[str, int] = field(default_factory=dict)
+    agreed: Mapping[str, Any] = field(default_factory=dict)
+    padding: Rows | None = None
+    pinned: bool = False
+
+    def __str__(self) -> str:
+        others = f", and {', '.join(self.column_names)}" if self.column_names else ""
+        weights = ", loss tokens of float64" if self.loss_dtype == "float64" else ""
+        counts = f"row_counts of {self.count_names}"
+        return f"{self.num_work} columns of get_workloads, {counts}{weights}{others}"
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """The numbers of each row, beside its lengths."""
+        return self.num_work, self.count_names, self.column_names, self.loss_dtype
+
+    @property
+    def pads(self) -> bool:
+        """Whether batches know their padding rows, and so may be padded."""
+        return self.real_row is None
+
+    @property
+    def width(self) -> int:
+        """Numbers of each row on the wire."""
+        words = -(-(self.schema.num_keys + len(self.count_names)) // 2)  # two numbers to a word
+        return self.num_work + _NUM_TOKENS + len(self.column_names) + words
+
+    def encode(self, rows: RowTable) -> np.ndarray:
+        """Returns the rows as int64 `[rows, width]`."""
+        narrow = np.concatenate([rows.key_lengths, rows.row_counts], 1)
+        pairs = np.zeros((len(narrow), narrow.shape[1] + narrow.shape[1] % 2), np.int32)
+        pairs[:, : narrow.shape[1]] = narrow
+        columns = [rows.columns[name][:, None] for name in self.column_names]
+        tokens = rows.tokens[:, None], rows.loss_tokens.view(np.int64)[:, None]
+        return np.concatenate([rows.work, *tokens, *columns, pairs.view(np.int64)], 1)
+
+    def decode(self, numbers: np.ndarray, per_rank: np.ndarray) -> RowTable:
+        """Returns the rows of all ranks; the cost of each is the sum of its work's columns.
+
+        Args:
+            numbers: of all ranks, from `encode`.
+            per_rank: int64 `[ranks, 2 + keys]`, rows and real rows of each, and the lengths of its padding.
+        """
+        widths = [self.num_work, 1, 1, len(self.column_names)]
+        *wide, pairs = np.split(numbers, np.cumsum(widths), axis=1)
+        work, tokens, loss_tokens, columns = map(np.ascontiguousarray, wide)
+        narrow, num_keys = pairs.view(np.int32), self.schema.num_keys
+        key_lengths = narrow[:, :num_keys].astype(np.int64)
+        row_counts = narrow[:, num_keys : num_keys + len(self.count_names)].astype(np.int64)
+        return RowTable(
+            batch_sizes=per_rank[:, 0].copy(),
+            num_loaded=per_rank[:, 1].copy(),
+            workloads=Cost.sum_of_columns(self.num_work).of(1, tokens[:, 0], work),
+            tokens=tokens[:, 0],
+            loss_tokens=loss_tokens[:, 0].view(self.loss_dtype),
+            key_lengths=key_lengths,
+            sample_bytes=self.schema.row_bytes(key_lengths),
+            row_counts=row_counts,
+            padding_lengths=per_rank[:, 2:].copy(),
+            work=work,
+            columns=dict(zip(self.column_names, columns.T, strict=True)),
+        )
+
+    def padding_rows(self) -> Rows:
+        """Returns a row for a rank without a batch, as `BatchShuffler.padding_batch`."""
+        assert self.padding is not None  # once ranks have agreed
+        row = self.padding.copy()  # a model may work in place on what it is given
+        return row.pin_memory() if self.pinned else row
+
+    def make_rows(
+        self, like: Rows, fields: dict[str, FieldValue], num_rows: int, row_counts: np.ndarray
+    ) -> Rows:
+        """Makes a batch of samples, and of padding up to `num_rows`; a copy of a real row if there are none.
+
+        Type, and what all samples share, are those of `like`; `row_counts` is int64 `[samples, names]`.
+        """
+        if not (len(row_counts) or like.pads):
+            fields, num_rows = self.padding_rows().to(like.device, non_blocking=True).fields, 1
+        return self.put_together(like.replaced(fields, num_rows, len(row_counts)), row_counts)
+
+    def put_together(self, rows: Rows, row_counts: np.ndarray) -> Rows:
+        """Returns rows with the batch that they make, which knows the row counts of its real rows, int64
+        `[samples, names]`."""
+        batch, names = rows.put_together(), self.count_names
+        if names:
+            padded = np.zeros((len(names), rows.num_rows), dtype=np.int64)
+            padded[:, : len(row_counts)] = row_counts.T
+            batch = batch.with_row_counts(dict(zip(names, padded, strict=True)))
+        made = rows.view(batch)
+        made.fields, made.shared_leaves = rows.fields, rows.shared_leaves
+        return made
+
+    def check_same(self, first: int, rank: int, other: Format) -> None:
+        """Compares the format of rank `first`, this one, with that of another rank.
+
+        Raises:
+            ValueError: they differ, in more than the schema.
+        """
+        for path in sorted(self.lists.keys() | other.lists.keys()):
+            if self.lists.get(path) != other.lists.get(path):
+                raise ValueError(
+                    f"{path} is a list that differs on the ranks {first} and {rank}: {LIST_REMEDY}"
+                )
+        for name, value in other.agreed.items():
+            if value != self.agreed[name]:
+                raise ValueError(
+                    f"rank {rank}'s batch has {value} for {name}, that of rank {first} {self.agreed[name]}; "
+                    "all ranks need the same"
+                )
+        if other.columns != self.columns:
+            raise ValueError(
+                f"rank {rank} has a batch with {other}; rank {first} with {self}. All ranks need the "
+                "same shuffler and row_counts"
+            )
+        if other.pads != self.pads:
+            raise ValueError(
+                f"batches of rank {first} and rank {rank} are of different types, of which only one knows "
+                "its padding rows; all ranks must have batches of one type"
+            )
