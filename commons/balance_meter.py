@@ -29,12 +29,12 @@ class BalanceMeter:
     model: a window tells which rank was slowest, and by how much. Construction is collective.
 
     Args:
-        pipeline: in training, with the stage in it.
+        pipeline: pipeline in training, with the stage in it.
         window: steps of a window.
         count_ids: whether to count the ids that each rank receives for its tables, as `ReceivedIds` does.
 
     Attributes:
-        figures: of the last window, by name; lists have one entry per rank. Empty before its end.
+        figures: figures of the last window, by name; lists have one entry per rank. Empty before its end.
 
     Raises:
         ValueError: the window has no step; or ids are to be counted, and no table is sharded.
@@ -168,7 +168,7 @@ def window_figures(
         seconds: duration of the window.
         loss_tokens: loss tokens of all ranks and steps.
         reports: balance of each step.
-        of_ranks: for each rank, sums over the steps by name, and lists with an entry per step: its compute
+        of_ranks: records of each rank: sums over the steps by name, and lists with an entry per step: its compute
             time, and `figures_of_rank`.
     """
     num_ranks, num_steps = len(of_ranks), len(reports)

@@ -39,9 +39,10 @@ class EqualityReport:
         losses: float64 `[2, steps]`, mean loss of each step over all loss tokens, off and on.
         differences: norm of the difference ÷ norm of the change, of each parameter, buffer and table; those
             first that exceed tolerance and rounding most.
-        rounding: of the same, what rounding to float32 explains.
-        tolerance: of losses; differences may be 5 times that, and rounding, because gradients cancel.
-        samples_moved: in all steps.
+        rounding: part of these that rounding to float32 explains.
+        tolerance: tolerance of losses; differences may be 5 times that, and rounding, because gradients
+            cancel.
+        samples_moved: samples moved in all steps.
         imbalance: mean over the steps, as loaded and balanced.
         suspects: modules whose output depends on other samples or on chance, "name (type)".
     """
@@ -101,13 +102,13 @@ def check_equal(
     that is divided by a wrong constant, say. Compare a step with one process on the whole batch for that.
 
     Args:
-        make_pipeline: takes `enabled`, for `MyShuffler(enabled=enabled)`, and returns a pipeline and its
-            batches: the same model and batches each time. It is called with False, then with True, right
-            after the generators of random, numpy and torch were seeded.
-        steps: to train, at most; fewer if the batches end.
-        tolerance: of losses, relative to them. Parameters and tables may differ by 5 times that, and by what
-            rounding explains, relative to their change.
-        seed: of the generators, the same on all ranks.
+        make_pipeline: function that takes `enabled`, for `MyShuffler(enabled=enabled)`, and returns a
+            pipeline and its batches: the same model and batches each time. It is called with False, then with
+            True, right after the generators of random, numpy and torch were seeded.
+        steps: number of steps to train, at most; fewer if the batches end.
+        tolerance: tolerance of losses, relative to them. Parameters and tables may differ by 5 times that,
+            and by what rounding explains, relative to their change.
+        seed: seed of the generators, the same on all ranks.
 
     Returns:
         The largest differences, with their names; `print` it.

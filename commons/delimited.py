@@ -38,9 +38,9 @@ class Column:
     """A column to read.
 
     Attributes:
-        name: what the header calls it. In a file without a header, for messages only.
-        value: what becomes of the field, a string that is `pl.col(name)`; null marks a malformed one.
-        expected: what the field has to be, in words.
+        name: name in the header. In a file without a header, for messages only.
+        value: expression of the field, a string that is `pl.col(name)`; null marks a malformed one.
+        expected: form that the field has to have, in words.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Text:
     Attributes:
         path: the file.
         first_line: number of the first line, from 1.
-        num_bytes: what they take in the file, compressed or not.
+        num_bytes: size in the file, compressed or not.
         lines: String `[lines]`, without line ends.
     """
 

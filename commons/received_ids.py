@@ -20,7 +20,7 @@ class ReceivedIds:
     which. So lengths are added up on the device, in two small kernels per sharding and step: nothing waits.
 
     Args:
-        model: with sharded tables.
+        model: model with sharded tables.
 
     Raises:
         ValueError: it has none.
@@ -59,7 +59,7 @@ def received_figures(of_ranks: Sequence[Mapping[str, int]], num_steps: int) -> d
     Each is a list with one entry per rank. `ids_imbalance` and `ids_imbalance/<table>` are largest ÷ mean.
 
     Args:
-        of_ranks: for each rank, the ids that it received by table.
+        of_ranks: ids that each rank received, by table.
         num_steps: steps in which it did.
     """
     tables = sorted({name for counts in of_ranks for name in counts})

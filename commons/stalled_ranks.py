@@ -43,8 +43,8 @@ class Stall:
 
     Attributes:
         rank: the rank.
-        step: what it stayed in, as in "step 812"; "an unknown step" if only its stacks were written.
-        time: when it reported, in seconds since the epoch.
+        step: step that it stayed in, as in "step 812"; "an unknown step" if only its stacks were written.
+        time: time of the report, in seconds since the epoch.
         limit: the seconds after which it did; 0 if unknown.
         place: the innermost function of the training thread that says what it does.
         stack: lines of the training thread, innermost first; empty if the file ends before them.
@@ -90,7 +90,7 @@ def summary(stalls: Sequence[Stall], num_ranks: int) -> str:
     """Returns one line that says where the ranks stand, the largest group first.
 
     Args:
-        stalls: at least one.
+        stalls: reports of ranks, at least one.
         num_ranks: ranks of the job; 0 if unknown.
     """
     last, before = _last_and_before(stalls)
@@ -110,7 +110,7 @@ def report(stalls: Sequence[Stall], num_ranks: int) -> str:
     """Returns the summary, then each stack once, that of the fewest ranks first.
 
     Args:
-        stalls: at least one.
+        stalls: reports of ranks, at least one.
         num_ranks: ranks of the job; 0 if unknown.
     """
     last, before = _last_and_before(stalls)

@@ -30,7 +30,7 @@ class HSTUBatchShuffler(BatchShuffler):
         flops: cost of the layers.
         num_heads, head_dim: attention heads; their product is the hidden size. One layer is counted, because
             more layers scale every load alike.
-        action_interleaved: accepted for recsys-examples; False has no effect and gives a warning.
+        action_interleaved: flag of recsys-examples' shuffler; False has no effect and gives a warning.
         settings: settings of `BatchShuffler`.
 
     Raises:

@@ -24,7 +24,7 @@ class SIDGRBatchShuffler(BatchShuffler):
     Takes either `flops`, or the heads alone like the shuffler of recsys-examples.
 
     Args:
-        flops: maps tokens, `[batch_size]` integers, to forward FLOPs, `[batch_size]` or
+        flops: function from tokens, `[batch_size]` integers, to forward FLOPs, `[batch_size]` or
             `[batch_size, columns]`; `transformer_work` of a config.
         num_heads, head_dim: attention heads; their product is the hidden size, and the MLP is four times as
             wide. One layer is counted, because more layers scale every load alike.

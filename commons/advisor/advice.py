@@ -57,8 +57,8 @@ class Advice:
 
     Attributes:
         samples: the data.
-        model: in words.
-        unit: of loads.
+        model: description of the model, in words.
+        unit: unit of loads.
         assumptions: sentences without a period.
         left_out: a sentence without a period for each strategy whose feature is missing.
         cases: the requested numbers of ranks, each with its recommendation.

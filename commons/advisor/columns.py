@@ -86,7 +86,7 @@ def read_column(path: Path, option: str, column: str | None) -> pl.Series:
     Args:
         path: the file.
         option: the option that names the column, for messages.
-        column: None means the only column.
+        column: name of the column; None for the only one.
 
     Raises:
         InputError: the file or the column does not exist, or cannot be read.

@@ -50,10 +50,10 @@ class Request:
 
     Attributes:
         samples: the data.
-        cost: of a sample.
+        cost: cost of a sample.
         ranks, rows_per_rank: numbers to combine, each with each.
-        bytes_per_item: that the exchange moves.
-        network: that the exchange uses.
+        bytes_per_item: bytes that the exchange moves.
+        network: network that the exchange uses.
         gin_settings: the settings of `TrainerArgs` that the run's gin file has, empty without a file; None
             for a model that gin files do not configure.
         as_json: whether to print JSON.

@@ -49,7 +49,7 @@ class Chart:
     """A chart; classes are names of strategies, which the style sheet colors.
 
     Attributes:
-        caption, label: what it shows, for all readers and for screen readers.
+        caption, label: description for all readers, and for screen readers.
         x, y, x_title: the axes.
         legend: class and title of each entry.
         bars: x, width, y of the top, and tooltip of each.

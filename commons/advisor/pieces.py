@@ -30,8 +30,8 @@ class Cuts:
     Attributes:
         num_samples, num_pieces: samples that are cut, and their pieces.
         bytes_per_layer: keys and values that a rank fetches in one layer, mean over ranks.
-        bytes_of_slowest: of keys, values and gradients in all layers, at the rank that sends or receives
-            most; those within a node do not count.
+        bytes_of_slowest: bytes of keys, values and gradients in all layers, at the rank that sends or
+            receives most; those within a node do not count.
     """
 
     num_samples: int = 0
@@ -51,7 +51,7 @@ class PieceCosts:
         num_kv_heads, head_dim: heads of keys and of values, and their width.
         value_bytes: bytes of each of a key's or a value's numbers.
         is_causal: whether no token sees a later one.
-        cost: of tokens and FLOPs.
+        cost: cost of tokens and FLOPs.
     """
 
     prefix_work: Callable[[np.ndarray, np.ndarray], np.ndarray]

@@ -30,7 +30,7 @@ class Network:
     """The network between ranks.
 
     Attributes:
-        bytes_per_second: of one rank, in each direction.
+        bytes_per_second: bandwidth of one rank, in each direction.
         ranks_per_node: consecutive ranks of a node, within which bytes take no time; None without nodes.
     """
 
@@ -47,7 +47,7 @@ class DrawnSteps:
             the data, sizes are bytes.
         num_epochs: epochs that the steps were drawn from.
         groups: int64 `[steps, ranks, rows]`; None if unknown.
-        ids: of all samples of the data; None if unknown.
+        ids: ids of all samples of the data; None if unknown.
         num_with_ids: the first steps, whose ids are counted.
     """
 
@@ -82,7 +82,7 @@ class UniqueIds:
         steps: the steps in which they were counted.
         per_rank: mean over ranks and steps.
         of_rank_with_most: mean over steps.
-        per_rank_relative, of_rank_with_most_relative: the same ÷ as loaded.
+        per_rank_relative, of_rank_with_most_relative: these two ÷ those as loaded.
     """
 
     steps: int
@@ -103,23 +103,23 @@ class Outcome:
         relative_time: sum of the largest loads ÷ sum of the mean loads; 1.0 is perfect.
         speedup: time of all steps as loaded ÷ their time with this strategy. Exchange and planning overlap a
             step, and nothing overlaps the fetch. Without times, all three count as 0.
-        speedup_standard_error: from how steps differ; None for a single step.
+        speedup_standard_error: standard error, from how steps differ; None for a single step.
         speedup_exchange_not_hidden: the speedup if the exchange overlaps nothing; None without times.
         speedup_fetch_hidden: the speedup if computing overlaps all of the fetch; None without times.
         step_seconds: mean of the longest of computation with the fetch, exchange, and planning; None without
             times.
-        step_seconds_planning_hidden: the same if planning took no time.
-        exchange_seconds: of the slowest rank, mean over steps.
+        step_seconds_planning_hidden: `step_seconds` if planning took no time.
+        exchange_seconds: time of the slowest rank, mean over steps.
         bytes_sent_per_rank: mean over ranks and steps.
-        bytes_of_slowest_rank: of the rank that sends or receives most, mean over steps.
-        share_of_bytes_across_nodes: None without nodes.
+        bytes_of_slowest_rank: bytes of the rank that sends or receives most, mean over steps.
+        share_of_bytes_across_nodes: share of moved bytes that leave their node; None without nodes.
         share_of_samples_moved: samples that leave the rank that loaded them; each piece counts as one.
-        largest_tokens_per_rank: of the rank with most tokens, mean over steps.
-        most_tokens_per_rank: of any rank in any step.
+        largest_tokens_per_rank: tokens of the rank with most, mean over steps.
+        most_tokens_per_rank: most tokens of any rank in any step.
         samples_cut, pieces: samples that are cut, and the pieces of these samples, mean over steps.
         bytes_fetched_per_rank_and_layer: keys and values that pieces fetch in forward, mean over ranks and
             steps.
-        fetch_seconds: for keys, values and their gradients in all layers, of the slowest rank, mean over
+        fetch_seconds: time for keys, values and gradients in all layers, of the slowest rank, mean over
             steps.
         host_batches_per_rank: batches that a rank holds on the host, the next one to copy included.
         host_bytes_per_rank: bytes of these batches.
@@ -162,11 +162,11 @@ class Case:
     """A number of ranks and of rows per rank; all but `outcomes` are entries of the JSON output.
 
     Attributes:
-        ranks, rows_per_rank, steps_drawn, epochs_drawn: what was drawn.
+        ranks, rows_per_rank, steps_drawn, epochs_drawn: numbers of what was drawn.
         lower_bound: the imbalance that no placement within a step beats.
         mean_tokens_per_rank, bytes_loaded_per_rank: mean over ranks and steps.
-        all_gather_bytes_per_rank: what a rank receives per step if every sample goes to every rank.
-        outcomes: by the name of the strategy, as loaded first.
+        all_gather_bytes_per_rank: bytes that a rank receives per step if every sample goes to every rank.
+        outcomes: figures by the name of the strategy, as loaded first.
     """
 
     ranks: int
@@ -196,10 +196,10 @@ def draw_steps(
 
     Args:
         workloads, tokens, sizes, groups: int64 `[samples]`.
-        num_ranks, rows_per_rank: of each step.
+        num_ranks, rows_per_rank: size of each step.
         in_order: whether to draw steps of one epoch in the given order instead; each is dealt to ranks in
             contiguous runs.
-        ids: of the samples.
+        ids: ids of the samples.
 
     Raises:
         InputError: there are fewer samples than one step needs.
@@ -285,7 +285,7 @@ class _Placement:
     Attributes:
         number, step, home, rank: int64 `[rows]`; number is that of the sample in the data.
         workloads, tokens, sizes: `[rows]`; sizes are bytes.
-        cuts: of each step; empty for strategies that cut no samples.
+        cuts: cuts of each step; empty for strategies that cut no samples.
         planning_seconds: median per plan.
     """
 

@@ -20,13 +20,13 @@ class PublishedLengths:
 
     Attributes:
         title: the data set's name.
-        mean: of events per user.
-        source: where the mean, `least` and `most` were read.
-        median: None if none was found.
-        median_source: where it was read, if not in `source`.
-        least, most: that a user has; `most` is None if it was not found.
+        mean: mean of events per user.
+        source: document in which the mean, `least` and `most` were read.
+        median: median of events per user; None if none was found.
+        median_source: document in which it was read, if not `source`.
+        least, most: fewest and most events of a user; `most` is None if it was not found.
         cap: newest events that a public trainer keeps; None if none was found.
-        cap_source: that trainer.
+        cap_source: source of that trainer.
     """
 
     title: str

@@ -103,12 +103,12 @@ class SampleLengths:
     Attributes:
         items: int64 `[samples]`, the length of each.
         tokens: int64 `[samples]`, what a model computes on each.
-        token_rule: how tokens follow from lengths, in words.
-        source: where the lengths come from, in words.
-        ids: None if they are unknown.
+        token_rule: rule by which tokens follow from lengths, in words.
+        source: origin of the lengths, in words.
+        ids: ids of the samples; None if they are unknown.
         groups: int64 `[samples]`, equal for samples that belong together; None if unknown.
         group_column: the column that names them.
-        origin: what drawn lengths were fitted to, in a sentence without a period; None for read ones.
+        origin: figures that drawn lengths were fitted to, in a sentence without a period; None for read ones.
     """
 
     items: np.ndarray
@@ -139,9 +139,9 @@ class ConfiguredModel:
     Attributes:
         work: tokens, int64 `[samples]`, to forward FLOPs, int64 `[samples, 2]`: those of matrix products and
             of attention.
-        description: in words.
+        description: description in words.
         tokens: the rule for data that does not state its tokens.
-        pieces: what pieces of samples cost in FLOPs.
+        pieces: costs of pieces of samples in FLOPs.
     """
 
     work: Callable[[np.ndarray], np.ndarray]
@@ -156,9 +156,9 @@ class SampleCost:
 
     Attributes:
         model: whose FLOPs costs are of.
-        cost: of samples, tokens and FLOPs.
-        assumption: how long a step is assumed to take, in words.
-        seconds_per_unit: of training, per unit of cost; None if unknown.
+        cost: cost of samples, tokens and FLOPs.
+        assumption: time that a step is assumed to take, in words.
+        seconds_per_unit: seconds of training per unit of cost; None if unknown.
         setting: `balance_cost` of a training that balances by it; None for FLOPs.
     """
 
@@ -259,9 +259,9 @@ def read_lengths(path: Path, column: str | None, option: str = "--column") -> np
 
     Args:
         path: `.npy`, a one-dimensional array of integers; or `.csv`, `.csv.gz` or `.parquet`.
-        column: of a `.csv` or `.parquet` file: integers, or lists in Parquet, whose lengths count. None for
-            the only column.
-        option: that named the column, for messages.
+        column: column of a `.csv` or `.parquet` file: integers, or lists in Parquet, whose lengths count.
+            None for the only column.
+        option: option that named the column, for messages.
 
     Raises:
         InputError: the file or the column does not exist, or its values are not lengths.

@@ -30,9 +30,9 @@ class Strategy:
     """A way to place samples.
 
     Attributes:
-        name: in the JSON output.
-        title: in tables.
-        settings: of the shuffler; None leaves every sample on the rank that loaded it.
+        name: name in the JSON output.
+        title: title in tables.
+        settings: settings of the shuffler; None leaves every sample on the rank that loaded it.
         balance_cost: the setting of the cost to balance by; None for FLOPs.
         splits: whether samples are cut into pieces.
         group_feature: the feature whose samples stay together; None for no groups.

@@ -53,12 +53,13 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         batch_size: rows per rank, at least 1.
         rank: this rank, 0 to `num_ranks`, exclusive.
         num_ranks: number of ranks to divide the samples among.
-        num_buckets: at least 1. Beyond about the number of steps, more buckets make no difference.
-        seed: at least 0.
+        num_buckets: number of buckets, at least 1. Beyond about the number of steps, more buckets make no
+            difference.
+        seed: seed of the order, at least 0.
         groups: `[samples]` integers, equal on all ranks: samples with the same one belong together, on one
             rank, such as those of a user. A sample with a negative number belongs to none. None for no
             groups.
-        last: what becomes of samples that fill no step. "keep" makes them a step. If there are fewer than
+        last: treatment of samples that fill no step. "keep" makes them a step. If there are fewer than
             ranks, some ranks' batch is an empty list: `SampleSource.collate` turns it into padding rows,
             torch's `default_collate` fails. "drop" leaves them out, others each epoch. "repeat" makes them a
             step with equally many on each rank: as in `DistributedSampler`, the epoch's first samples come

@@ -64,7 +64,7 @@ class DynamicEmbeddingArgs(EmbeddingArgs):
         evict_strategy: whose rows new ids take once none is free: those of the least recently ("lru") or
             least frequently ("lfu") trained ids.
         caching: whether GPU memory caches rows that the host holds; no effect.
-        dist_type: how ids are divided among the ranks; no effect.
+        dist_type: division of ids among the ranks; no effect.
 
     Raises:
         TypeError: a value does not have the type of its annotation.

@@ -30,7 +30,8 @@ class SequenceDatasetSpec:
         max_num_candidates: most candidates of a sample; 0 means that samples have none.
         num_classes: labels are 0 to this, exclusive.
         positive_class: labels from this class on are positive; None if classes have no order.
-        num_tasks: if above 1, labels are bit masks of this many tasks, and `num_classes` is 2 ** `num_tasks`.
+        num_tasks: number of tasks. If above 1, labels are bit masks of them, and `num_classes` is 2 **
+            `num_tasks`.
         negatives_feature_name: the feature with sampled negatives, or None.
 
     Raises:
@@ -94,7 +95,7 @@ class HSTUSample:
         items: `[items]`, oldest first, candidates last.
         actions: `[items]`, or None if the dataset has no actions.
         labels: `[labels]` of the last `labels` items: a class, a bit mask of tasks, or the item itself.
-        num_candidates: how many of the last items are candidates.
+        num_candidates: number of last items that are candidates.
         negatives: `[negatives]` sampled items that training contrasts with the right ones.
     """
 

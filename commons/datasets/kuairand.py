@@ -78,7 +78,7 @@ class KuaiRand(PreparedDataset):
 
     Attributes:
         name: the dataset's name.
-        archive_folder: what the official archive unpacks to.
+        archive_folder: folder that the official archive unpacks to.
         log_parts: suffixes of the files that each period's log is split into.
     """
 

@@ -18,7 +18,7 @@ class RandomSource(HSTUSource):
     Args:
         args: the samples' features.
         num_samples: number of samples.
-        seed: at least 0.
+        seed: seed of the samples, at least 0.
 
     Raises:
         ValueError: `num_samples` or `seed` is negative.

@@ -33,7 +33,7 @@ class RetrievalSource(HSTUSource):
         histories: samples without candidates. Those for "train" must not contain held-out items.
         split: "train" or "eval".
         num_negatives: negatives of a training sample, at least 1.
-        seed: at least 0.
+        seed: seed of the negatives, at least 0.
 
     Raises:
         ValueError: a value is out of range, the histories have candidates or at most one item, or one of

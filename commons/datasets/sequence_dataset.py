@@ -32,12 +32,12 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         num_ranks: number of ranks to divide the samples among.
         shuffle: whether each epoch draws a permutation from `seed` and the epoch, or keeps the source's
             order.
-        seed: at least 0.
+        seed: seed of the order, at least 0.
         single_rank: whether rank 0 loads the samples of all ranks, in batches of `batch_size × num_ranks`
             rows, and the other ranks yield no batches.
 
     Attributes:
-        shuffle: as given.
+        shuffle: the argument of this name.
 
     Raises:
         TypeError: a number is not an integer.

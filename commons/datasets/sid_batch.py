@@ -24,7 +24,7 @@ class SIDDatasetSpec:
         codebook_sizes: codes of hierarchy h are 0 to `codebook_sizes[h]`, exclusive.
         max_history_length: most items before the candidates, at least 1; a sample keeps its newest. If all
             items are candidates, the most before the target.
-        max_candidate_length: how many of a sample's newest items the loss covers. 1 is the target alone, 0
+        max_candidate_length: number of a sample's newest items that the loss covers. 1 is the target alone, 0
             is all items.
         contextual_vocab_sizes: number of ids of each feature that describes the user.
 

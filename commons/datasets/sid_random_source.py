@@ -22,7 +22,7 @@ class RandomSIDSource(SIDSource):
         history_length_dist: number of items before the target, clipped to [0, spec.max_history_length]; None
             means uniform from 1 to `spec.max_history_length`.
         num_samples: number of samples.
-        seed: at least 0.
+        seed: seed of the samples, at least 0.
 
     Raises:
         ValueError: `num_samples` or `seed` is negative, or `sids` does not fit the spec's codebooks.

@@ -32,10 +32,11 @@ class SequencesMeta:
         vocab_sizes: ids of each feature are 0 to this, exclusive.
         num_classes: number of classes. An action id is 1 + its class.
         positive_class: classes from this one on are positive; None if classes have no order.
-        num_tasks: if above 1, a class is a bit mask, bit t for task t, and `num_classes` is 2 ** `num_tasks`.
+        num_tasks: number of tasks. If above 1, a class is a bit mask, bit t for task t, and `num_classes` is
+            2 ** `num_tasks`.
         unbounded_feature_names: features whose ids are any int64 but the smallest. Their `vocab_sizes` are
             rows of a dynamic table, which ids take in turn.
-        tie_order: how a user's events of equal time are ordered, in words; None if nothing orders them.
+        tie_order: order of a user's events of equal time, in words; None if nothing orders them.
 
     The file has `num_tasks`, `unbounded_feature_names` and `tie_order` only if they differ from their
     defaults, so files from before there were such entries still open.
@@ -181,7 +182,7 @@ def _checked_ids(feature: str, values: pl.Series, meta: SequencesMeta, offsets: 
     Args:
         feature: its name.
         values: integers, row after row.
-        meta: has the feature's range.
+        meta: description with the feature's range.
         offsets: int64 `[rows + 1]`, where each row's values begin.
 
     Raises:

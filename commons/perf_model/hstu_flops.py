@@ -83,7 +83,7 @@ class HSTUFlops:
 
         Args:
             first: `[batch_size]` integers, the first tokens of each sample; at most all.
-            tokens, contextual, candidates: of whole samples, as `work` takes them.
+            tokens, contextual, candidates: counts of whole samples, as `work` takes them.
 
         Returns:
             `[batch_size, 2]` int64; those of `work` where `first` is all tokens.

@@ -27,7 +27,7 @@ def fitted(
         seconds: float64 `[times]`, above 0.
         reweightings: rounds.
         prior: float64 `[columns]`, coefficients that decide where the times do not; None for 0.
-        prior_weight: of the prior, as a share of the weight of all times.
+        prior_weight: weight of the prior, as a share of the weight of all times.
 
     Returns:
         float64 `[columns]`; 0 where a column is 0.

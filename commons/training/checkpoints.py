@@ -50,7 +50,7 @@ class Checkpoints:
         keep: checkpoints to keep; None for all.
 
     Attributes:
-        path: as given.
+        path: the argument of this name.
     """
 
     _writer: ClassVar[Callable[[], Checkpoints | None]] = lambda: None  # the last one that saved
@@ -109,8 +109,8 @@ class Checkpoints:
 
         Args:
             step: computed steps.
-            state: what `load` reads.
-            settings: what `settings` reads; anything that JSON can hold.
+            state: state that `load` reads.
+            settings: values that `settings` reads; anything that JSON can hold.
 
         Raises:
             RuntimeError: `finish` was not called since the last save, by this object or another.

@@ -57,7 +57,7 @@ def initialize_rows(rows: torch.Tensor, first: int, table: EmbeddingConfig, seed
         rows: `[number of rows, embedding_dim]` on any device, set in place.
         first: number of the first of these rows in the whole table.
         table: the table; see `check_init_fn`.
-        seed: at least 0.
+        seed: seed of the values, at least 0.
     """
     end = first + len(rows)
     buffer = torch.empty(_ROWS_PER_BLOCK, table.embedding_dim, device="cpu")

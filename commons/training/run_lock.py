@@ -27,7 +27,7 @@ def locked(folders: dict[str, str]) -> Iterator[None]:
     Rank 0 holds the locks. The kernel releases them when its process ends, however it ends.
 
     Args:
-        folders: by the setting that names each.
+        folders: paths by the setting that names each.
 
     Raises:
         RuntimeError: another run has locked a folder; on every rank.

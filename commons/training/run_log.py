@@ -127,8 +127,8 @@ class StepLog:
     """Records the figures of a meter over intervals of steps, and what else the trainer knows.
 
     Args:
-        record: where figures are written.
-        meter: of the pipeline that trains.
+        record: log that figures are written to.
+        meter: meter of the pipeline that trains.
         num_steps: steps of the run.
         interval: steps between lines.
         first_step: steps done before this process.
@@ -181,7 +181,7 @@ def interval_figures(figures: Mapping[str, Any], peak_flops: float | None) -> di
     """Returns a meter's figures, with FLOP/s and memory in place of what the trainer gave the meter.
 
     Args:
-        figures: with `forward_flops` and `peak_memory_bytes` of each rank.
+        figures: sums with `forward_flops` and `peak_memory_bytes` of each rank.
         peak_flops: peak FLOP/s of one device; None if unknown.
     """
     shown = dict(figures)

@@ -49,15 +49,15 @@ class TrainerArgs:
         balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens,
             balance_token_tolerance, balance_exchange, balance_window, balance_window_max_step_ratio: see
             `ShufflerSettings`.
-        balance_group_feature, balance_moves_per_copy: see `SampleGroups`; None for no groups, or for those of
-            the shuffler's own `get_groups`.
+        balance_group_feature, balance_moves_per_copy: arguments of `SampleGroups`; None for no groups, or for
+            those of the shuffler's own `get_groups`.
         balance_cost: cost of a sample: "flops" for the shuffler's workloads; "learned" for `LearnedCosts`,
             which follow the training's steps, and ranks of unequal speed; or the file that a calibration of
             the model wrote.
-        balance_speed_limit: of `LearnedCosts`.
+        balance_speed_limit: argument of `LearnedCosts`.
         balance_verify: whether ranks compare what they do; see `Verification`.
         balance_split: whether long samples are cut into pieces; see `SplitSamples`.
-        max_tokens_per_micro_batch: see `MicroBatches`; None for batches that run whole.
+        max_tokens_per_micro_batch: cap of `MicroBatches`; None for batches that run whole.
         single_rank_load: whether rank 0 loads the samples of all ranks, and the shuffler spreads them.
         log_dir: folder of the figures, as JSON lines and for TensorBoard.
         peak_tflops: peak TFLOP/s of one device at the model's precision, to report MFU; None if unknown.

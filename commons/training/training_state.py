@@ -71,9 +71,9 @@ class TrainingState:
     Attributes:
         model: the model, as returned by `shard_model`.
         optimizer: its optimizer; None to read the model alone, whatever optimizer trained it.
-        settings: what a resumed training must have in common with the one that saved it; see `changes`.
-        progress: how far training has come.
-        learning: what was learned of costs and speeds, as it was restored.
+        settings: settings that a resumed training shares with the one that saved it; see `changes`.
+        progress: steps and epochs that training has done.
+        learning: costs and speeds that were learned, as restored.
     """
 
     model: torch.nn.Module

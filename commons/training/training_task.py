@@ -119,9 +119,9 @@ class TrainingTask:
 
         Args:
             args: `pipeline_type` and the shuffler's settings.
-            model, optimizer: as returned by `shard_model`.
+            model, optimizer: results of `shard_model`.
             device: device of this rank.
-            shuffler: as `make_shuffler` returns it; None for a new one.
+            shuffler: result of `make_shuffler`; None for a new one.
 
         Raises:
             KeyError: an unknown shuffler.

@@ -46,8 +46,8 @@ def fresh_rows(values: torch.Tensor, width: int, bound: float, salt: int) -> tor
     Args:
         values: int64 `[ids]`, mixed.
         width: width of the table.
-        bound: at least 0.
-        salt: makes tables independent of each other.
+        bound: largest value, at least 0.
+        salt: number that makes tables independent of each other.
     """
     steps = torch.arange(1, width + 1, device=values.device) * _signed(_GOLDEN)
     bits = _finalized((values ^ _signed(salt)).unsqueeze(1) + steps)

@@ -25,7 +25,7 @@ class HSTUConfig:
         contextual_embedding_dim: width of contextual embeddings; −1 for `hidden_size`.
         hidden_dropout: dropout probability after each layer.
         norm_epsilon: epsilon of all layer norms.
-        is_causal: False lets history tokens attend to later ones.
+        is_causal: flag; False lets history tokens attend to later ones.
         dtype: torch.bfloat16 and torch.float16 run the dense part under autocast with float32 parameters;
             torch.float32 runs it without.
         num_position_buckets: positions with their own embedding; later positions share the last.

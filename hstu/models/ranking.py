@@ -61,7 +61,7 @@ class HSTURanking(HSTUModel):
         tables: embedding tables; each feature is in exactly one.
         features: names of the features; ranking needs the action.
         head: the head's settings.
-        tables_device: as in `HSTUModel`.
+        tables_device: device of the tables, as in `HSTUModel`.
 
     Raises:
         ValueError: the action feature is missing, the tables do not fit the features, or the head's last

@@ -69,7 +69,7 @@ class HSTURetrieval(HSTUModel):
         tables: embedding tables; each feature is in exactly one, negatives in the items'.
         features: names of the features; retrieval needs negatives.
         retrieval: settings of an item's score.
-        tables_device: as in `HSTUModel`.
+        tables_device: device of the tables, as in `HSTUModel`.
 
     Raises:
         ValueError: there is no feature of negatives, or it is not in the items' table; that table is not

@@ -143,11 +143,12 @@ def _backward(
     Args:
         chunk: the chunk.
         inputs: q, k, v and the gradient of the output.
-        grads: where the gradients go: as q, k and v with one extra token, or a piece's k and v themselves.
+        grads: destination of the gradients: as q, k and v with one extra token, or a piece's k and v
+            themselves.
         scaling_seqlen: constant of the model.
-        memory: for blocks.
-        sums: for sums of blocks. They add up in float32, because one rounding per block would show in 16-bit
-            types.
+        memory: memory for blocks.
+        sums: memory for sums of blocks. They add up in float32, because one rounding per block would show in
+            16-bit types.
     """
     q, k, v, grad_out = inputs
     grad_q, grad_k, grad_v = grads
@@ -184,7 +185,7 @@ class _Memory:
 
     Args:
         like: gives the device.
-        dtype: of the blocks; None for that of `like`.
+        dtype: dtype of the blocks; None for that of `like`.
     """
 
     def __init__(self, like: torch.Tensor, dtype: torch.dtype | None = None) -> None:
@@ -218,9 +219,9 @@ class _Tokens:
 
     Args:
         name: name of the copies' memory.
-        place: where the tokens are.
+        place: place of the tokens.
         x: `[total_tokens, H, D]`.
-        memory: for copies.
+        memory: memory for copies.
         in_blocks: whether the tokens are read block by block. Then only a block with padding is copied;
             otherwise all are, if there is padding.
 

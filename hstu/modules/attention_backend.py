@@ -65,7 +65,7 @@ def batch_attention(
         masks: one per sample.
         scaling_seqlen: constant divisor of the attention weights.
         device: device of the tokens.
-        starts: where each sample's tokens start; None if samples are concatenated. With `starts`, results and
+        starts: first token of each sample; None if samples are concatenated. With `starts`, results and
             gradients are zero for tokens of no sample.
 
     Raises:
@@ -94,7 +94,7 @@ def piece_attention(
     Args:
         backend: "pytorch", "triton" or "cutlass". CUTLASS kernels take no pieces: Triton runs instead.
         masks: one per piece; none on a rank without pieces.
-        starts: where each piece's queries start in q; they are consecutive.
+        starts: first query of each piece in q; they are consecutive.
         key_tokens: int64, the location of each mask's `num_tokens` keys, one piece after another. Locations
             below `len(q)` are this rank's tokens; from there on they count `fetched` tokens. Pieces may share
             keys, but no key occurs twice in a piece.

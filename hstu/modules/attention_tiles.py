@@ -28,12 +28,12 @@ class Place:
     """Where samples' queries, or their keys, are in a tensor of tokens, and how they are padded.
 
     Attributes:
-        starts: where the tokens of each sample start.
+        starts: first token of each sample.
         lengths: number of tokens of each sample.
         first: index in the sample of the only sample's first token; several samples start with theirs.
         num_tokens: L, tokens of every sample with padding to whole tiles.
         heads: the heads.
-        device: of the tokens.
+        device: device of the tokens.
     """
 
     starts: tuple[int, ...]
@@ -150,7 +150,7 @@ class Chunk:
     count tokens from the sample's start.
 
     Attributes:
-        masks: of the samples.
+        masks: masks of the samples.
         queries: places of the queries.
         keys: places of the keys and values; those of a piece are in its run.
         row_tiles: tiles of query rows per product.
@@ -246,8 +246,8 @@ class AttentionTiles:
 
     Args:
         masks: one per sample or piece.
-        device: of the tokens.
-        starts: where each mask's queries start; other tokens may lie between them. None if the queries are
+        device: device of the tokens.
+        starts: first query of each mask; other tokens may lie between them. None if the queries are
             all tokens, in the order of the masks.
         key_tokens: locations of the pieces' keys, as `key_runs` takes them; None for whole samples.
 

@@ -25,7 +25,7 @@ class PiecewiseAttention:
 
     Args:
         backend: "pytorch", "triton" or "cutlass".
-        masks: of each row by itself, as `SequenceStructure.masks` returns them.
+        masks: masks of each row by itself, as `SequenceStructure.masks` returns them.
         pieces: places of the rows.
         scaling_seqlen: constant divisor of the attention weights.
         device: device of the tokens.
@@ -87,7 +87,7 @@ def _mask_of_piece(mask: SampleMask, first: int, num_keys: int, ends_sample: boo
     """Returns the mask of a piece in the coordinates of its sample, from that of the piece by itself.
 
     Args:
-        mask: of the piece's own tokens.
+        mask: mask of the piece's own tokens.
         first: the piece's first token in its sample.
         num_keys: tokens of the sample that the piece sees.
         ends_sample: whether it is the last piece, which has the candidates.

@@ -41,7 +41,7 @@ class _Source:
     """Recomputes a tensor, and keeps it until each view has been used once.
 
     Args:
-        function: maps `argument` to the tensor.
+        function: function from `argument` to the tensor.
         argument: tensor without a graph.
 
     Attributes:

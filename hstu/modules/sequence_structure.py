@@ -30,7 +30,7 @@ class SequenceStructure:
         item_lengths: `[B]` int64, items of each sample, candidates included.
         looked_up_lengths: `[B]` int64, the same with the item after a piece.
         candidate_lengths: `[B]` int64, number of last items that are candidates.
-        host_contextual_lengths, host_item_lengths, host_looked_up_lengths, host_candidate_lengths: the same
+        host_contextual_lengths, host_item_lengths, host_looked_up_lengths, host_candidate_lengths: these
             four on the host.
         first_positions: `[B]` int64, tokens of the whole sample before a piece; None if there are no pieces.
     """
@@ -66,8 +66,8 @@ class SequenceStructure:
             item_lengths: items that are looked up, candidates included.
             candidate_lengths: number of last items that are candidates; None for none.
             tokens_per_item: 2 with actions, 1 without.
-            on_host: for each sample its contextual tokens, items, actions and candidates. Without actions,
-                the items twice.
+            on_host: counts of each sample: its contextual tokens, items, actions and candidates. Without
+                actions, the items twice.
             pieces: `[B]` of dtype `PIECE`, where the batch holds pieces.
 
         Raises:

@@ -19,7 +19,7 @@ class TritonWork:
 
     Args:
         masks: one per sample or piece.
-        starts: where each mask's queries start; other tokens may lie between them. None if the queries are
+        starts: first query of each mask; other tokens may lie between them. None if the queries are
             all tokens, in the order of the masks.
         key_tokens: locations of the pieces' keys, as `key_runs` takes them; None for whole samples.
 
@@ -139,7 +139,7 @@ class _Samples:
     Attributes:
         query_base: place in q of token 0 of the sample, as if its first tokens preceded the queries there.
         key_base: place in k and v of token 0.
-        first_row, end_row, num_keys, prefix, history_end, tokens_per_candidate: as in `SampleMask`;
+        first_row, end_row, num_keys, prefix, history_end, tokens_per_candidate: fields of `SampleMask`;
             `num_keys` is its `num_tokens`.
     """
 

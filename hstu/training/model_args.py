@@ -114,7 +114,7 @@ class RankingArgs:
         prediction_head_act_type: "relu" or "gelu".
         prediction_head_bias: whether the linear layers have a bias.
         num_tasks: binary tasks, one per bit of the action; 1 for classes.
-        eval_metrics: must be "AUC", case-insensitive.
+        eval_metrics: names of metrics: "AUC" alone, in any case of letters.
 
     Raises:
         TypeError: a value does not have the type of its annotation.

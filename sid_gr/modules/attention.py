@@ -49,7 +49,7 @@ class JaggedCausalAttention:
 
     Attributes:
         keys_values: keys and values of each layer that has run, if kept.
-        key_starts: where the keys of each sample start in them.
+        key_starts: first key of each sample in them.
     """
 
     def __init__(self, lengths: Sequence[int], keep: bool = False) -> None:
@@ -90,7 +90,7 @@ class LastQueriesAttention:
     Args:
         lengths: queries of each sample, on the host.
         num_keys: keys of each sample.
-        device: of the tokens.
+        device: device of the tokens.
     """
 
     def __init__(self, lengths: list[int], num_keys: list[int], device: torch.device) -> None:
@@ -175,7 +175,7 @@ def varlen_causal_attention(
         k, v: `[total_keys, …]`, with num_heads or fewer heads.
         offsets: int32 `[samples + 1]`, first query of each sample, then the number of all queries.
         longest: queries of the sample with most.
-        key_offsets, most_keys: the same for keys.
+        key_offsets, most_keys: these two of the keys.
 
     Returns:
         The shape of q.
@@ -207,7 +207,7 @@ class _SampleGroups:
 
     Args:
         lengths: tokens of each sample, on the host.
-        device: of the tokens.
+        device: device of the tokens.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:

@@ -25,12 +25,12 @@ class PiecewiseCausalAttention:
     Args:
         lengths: tokens of each row, on the host.
         pieces: places of the rows in their samples.
-        device: of the tokens.
+        device: device of the tokens.
         keep: whether to keep keys and values, to extend the sequences later.
 
     Attributes:
-        keys_values: as in `JaggedCausalAttention`.
-        key_starts: where the keys of each row's sample start in them, from the sample's first token on.
+        keys_values: keys and values, as in `JaggedCausalAttention`.
+        key_starts: first key of each row's sample in them, from the sample's first token on.
     """
 
     def __init__(

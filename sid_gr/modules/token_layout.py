@@ -188,7 +188,7 @@ def _sources(
         starts: `[B]` int64, index of each row's first token.
         codes: the ids of each feature.
         left_out: codes at the end of each row that are no tokens, `[B]` or for all rows.
-        first_rows: where the embeddings of each feature's ids start, and those of BOS.
+        first_rows: first embedding of each feature's ids, and that of BOS.
         total_tokens: tokens of all rows.
         num_hierarchies: codes per item.
     """

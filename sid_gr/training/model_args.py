@@ -42,8 +42,8 @@ class DatasetArgs:
         deduplicate_label_across_hierarchy: flag that gin files of this field have; `NetworkArgs` decides on
             shared heads.
         contextual_vocab_sizes: columns of the Parquet files that describe the user, and their number of ids.
-        history_length_dist: for the random dataset; None for uniform from 1 to `max_history_length`.
-        num_generated_batches: for the random dataset, per rank and epoch.
+        history_length_dist: lengths of the random dataset; None for uniform from 1 to `max_history_length`.
+        num_generated_batches: batches of the random dataset, per rank and epoch.
 
     Raises:
         TypeError: a value does not have the type of its annotation.

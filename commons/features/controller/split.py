@@ -41,11 +41,11 @@ class SplitOrder:
     """The samples in each chunk of a batch; plain data that can be pickled.
 
     Attributes:
-        partition: for each chunk, int64 `[samples]`, the ascending rows of its samples in the batch.
+        partition: arrays by chunk, int64 `[samples]`: the ascending rows of its samples in the batch.
         batch_size: rows of the batch, padding included.
         chunk_rows: rows of each chunk, padding included.
         shared_fields: paths of what all samples share.
-        shared_hashes: of what is at these paths.
+        shared_hashes: hashes of what is at these paths.
     """
 
     partition: tuple[np.ndarray, ...]
@@ -137,7 +137,7 @@ def split_groups(workloads: ArrayLike, groups: ArrayLike, num_chunks: int) -> li
         workloads: `[samples]`, non-negative.
         groups: `[samples]` integers. Samples with the same one stay in one chunk, whatever that costs, all
             but those with a negative one.
-        num_chunks: at least 1.
+        num_chunks: number of chunks, at least 1.
 
     Returns:
         For each chunk the ascending int64 indices of its samples.
@@ -161,7 +161,7 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
         batches: one for each chunk, with a row for each row of the chunk, padding rows included. It may be
             the chunk itself, changed or not, or have other fields: a dict of what a worker computed for each
             row, or one tensor, array, KeyedJaggedTensor or JaggedTensor. Padding rows may hold anything.
-        order: what `split_balanced` returned with the chunks.
+        order: the order that `split_balanced` returned with the chunks.
 
     Returns:
         A batch of the same kind as `batches`, with every sample in its row of the batch that was split, then

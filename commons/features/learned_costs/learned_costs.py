@@ -120,9 +120,9 @@ class LearnedCosts(Feature):
         whose time says nothing of its samples, for example the first, which compiles.
 
         Args:
-            plan: of the step, among the last that were planned.
-            seconds: of forward and backward, or of the forward alone, without waits for other ranks; on CUDA,
-                by events.
+            plan: plan of the step, among the last that were planned.
+            seconds: time of forward and backward, or of the forward alone, without waits for other ranks; on
+                CUDA, by events.
 
         Raises:
             ValueError: the plan is not among the last; the step was recorded before; or the time is not a
@@ -152,7 +152,7 @@ class LearnedCosts(Feature):
         was made.
 
         Args:
-            state: what this rank saved, or without "times" what another rank saved.
+            state: data that this rank saved, or without "times" what another rank saved.
 
         Raises:
             ValueError: `state` has no "learned".

@@ -49,7 +49,7 @@ class Learned:
     """All that learning knows before a plan; equal on every rank. Arrays are float64.
 
     Attributes:
-        cost: of samples, in nanoseconds; None before anything was learned.
+        cost: cost of samples, in nanoseconds; None before anything was learned.
         speeds: `[ranks]`, as measured, whatever the limit.
         counts: `[steps, ranks, 2 + columns]`, what ranks computed in steps that were timed, the oldest first.
         seconds: `[steps, ranks]`, how long it took.
@@ -83,12 +83,12 @@ class Learning:
     """Learns what samples cost and how fast ranks are; one for each planner.
 
     Args:
-        num_ranks, rank: of the planner.
+        num_ranks, rank: ranks of the planner, and this one.
         speed_limit: loads follow speeds within 1 / this and this.
-        hosts, names: of the ranks; names are for messages.
+        hosts, names: hosts and names of the ranks; names are for messages.
 
     Attributes:
-        state: before the next plan.
+        state: knowledge before the next plan.
     """
 
     def __init__(
@@ -148,7 +148,8 @@ class Learning:
 
         Args:
             posted: int64 `[ranks, numbers]`, of `to_post`.
-            num_columns: of `get_workloads` now; from another number, nothing that was learned is of use.
+            num_columns: columns of `get_workloads` now; from another number, nothing that was learned is of
+                use.
 
         Raises:
             ValueError: ranks have restored different states; on every rank.

@@ -79,7 +79,7 @@ class _Tensor:
 
     Attributes:
         values: `[any, ...]`, of the whole batch.
-        gradient: of `values`, from the parts computed so far; None where it needs none.
+        gradient: gradient of `values`, from the parts computed so far; None where it needs none.
     """
 
     def __init__(self, values: torch.Tensor) -> None:

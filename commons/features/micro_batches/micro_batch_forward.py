@@ -46,14 +46,14 @@ def run_micro_batches(
     model, which runs once per micro-batch.
 
     Args:
-        model: takes a batch, returns `(losses, output)`.
-        batch: as exchanged, on the device.
+        model: module that takes a batch and returns `(losses, output)`.
+        batch: exchanged batch, on the device.
         shuffler: the one that exchanged it.
         plan: the plan of that exchange, in micro-batches.
         loss_reduction: "sum" or "mean", over the loss tokens of a micro-batch.
         loss_scale: factor of the loss sum before its backward. None for the one that makes the gradient,
             averaged over ranks, that of the mean over all loss tokens of the plan.
-        failures: as `loss_sum` takes it.
+        failures: record of failures, as `loss_sum` takes it.
 
     Returns:
         A loss; in training call its backward, once, which hands out all gradients. It may be multiplied by a
@@ -161,10 +161,10 @@ class _Lookups:
     """Lookups of a model's sharded modules for a batch, which its micro-batches share.
 
     Args:
-        model, batch: as `run_micro_batches` takes them.
-        micro_batches: of the batch.
+        model, batch: arguments of `run_micro_batches`.
+        micro_batches: parts of the batch.
         rows: int64, the rows of the batch in each micro-batch.
-        view: returns the view of a batch.
+        view: function that returns the view of a batch.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class _GradientsAside:
     tables that the dense part reads, parameters of fully sharded modules.
 
     Args:
-        model: None for no gradients.
+        model: module whose gradients are kept; None for no gradients.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:

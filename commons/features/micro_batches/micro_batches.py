@@ -128,8 +128,9 @@ class MicroBatches(Feature):
         whole; two host-device synchronizations, of dense values one.
 
         Args:
-            values: of each micro-batch, with a row for each of its samples, or one of padding without any.
-            plan: of the exchange.
+            values: results of each micro-batch, with a row for each of its samples, or one of padding without
+                any.
+            plan: plan of the exchange.
 
         Raises:
             ValueError: there are more or fewer than micro-batches, with other rows, or of different kinds.

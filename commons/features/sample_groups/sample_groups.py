@@ -28,9 +28,10 @@ class SampleGroups(Feature):
         feature: name of a feature of a `BaseBatch`, such as the user's id. Samples with the same first value
             of it belong together: their ids are looked up once if one rank has them. An empty row belongs to
             no group.
-        get_groups: returns the group of each row of a batch on the host, int64 or int32 `[batch_size]`;
-            negative for none. Without it and `feature`, the shuffler has a method of this name.
-        moves_per_copy: what it is worth to have a group on one rank fewer: as much as moving its largest
+        get_groups: function that returns the group of each row of a batch on the host, int64 or int32
+            `[batch_size]`; negative for none. Without it and `feature`, the shuffler has a method of this
+            name.
+        moves_per_copy: worth of having a group on one rank fewer: as much as moving its largest
             sample this many times. It is the bytes of embeddings and gradients that ranks exchange for an id
             of all tables ÷ the bytes of a sample per id. 64 is one table of 128 float32, and an id with an
             action.

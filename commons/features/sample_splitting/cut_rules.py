@@ -69,7 +69,7 @@ def spans(
     """Returns the first and the last of a sample's elements, exclusive, that each piece gets in some fields.
 
     Args:
-        rules: of the fields.
+        rules: rules of the fields.
         lengths: int64 `[pieces, rules]`, elements of the whole sample.
         pieces: `[pieces]` of dtype `PIECE`.
 
@@ -243,7 +243,7 @@ def cut_rows(whole: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRule
         whole: samples to cut.
         pieces: `[pieces]` of dtype `PIECE`, all pieces of the real rows, in order.
         row_of: int64 `[pieces]`, the row that each is of.
-        rules: of the batch.
+        rules: rules of the batch.
     """
     padding = np.arange(whole.num_samples, whole.num_rows)
     rows = np.append(row_of, padding)
@@ -257,10 +257,10 @@ def cut_fields(
     """Cuts rows on the host.
 
     Args:
-        fields: per-sample fields of a batch.
+        fields: the per-sample fields of a batch.
         row_of: int64 `[pieces]`, the row that each piece is of.
         pieces: `[pieces]` of dtype `PIECE`.
-        rules: of the batch.
+        rules: rules of the batch.
 
     Returns:
         The fields with a row per piece.

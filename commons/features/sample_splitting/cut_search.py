@@ -47,9 +47,9 @@ def cut_and_place(
     """Cuts samples that stand in the way of balance, or of `max_tokens`, and places all.
 
     Args:
-        samples: as loaded, of one step.
-        settings: of the placement.
-        cutting: of the samples.
+        samples: samples of one step, as loaded.
+        settings: settings of the placement.
+        cutting: rules and costs of the samples.
 
     Returns:
         The samples with pieces in the places of those that are cut, and int64 `[rows]`, the rank of each.
@@ -119,9 +119,9 @@ def _pieces_of_equal_loads(
     for what it leaves. The last is for cuts, which have to be between items.
 
     Args:
-        samples, settings, cutting: as `cut_and_place` takes them.
+        samples, settings, cutting: arguments of `cut_and_place`.
         mean: load of a rank of speed 1.
-        rank: of whole samples, if none of them is too heavy for one rank.
+        rank: ranks of whole samples, if none of them is too heavy for one rank.
     """
     full, most = int(mean * (1 + TOLERANCE / 4)), int(mean * (1 + TOLERANCE * 3 / 4))
     giants = np.flatnonzero(samples.workloads > mean * (1 + TOLERANCE))

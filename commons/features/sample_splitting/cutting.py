@@ -37,8 +37,8 @@ class Cutting:
         rules: rules of the batches.
         schema: fields of the batches; None where only tokens are known, as to the advisor.
         count_names: names of the batches' `row_counts`.
-        prefix_cost: as `SplitSamples` takes it.
-        cost: of rows, by their counts.
+        prefix_cost: function that `SplitSamples` takes.
+        cost: cost of rows, by their counts.
     """
 
     rules: CutRules
@@ -105,7 +105,7 @@ class Cutting:
         """Divides samples into pieces of as many items each.
 
         Args:
-            samples: as loaded.
+            samples: samples as loaded.
             num_pieces: int64 `[samples]`.
 
         Returns:
@@ -124,7 +124,7 @@ class Cutting:
         """Finds the cuts that have given costs before them, as far as whole items allow.
 
         Args:
-            samples: as loaded.
+            samples: samples as loaded.
             numbers: int64 `[cuts]`, ascending: the sample of each cut; at least one.
             costs: int64 `[cuts]`, ascending within a sample.
 
@@ -165,7 +165,7 @@ class Cutting:
         """Returns the samples with the pieces of cut ones in their places.
 
         Args:
-            samples: as loaded.
+            samples: samples as loaded.
             numbers: int64 `[cuts]`, ascending: the sample of each cut.
             items: int64 `[cuts]`, ascending within a sample: items before each cut.
 
@@ -203,7 +203,7 @@ class Cutting:
         """Checks that the rules account for the tokens of samples that are cut, and for their loss tokens.
 
         Args:
-            samples: before the cuts.
+            samples: samples before the cuts.
             numbers: int64 `[cuts]`, the sample of each.
             loss_tokens: int64, of all pieces of these samples.
         """

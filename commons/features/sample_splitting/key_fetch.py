@@ -39,7 +39,7 @@ class PlacedPieces:
         rows: `[rows]` of dtype `PIECE`, those of this rank's batch; zeros in padding.
         bytes_fetched: bytes that this rank has received for its pieces, gradients included.
         seconds: time that the host has waited for them.
-        num_started, num_landed: how often a model has started and landed a fetch.
+        num_started, num_landed: number of fetches that a model has started and landed.
     """
 
     def __init__(self, plan: ShufflePlan, group: RankGroup, count_names: tuple[str, ...]) -> None:
@@ -95,7 +95,7 @@ class PlacedPieces:
         Args:
             num_seen: int64 `[rows of the step]`: how many of its sample's tokens, from the first on, the
                 queries of each row see.
-            device: of keys and values.
+            device: device of keys and values.
         """
         return KeyFetch(self, self._plan, self._group, num_seen, device)
 
@@ -127,12 +127,12 @@ class KeyFetch:
 
     Attributes:
         piece_rows: rows of the rank's batch that see tokens of other pieces, ascending.
-        piece_starts: for each of them, where its tokens start among those of the batch.
-        piece_keys: for each of them, how many of its sample's tokens it sees.
+        piece_starts: place of each one's first token in the batch.
+        piece_keys: number of its sample's tokens that each sees.
         key_tokens: int64, for all of them, one after another, where those tokens are: among the tokens of the
             batch, or, counted on from these, among the fetched ones.
-        sent_tokens: for each rank, the tokens of the batch that it gets, int64 on the device.
-        ranks: that fetch from each other.
+        sent_tokens: tokens of the batch that each rank gets, int64 on the device.
+        ranks: group that fetches from each other.
     """
 
     def __init__(

@@ -40,14 +40,15 @@ class SplitSamples(Feature):
     of a `BaseBatch`, and the model fetches keys and values over `batch.pieces`, a `PlacedPieces`.
 
     Args:
-        prefix_cost: returns the cost of the first tokens of samples; None for the shuffler's method of this
-            name. It is called with `tokens`, int64 `[samples]`, from 0 to the sample's tokens, and `counts`,
-            what planning knows of the samples by name, int64 `[samples]` each: "tokens", "loss_tokens", the
-            batch's `row_counts`, "head_tokens" before a sample's first item, and "kept_tokens" of its last
-            items that are not cut apart. It returns int64 `[samples]`, or `[samples, columns]` with the
-            columns of `get_workloads`: the cost of these tokens' queries. No column decreases from token to
-            token, and all equal `get_workloads` at a sample's end. Every rank calls it, and must get the same
-            integers: compute in int64, because the last bits of floats may differ between processors.
+        prefix_cost: function that returns the cost of the first tokens of samples; None for the shuffler's
+            method of this name. It is called with `tokens`, int64 `[samples]`, from 0 to the sample's tokens,
+            and `counts`, what planning knows of the samples by name, int64 `[samples]` each: "tokens",
+            "loss_tokens", the batch's `row_counts`, "head_tokens" before a sample's first item, and
+            "kept_tokens" of its last items that are not cut apart. It returns int64 `[samples]`, or
+            `[samples, columns]` with the columns of `get_workloads`: the cost of these tokens' queries. No
+            column decreases from token to token, and all equal `get_workloads` at a sample's end. Every rank
+            calls it, and must get the same integers: compute in int64, because the last bits of floats may
+            differ between processors.
 
     Raises:
         ValueError: when a shuffler is made, if its rows are equal, or it lacks a method; at the first

@@ -178,7 +178,7 @@ def _join_pieces(
     """Joins the rows of each sample's pieces: jagged values one after another, dense ones of the last piece.
 
     Args:
-        fields, lengths: in the order of the pieces.
+        fields, lengths: results and their lengths, in the order of the pieces.
         starts: bool `[rows]`, whether a row is the first of its sample.
         num_rows: rows of the result, padding included.
     """
