@@ -168,8 +168,8 @@ def window_figures(
         seconds: duration of the window.
         loss_tokens: loss tokens of all ranks and steps.
         reports: balance of each step.
-        of_ranks: records of each rank: sums over the steps by name, and lists with an entry per step: its compute
-            time, and `figures_of_rank`.
+        of_ranks: records of each rank: sums over the steps by name, and lists with an entry per step: its
+            compute time, and `figures_of_rank`.
     """
     num_ranks, num_steps = len(of_ranks), len(reports)
     compute_seconds, tokens_before, tokens_after, counts = (
