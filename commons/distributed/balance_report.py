@@ -11,7 +11,6 @@ import numpy as np
 
 from ..partition import lower_bound
 from ..partition.balance import relative_to_mean
-from .exchange import Traffic
 from .shuffle_plan import ShufflePlan
 
 # The unit of costs of which nothing is known.
@@ -66,16 +65,9 @@ class BalanceReport:
     features: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(
-        plan: ShufflePlan,
-        equal_rows: bool,
-        traffic: Traffic | None = None,
-        plan_wait_seconds: float = 0.0,
-        exchange_seconds: float = 0.0,
-        unit: str = WORKLOAD_UNITS,
-        features: Mapping[str, Any] | None = None,
-    ) -> BalanceReport:
-        """Reports on the step of a plan; `traffic` and `unit` are those of a `BatchShuffler`."""
+    def of(plan: ShufflePlan, equal_rows: bool, unit: str = WORKLOAD_UNITS, **measured: Any) -> BalanceReport:
+        """Reports on the step of a plan; `unit` is a `BatchShuffler`'s, `measured` are attributes that have
+        a default."""
         rows = plan.rows
 
         def per_rank(amounts: np.ndarray, rank_of: np.ndarray) -> np.ndarray:
@@ -96,13 +88,9 @@ class BalanceReport:
             workloads=np.add.reduceat(rows.workloads, starts) if len(starts) else rows.workloads,
             unit=unit if plan.predicted_seconds is None else "predicted ns",
             equal_rows=equal_rows,
-            bytes_sent=0 if traffic is None else traffic.sent,
-            bytes_received=0 if traffic is None else traffic.received,
-            plan_wait_seconds=plan_wait_seconds,
-            exchange_seconds=exchange_seconds,
             speeds=rows.speeds,
             predicted_seconds=plan.predicted_seconds,
-            features=features or {},
+            **measured,
         )
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Set
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -60,8 +60,6 @@ class ShufflerSettings:
         exchange: "all_to_all" sends each sample straight to its destination. "all_gather" sends all samples
             to all ranks.
 
-    `window=1` and `window_max_step_ratio=None` are accepted, because configurations have them.
-
     Raises:
         TypeError: a value does not have the type of its annotation.
         KeyError: unknown partitioner or exchange.
@@ -74,11 +72,8 @@ class ShufflerSettings:
     max_tokens: int | None = None
     token_tolerance: float | None = 0.10
     exchange: str = "all_to_all"
-    window: InitVar[int] = 1
-    window_max_step_ratio: InitVar[float | None] = None
 
-    def __post_init__(self, window: int, window_max_step_ratio: float | None) -> None:
-        _check_no_window(window, window_max_step_ratio)
+    def __post_init__(self) -> None:
         check_types(self)
         self._check_choices()
         self._check_ranges()
@@ -136,7 +131,7 @@ def make_settings(shuffler: str, given: Mapping[str, Any]) -> ShufflerSettings:
     Raises:
         TypeError: an unknown one.
     """
-    known = inspect.signature(ShufflerSettings).parameters
+    known = [field.name for field in fields(ShufflerSettings)]
     for name in given:
         if name not in known:
             raise TypeError(f"{shuffler} has no setting {name!r}; there are {sorted(known)}")
@@ -160,20 +155,6 @@ def warn_of_unread_method(shuffler: Any, read: Set[str]) -> None:
             f"{type(shuffler).__name__}.get_groups has no effect without features=[SampleGroups()], of "
             f"{NAME}.features.sample_groups"
         )
-
-
-def _check_no_window(window: int, max_step_ratio: float | None) -> None:
-    """Refuses to plan several steps together, and names what else balances them."""
-    if window == 1 and max_step_ratio is None:
-        return
-    given = {"window": window} if window != 1 else {"window_max_step_ratio": max_step_ratio}
-    raise SettingError(
-        f"{{{next(iter(given))}}}: each step is planned by itself; leave it out. Where steps stay "
-        "unbalanced, cut long samples into pieces (SplitSamples), give each rank more rows, or load samples "
-        f"of similar length together ({NAME}.datasets.BucketSampler). Code that holds several batches can "
-        f"divide them over steps by {NAME}.partition.balance_window",
-        **given,
-    )
 
 
 @functools.cache

@@ -164,17 +164,19 @@ class ShuffleStage:
     def report(self) -> BalanceReport:
         """Computes the report of the last step; bytes and times are this rank's."""
         step, shuffler = self.last_step, self._shuffler
+        sent, received = shuffler.traffic(step.plan)
         figures: dict[str, Any] = {}
         for feature in shuffler.features:
             figures |= feature.report(step.plan)
         return BalanceReport.of(
             step.plan,
             shuffler.settings.equal_rows,
-            shuffler.traffic(step.plan),
-            step.wait_seconds,
-            step.exchange_seconds,
             shuffler.unit,
-            figures,
+            bytes_sent=sent,
+            bytes_received=received,
+            plan_wait_seconds=step.wait_seconds,
+            exchange_seconds=step.exchange_seconds,
+            features=figures,
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import NAME
 from ..checks import SettingError
@@ -28,8 +28,6 @@ SETS = {
         "balance_max_tokens": "max_tokens",
         "balance_token_tolerance": "token_tolerance",
         "balance_exchange": "exchange",
-        "balance_window": "window",
-        "balance_window_max_step_ratio": "window_max_step_ratio",
     },
     "features.learned_costs.LearnedCosts": {"balance_cost": "", "balance_speed_limit": "speed_limit"},
     "features.micro_batches.MicroBatches": {"max_tokens_per_micro_batch": "max_tokens"},
@@ -43,14 +41,27 @@ SETS = {
 CORE, *FEATURES = SETS
 
 
-def check_flags(args: TrainerArgs, **window: Any) -> None:
-    """Checks the flags together; `window` has those that are no attributes, by name.
+def check_no_window(window: int, max_step_ratio: float | None) -> None:
+    """Raises a ValueError for flags that plan several steps together, and names what else balances them."""
+    if window == 1 and max_step_ratio is None:
+        return
+    flag = f"window = {window}" if window != 1 else f"window_max_step_ratio = {max_step_ratio}"
+    raise ValueError(
+        f"TrainerArgs.balance_{flag}: each step is planned by itself; leave it out. Where steps stay "
+        "unbalanced, cut long samples into pieces (SplitSamples), give each rank more rows, or load samples "
+        f"of similar length together ({NAME}.datasets.BucketSampler). Code that holds several batches can "
+        f"divide them over steps by {NAME}.partition.balance_window"
+    )
+
+
+def check_flags(args: TrainerArgs) -> None:
+    """Checks the flags together.
 
     Raises:
         ValueError, ModuleNotFoundError: as `make_features`; or flags have no effect with others.
     """
     with errors_name_flags():
-        given = {argument: window.get(flag, getattr(args, flag)) for flag, argument in SETS[CORE].items()}
+        given = {argument: getattr(args, flag) for flag, argument in SETS[CORE].items()}
         settings = ShufflerSettings(**given)
         for feature in make_features(args):
             feature.check(settings)

@@ -12,7 +12,7 @@ from ..checks import check_types, require, require_at_least
 from ..distributed.shuffler_settings import ShufflerSettings
 from ..partition.workloads import MOVES_PER_COPY
 from ..perf_model.cost import Cost
-from .balance_flags import CORE, FLOPS, LEARNED, SETS, check_flags
+from .balance_flags import CORE, FLOPS, LEARNED, SETS, check_flags, check_no_window
 
 # In `log_dir`, written at the end of a run that learns costs.
 LEARNED_COST_FILE = "learned_cost.json"
@@ -154,11 +154,8 @@ class TrainerArgs:
                     "a file written by a calibration"
                 )
             Cost.load(Path(self.balance_cost))
-        check_flags(
-            self,
-            balance_window=balance_window,
-            balance_window_max_step_ratio=balance_window_max_step_ratio,
-        )
+        check_no_window(balance_window, balance_window_max_step_ratio)
+        check_flags(self)
 
     def saves_within(self, num_steps: int) -> bool:
         """Returns whether a checkpoint is due within `num_steps` steps."""

@@ -61,7 +61,7 @@ def _run(case: Case, ranks: list[int] | None = None) -> Ran | str | None:
         sizes=(moved.batch_size, moved.num_samples),
         plan=plan,
         fingerprint=plan.fingerprint,
-        report=BalanceReport.of(plan, case.equal_rows, shuffler.traffic(plan)),
+        report=BalanceReport.of(plan, case.equal_rows),
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from commons.distributed import BatchShufflerFactory, placement
@@ -30,10 +28,6 @@ from tests.commons.distributed.shufflers import FieldShuffler
             "max_tokens=9: partitioner='karmarkar_karp' has no argument max_tokens; choose another",
         ),
         ({"max_tokens": 0}, "max_tokens=0: expected an integer"),
-        ({"window": 2}, "window=2: each step is planned by itself"),
-        ({"window": 0}, "window=0: each step is planned by itself"),
-        ({"window_max_step_ratio": 1.5}, "window_max_step_ratio=1.5: each step is planned by itself"),
-        ({"window": 4, "window_max_step_ratio": 1.5}, "window=4: each step is planned"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(setting, message):
@@ -56,24 +50,9 @@ def test_partitioners_without_a_token_tolerance_ignore_it(partitioner, token_tol
     assert placement.token_tolerance(RowTable.empty(2), settings) == heeded
 
 
-def test_a_window_of_one_step_is_no_setting():
-    settings = ShufflerSettings(window=1, window_max_step_ratio=None)
-    assert settings == ShufflerSettings() and repr(settings) == repr(ShufflerSettings())
-    assert replace(settings, equal_rows=False) == ShufflerSettings(equal_rows=False)
-
-
-@pytest.mark.parametrize("settings", [{"window": 2}, {"window_max_step_ratio": 1.25}])
-def test_the_error_of_a_window_names_the_ways_left(settings):
-    with pytest.raises(ValueError) as error:
-        ShufflerSettings(**settings)
-    (sentence,) = error.value.args
-    for way in ("SplitSamples", "more rows", "datasets.BucketSampler", "partition.balance_window"):
-        assert way in sentence
-
-
 def test_every_shuffler_checks_its_settings():
-    with pytest.raises(ValueError, match="window=2"):
-        FieldShuffler(window=2)
+    with pytest.raises(ValueError, match="tolerance=-0"):
+        FieldShuffler(tolerance=-0.1)
     with pytest.raises(ValueError, match="max_tokens=0"):
         BatchShufflerFactory.create("identity", max_tokens=0)
 
