@@ -1,4 +1,4 @@
-"""Whether many processes plan, exchange and unshuffle without loss, and all end when one of them dies.
+"""Checks that many processes plan, exchange and unshuffle without loss, and all end when one of them dies.
 
 Three runs of gloo processes on this machine: one over all steps, with loaders of different lengths; one in
 which a process is killed while it plans; and one in which a process is killed in the exchange.

@@ -39,7 +39,7 @@ _MOST_PROBLEMS = 5
 
 @dataclass(frozen=True)
 class Stall:
-    """Where a rank stood when it last reported a stall.
+    """State of a rank when it last reported a stall.
 
     Attributes:
         rank: the rank.
@@ -182,7 +182,7 @@ def _threads(dump: str) -> list[tuple[str, ...]]:
 
 
 def _is_started(thread: tuple[str, ...]) -> bool:
-    """Whether a stack is of a thread that Python started, rather than the process's first."""
+    """Returns whether a stack is of a thread that Python started, rather than the process's first."""
     return bool(thread) and thread[-1].endswith(" in _bootstrap")
 
 

@@ -286,7 +286,7 @@ def _settings(strategy: Strategy, gin_settings: Mapping[str, object] | None) -> 
 
 
 def _gains(outcome: Outcome, over: Outcome) -> bool:
-    """Whether an outcome is better by more than what this prediction leaves out."""
+    """Returns whether an outcome is better by more than what this prediction leaves out."""
     return outcome.speedup >= max(over.speedup, 1.0) * (1 + LEAST_GAIN)
 
 

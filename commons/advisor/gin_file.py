@@ -90,7 +90,7 @@ class GinRun:
         return {name: getattr(self._trainer(), name) for name in bound}  # a macro's value, not its name
 
     def learns_costs(self) -> bool:
-        """Whether the run learns its costs."""
+        """Returns whether the run learns its costs."""
         return is_bound("TrainerArgs.balance_cost") and self._trainer().balance_cost == LEARNED
 
     def _trainer(self) -> TrainerArgs:

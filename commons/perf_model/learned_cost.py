@@ -55,7 +55,7 @@ def refitted(cost: Cost | None, counts: np.ndarray, seconds: np.ndarray) -> Cost
 
 
 def follows_workloads(cost: Cost | None) -> bool:
-    """Whether times are proportional to workloads, or unknown."""
+    """Returns whether times are proportional to workloads, or unknown."""
     if cost is None:
         return True
     column_sums = cost.coefficients[NUM_OTHERS:]

@@ -108,7 +108,7 @@ def _show(error: Exception) -> None:
 
 
 def _fails_first() -> bool:
-    """Whether no other rank of this attempt has asked before."""
+    """Returns whether no other rank of this attempt has asked before."""
     try:
         store = _agent_store()
         return store is None or store.add(f"balanced_training/failures/{_attempt()}", 1) == 1

@@ -22,7 +22,7 @@ from .training_task import TrainingTask
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training has come, independent of the number of ranks.
+    """Steps and epochs that a training has done, independent of the number of ranks.
 
     Attributes:
         step: computed steps.

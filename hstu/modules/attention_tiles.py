@@ -25,7 +25,7 @@ CUDA_ROW_TILES = 16
 
 @dataclass(frozen=True)
 class Place:
-    """Where samples' queries, or their keys, are in a tensor of tokens, and how they are padded.
+    """Places of samples' queries, or of their keys, in a tensor of tokens, and their padding.
 
     Attributes:
         starts: first token of each sample.

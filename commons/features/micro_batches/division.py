@@ -105,7 +105,7 @@ def _place_with_room(
 def divide_into_micro_batches(
     workloads: ArrayLike, tokens: ArrayLike, partition: Sequence[np.ndarray], max_tokens: int
 ) -> list[list[np.ndarray]]:
-    """As `balance_micro_batches`, of samples that are on ranks, and without a warning.
+    """Divides samples that are on ranks as `balance_micro_batches` does, without a warning.
 
     `partition` is for each rank the indices of its samples. The number of micro-batches is the smallest for
     which a division is found on every rank.

@@ -31,7 +31,7 @@ _PLACES = ("items", "items_from_end", *_OF_WHOLE)
 
 @dataclass(frozen=True)
 class FieldRule:
-    """How one field, or one key of it, follows the items of its sample.
+    """Rule by which one field, or one key of it, follows the items of its sample.
 
     Attributes:
         place: "items" for elements along the items from the first on; "items_from_end" for elements along the
@@ -140,7 +140,7 @@ class ItemGroup:
 
 @dataclass(frozen=True)
 class CutRules:
-    """How samples of a batch type are cut. Plain data, equal on all ranks.
+    """Rules by which samples of a batch type are cut. Plain data, equal on all ranks.
 
     Names are paths of fields, as `BaseBatch.per_sample_fields` has them. A dot and the key follow where a
     KeyedJaggedTensor has several.

@@ -92,7 +92,7 @@ def _rank_of_whole(samples: RowTable, settings: ShufflerSettings) -> np.ndarray 
 
 
 def _is_balanced(samples: RowTable, settings: ShufflerSettings, rank: np.ndarray, highest: float) -> bool:
-    """Whether no rank is above the highest load, or whole samples can be balanced.
+    """Returns whether no rank is above the highest load, or whole samples can be balanced.
 
     That the lower bound tells only for equal speeds: with others, it is well below what can be reached.
     """
@@ -272,7 +272,7 @@ def _cut_within_limits(
 
 
 def _heeds_columns(samples: RowTable, settings: ShufflerSettings) -> bool:
-    """Whether the partitioner takes a feature's column, such as groups."""
+    """Returns whether the partitioner takes a feature's column, such as groups."""
     return any(settings.takes(name) for name in samples.columns)
 
 

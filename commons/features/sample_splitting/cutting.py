@@ -31,7 +31,7 @@ PrefixCost = Callable[[np.ndarray, Counts], np.ndarray]
 
 @dataclass(frozen=True)
 class Cutting:
-    """How the ranks cut samples; the same on all of them.
+    """Rules and costs by which the ranks cut samples; the same on all of them.
 
     Attributes:
         rules: rules of the batches.

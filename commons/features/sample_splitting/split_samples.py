@@ -140,7 +140,7 @@ class SplitSamples(Feature):
         return cut.pin_memory() if rows.is_pinned else cut
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Tells the batch the places of its rows in their samples."""
+        """Hands the batch the places of its rows in their samples."""
         if plan.rows.starts_sample.all() or not isinstance(batch, BaseBatch):
             return batch
         batch_format = self._shuffler.format
