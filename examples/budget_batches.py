@@ -28,8 +28,8 @@ class BudgetSampler(Sampler[list[int]]):
     costs more than the budget exceeds it, in a batch of its own. Ranks may have unequal numbers of batches.
 
     `state_dict` counts batches, from which the pool follows; the number of ranks has to stay. It counts those
-    loaded, and workers run ahead of training: torchdata's `StatefulDataLoader` accounts for that. With
-    torch's `DataLoader`, count the batches trained, as below.
+    loaded, and workers and the stage run ahead of training: count the batches trained, as below.
+    docs/works-with.md has the same for torchdata's `StatefulDataLoader`.
 
     Args:
         costs, tokens: of each sample of the data set, integers.

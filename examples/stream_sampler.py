@@ -28,8 +28,8 @@ class StreamSampler(Sampler[list[int]]):
     Users are integers of at least 0; a negative one is nobody's.
 
     `state_dict` counts samples, so another number of ranks can resume. It counts those loaded, and workers
-    run ahead of training: torchdata's `StatefulDataLoader` accounts for that. With torch's `DataLoader`,
-    count the samples trained, as below.
+    and the stage run ahead of training: count the samples trained, as below. docs/works-with.md has the same
+    for torchdata's `StatefulDataLoader`.
     """
 
     def __init__(self, users: np.ndarray, costs: np.ndarray, rows: int, rank: int, num_ranks: int) -> None:

@@ -174,7 +174,7 @@ def median_error(predicted: np.ndarray, measured: np.ndarray) -> float:
 
 
 def is_linear(counts: np.ndarray) -> bool:
-    """Returns whether all columns follow from samples and tokens alone, where samples of a step differ in length.
+    """Returns whether all columns follow from samples and tokens alone, where samples differ in length.
 
     Args:
         counts: float64 `[steps, 2 + columns]`, sums over samples.
