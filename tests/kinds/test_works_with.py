@@ -19,6 +19,7 @@ from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
+from commons.features.micro_batches import MicroBatches
 from tests.commons.pipeline.click_models import (
     DIM,
     STEPS,
@@ -98,8 +99,13 @@ PARTNERS = {
 }
 
 
-def trained(partner: Partner, fully_sharded: bool) -> tuple[list[float], dict[tuple[str, int], torch.Tensor]]:
-    """Trains in a pipeline; returns losses, and this rank's parameters by name and first row."""
+def trained(
+    partner: Partner, fully_sharded: bool, cap: int | None
+) -> tuple[list[float], dict[tuple[str, int], torch.Tensor]]:
+    """Trains in a pipeline, in several micro-batches under a cap of tokens.
+
+    Returns losses, and this rank's parameters by name and first row.
+    """
     model, rank = Deep(), dist.get_rank()
     partner.prepare(model)
     if fully_sharded:
@@ -109,10 +115,12 @@ def trained(partner: Partner, fully_sharded: bool) -> tuple[list[float], dict[tu
     sharded = DistributedModelParallel(model, device=CPU, plan=plan, init_data_parallel=not fully_sharded)
     optimizer = partner.optimizer(model)
     scheduler = partner.scheduler(optimizer) if partner.scheduler else None
-    pipeline = pipeline_of("native", sharded, optimizer, FirstFieldShuffler(), "mean")
+    shuffler = FirstFieldShuffler(features=[] if cap is None else [MicroBatches(cap)])
+    pipeline = pipeline_of("native", sharded, optimizer, shuffler, "mean")
     loaded = [kjt_and_labels(sum(rows[:rank]), rows[rank], step) for step, rows in enumerate(STEPS)]
-    losses = []
-    for loss_sum, tokens, _ in steps_of(pipeline, [{"features": kjt, "labels": of} for kjt, of in loaded]):
+    batches, losses = [{"features": kjt, "labels": labels} for kjt, labels in loaded], []
+    for loss_sum, tokens, output in steps_of(pipeline, batches):
+        assert cap is None or len(output) > 1
         dist.all_reduce(loss_sum)
         losses.append(float(loss_sum) / tokens)
         if scheduler:
@@ -141,11 +149,12 @@ def trained_alone(partner: Partner) -> tuple[list[float], dict[str, torch.Tensor
     return losses, {name: value.detach() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.parametrize("cap", [None, 12])
 @pytest.mark.parametrize("name", PARTNERS)
 @on_ranks(2)
-def test_a_partner_trains_as_in_one_process(name):
+def test_a_partner_trains_as_in_one_process(name, cap):
     partner = PARTNERS[name]
-    losses, parameters = trained(partner, name == "fully_shard")
+    losses, parameters = trained(partner, name == "fully_shard", cap)
     expected_losses, expected = trained_alone(partner)
     assert losses == pytest.approx(expected_losses, rel=partner.tolerance)
     for (key, row), got in parameters.items():
