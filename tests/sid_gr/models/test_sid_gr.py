@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -144,7 +146,7 @@ def test_a_batch_that_is_not_the_models_is_refused():
     with pytest.raises(ValueError, match="row 0 has 2 history and 3 candidate codes; expected multiples"):
         model(batch)
     with pytest.raises(ValueError, match="row 0 has no candidate"):
-        model(sid_batch([], 2).with_fields({}, 2, 1))
+        model(replace(sid_batch([], 2), actual_batch_size=1))
 
 
 def test_settings_of_hstu_layers_have_no_effect():
