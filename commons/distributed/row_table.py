@@ -107,11 +107,9 @@ class RowTable:
         """int64 `[rows]`, the number that the sample of each row has among whole samples."""
         return np.cumsum(self.starts_sample) - 1
 
-    def loaded_by(self, ranks: int | np.ndarray) -> np.ndarray:
-        """int64, the numbers of the rows that a rank brings, or several, one rank after another."""
-        start, count = self.home_start[ranks], self.num_loaded[ranks]
-        before = np.cumsum(count) - count  # rows of the ranks before
-        return np.repeat(start - before, count) + np.arange(count.sum())
+    def loaded_by(self, rank: int) -> np.ndarray:
+        """int64, the ascending numbers of the rows that a rank brings."""
+        return self.home_start[rank] + np.arange(self.num_loaded[rank])
 
     def lengths_as_loaded(self, rank: int) -> np.ndarray:
         """Returns the lengths of a rank's batch, padding rows included, int64 `[rows, keys]`.

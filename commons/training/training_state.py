@@ -104,6 +104,8 @@ class TrainingState:
         learning = self.learning if self._learned is None else self._learned.state()
         if learning:
             state[_LEARNED], state[_times_key()] = learning["learned"], learning["times"]
+            if self._learned is not None and self._learned.num_ranks < dist.get_world_size():
+                state[_own_key()] = learning["learned"]  # that of this rank's set
         return state if self.optimizer is None else state | {"optimizer": self.optimizer.state_dict()}
 
     def settings_to_save(self) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class TrainingState:
         saved = {key.partition(".")[0] for key in checkpoints.keys(checkpoint)}
         if _random_key() not in saved:
             del state[_random_key()]
-        state |= {key: b"" for key in (_LEARNED, _times_key()) if key in saved}
+        state |= {key: b"" for key in (_LEARNED, _own_key(), _times_key()) if key in saved}
         checkpoints.load(checkpoint, state)
         self.model.load_state_dict(state["model"])
         if self.optimizer is not None:
@@ -141,7 +143,7 @@ class TrainingState:
             if isinstance(module, ShardedUnboundedEmbeddingCollection):
                 module.place_loaded_ids()
         self.progress = Progress(**state["progress"])
-        keys = {"learned": _LEARNED, "times": _times_key()}
+        keys = {"learned": _own_key() if _own_key() in state else _LEARNED, "times": _times_key()}
         self.learning = {name: state[key] for name, key in keys.items() if key in state}
         if _random_key() in state:
             _set_random_state(state[_random_key()])
@@ -149,6 +151,10 @@ class TrainingState:
 
 
 _LEARNED = "learned"
+
+
+def _own_key() -> str:
+    return f"learned_here_{dist.get_rank()}_of_{dist.get_world_size()}"
 
 
 def _times_key() -> str:

@@ -76,6 +76,11 @@ class LearnedCosts(Feature):
         self._learning = Learning(ranks.num_ranks, ranks.rank, self.speed_limit, ranks.hosts, ranks.ranks)
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks that learn together."""
+        return self._shuffler.group.num_ranks
+
+    @property
     def num_posted(self) -> int:
         """Numbers that the gather carries for each rank."""
         return self._learning.num_posted

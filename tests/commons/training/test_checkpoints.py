@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from commons.training.checkpoints import CONTENTS_FILE, Checkpoints
 from commons.training.plain_reader import PlainReader
+from commons.training.training_state import TrainingState
 from tests.on_ranks import on_ranks
 from tests.process_pool import RankError
 
@@ -233,3 +234,31 @@ def test_a_checkpoint_without_one_of_its_tensors_is_not_published(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     dist.barrier()
     assert list(tmp_path.iterdir()) == []
+
+
+class _Learned:
+    """Stands in for `LearnedCosts` of a rank that learns alone."""
+
+    num_ranks = 1
+
+    def state(self) -> dict[str, bytes]:
+        return {"learned": b"costs of %d" % dist.get_rank(), "times": b"times of %d" % dist.get_rank()}
+
+    def load_state(self, state: dict[str, bytes]) -> None:
+        self.loaded = state
+
+
+def _costs_of_sets(folder: str) -> bool:
+    checkpoints, learned = Checkpoints(Path(folder)), _Learned()
+    state = TrainingState(torch.nn.Linear(1, 1), None)
+    state.follow(learned)
+    checkpoints.save(1, state.to_save(), state.settings_to_save())
+    checkpoints.finish()
+    resumed, (newest, _) = TrainingState(torch.nn.Linear(1, 1), None), checkpoints.newest()
+    resumed.restore(checkpoints, newest)
+    resumed.follow(learned)
+    return learned.loaded == learned.state()
+
+
+def test_ranks_that_learn_apart_get_their_own_costs_back(pools, tmp_path):
+    assert pools(2).run(_costs_of_sets, str(tmp_path)) == [True, True]
