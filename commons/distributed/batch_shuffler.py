@@ -173,22 +173,27 @@ class BatchShuffler(ABC):
     def plan_over(self, job: RankGroup) -> None:
         """Has all ranks of the job plan in step from now on, as pipelines need it; collective over them.
 
-        They learn of each plan what concerns them all. If no rank moves samples, one plan is of all ranks.
+        They learn of each plan what concerns them all. If no rank moves samples, one plan is of all ranks. If
+        they plan in step already, nothing changes.
 
         Raises:
             ValueError: ranks are not each in one set of ranks that exchange; on all ranks.
         """
-        sets = job.all_gather_objects(self.group.ranks if self.moves_samples else ())
+        mine = self.group.ranks if self.moves_samples else ()
+        gathered = job.all_gather_objects((mine, self.planner.ranks.ranks == job.ranks))
+        if all(in_step for _, in_step in gathered):
+            return
+        sets = [ranks for ranks, _ in gathered]
         for ranks in filter(None, sets):
             if any(sets[job.ranks.index(rank)] not in (ranks, ()) for rank in ranks):
                 raise ValueError(
                     f"a rank balances among ranks {list(ranks)}, and one of these among others; give the "
                     "shufflers of a group the same process_group"
                 )
-        if not any(sets):
+        if any(sets):
+            self._plan_within(self.group if self.moves_samples else RankGroup.alone(), job)
+        else:
             self._plan_within(job, None)
-        elif any(ranks != job.ranks for ranks in sets):
-            self._plan_within(self.group, job)
 
     def _plan_within(self, group: RankGroup, job: RankGroup | None) -> None:
         """Makes the parts that plan within a group, and in step with a job."""

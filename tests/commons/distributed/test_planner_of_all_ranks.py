@@ -26,6 +26,9 @@ def _plan_of_pairs(identity: bool) -> tuple[list[int], list[float], list]:
     )
     alone = shuffler.plan(lopsided_batch())
     shuffler.plan_over(RankGroup.of())
+    planner = shuffler.planner
+    shuffler.plan_over(RankGroup.of())  # as for another pipeline, which goes on with what was agreed
+    assert shuffler.planner is planner
     plan = shuffler.plan(lopsided_batch())
     assert identity or ((plan.rows.home == alone.rows.home).all() and plan == alone)
     whole = plan.whole
