@@ -56,7 +56,7 @@ def tables(**bandwidths: float) -> dict[str, str]:
         for ranks in RANKS
         for part, ms in add_up(ranks, **bandwidths).items()
     ]
-    return {"stage cost": pivot(cells, {"per step": "{part}"}, "{ranks:,} GPUs", "{ms:.2f} ms")}
+    return {"stage cost": pivot(cells, {"per step": "{part}"}, "{ranks:,} GPUs", "{ms:.2g} ms")}
 
 
 def main() -> None:
