@@ -23,7 +23,7 @@ from commons.sequence_batch.packed_rows import (
     select_rows,
     to_chunks,
 )
-from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.row_schema import Schema
 
 NUM_ROWS = 300
 ALIGNMENT_DRAWS = 50
@@ -205,19 +205,19 @@ def _draw_fields(seed: int, num_rows: int = NUM_ROWS) -> Fields:
 
 def _read_lengths(fields: Fields) -> np.ndarray:
     """Returns the lengths of host fields, int64 `[rows, keys]`."""
-    return read_lengths(fields, RowSchema.of(fields), len(fields["flags"]))
+    return read_lengths(fields, Schema.of(fields), len(fields["flags"]))
 
 
 def _make_reorder(host: Fields, rows: np.ndarray, padding: int = 0) -> Callable[[Fields], Fields]:
     """Returns a function that packs fields, and gathers all rows in another order, and padding after them."""
-    schema, lengths = RowSchema.of(host), _read_lengths(host)
+    schema, lengths = Schema.of(host), _read_lengths(host)
     return lambda fields: select_rows([PackedRows.pack(fields, schema, lengths)], rows, len(rows) + padding)
 
 
 def _make_gather(host: Fields) -> Callable[[Fields], Fields]:
     """Returns a function that sends a third of the rows each through bytes, and gathers from all sources."""
     rng = np.random.default_rng(1)
-    schema, lengths = RowSchema.of(host), _read_lengths(host)
+    schema, lengths = Schema.of(host), _read_lengths(host)
     chunks = np.split(rng.permutation(NUM_ROWS), 3)
     chunk_lengths = [lengths[chunk] for chunk in chunks]
     leaving = Selection.of(schema, [lengths], chunks)
@@ -244,7 +244,7 @@ def _make_exchange(host: Fields) -> Callable[[Fields], Fields]:
     """
     from commons.distributed.exchange import RowsOf, direct_route, transfer
 
-    schema, lengths = RowSchema.of(host), _read_lengths(host)
+    schema, lengths = Schema.of(host), _read_lengths(host)
     end = RowsOf(np.zeros(NUM_ROWS, dtype=np.int64), lengths)
     route = direct_route(schema, end, end, 1, 1)
     return lambda fields: transfer(PackedRows.pack(fields, schema, lengths), route, lambda _: None)
@@ -255,7 +255,7 @@ def _measure_peak(values: torch.Tensor, device: torch.device) -> int:
     num_rows = 1024
     lengths = torch.full((num_rows,), len(values) // num_rows, device=device)
     fields = {"values": JaggedTensor(values, lengths=lengths)}
-    schema = RowSchema.of(fields)
+    schema = Schema.of(fields)
     rows = PackedRows.pack(fields, schema, read_lengths(fields, schema, num_rows))
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

@@ -20,7 +20,7 @@ from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.features.sample_splitting.cut_search import cut_and_place
 from commons.features.sample_splitting.cutting import COLUMN, Cutting
 from commons.partition.balance import relative_to_mean
-from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.row_schema import Schema
 from hstu.batch_shuffler import HSTUBatchShuffler
 
 RANKS = (8, 64, 1024)
@@ -94,7 +94,7 @@ def count_fetched_tokens(plan: ShufflePlan) -> int:
 def load_histories(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Format]:
     """Returns histories of these items, each with a user and an action per item, as ranks loaded them."""
     lengths = lengths.astype(np.int64)
-    schema, names = RowSchema.of(_EXAMPLE.per_sample_fields()), tuple(_EXAMPLE.row_counts())
+    schema, names = Schema.of(_EXAMPLE.per_sample_fields()), tuple(_EXAMPLE.row_counts())
     users, tokens = np.ones_like(lengths), 2 * lengths + 1
     counts = np.stack([users if name == "features.user" else lengths for name in names], 1)
     keys = [key for field in schema.jagged_fields for key in field.keys]

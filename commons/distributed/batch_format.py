@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..perf_model.cost import Cost
-from ..sequence_batch.row_schema import FieldValue, RowSchema
+from ..sequence_batch.row_schema import FieldValue, Schema
 from ..sequence_batch.rows import Rows
 from .row_table import RowTable
 
@@ -42,7 +42,7 @@ class Format:
         pinned: whether this rank's batches are in pinned memory.
     """
 
-    schema: RowSchema
+    schema: Schema
     num_work: int
     count_names: tuple[str, ...]
     column_names: tuple[str, ...]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..sequence_batch.packed_rows import check_jagged_fields, read_lengths
-from ..sequence_batch.row_schema import FieldValue, RowSchema
+from ..sequence_batch.row_schema import FieldValue, Schema
 from ..sequence_batch.rows import NARROW_INTEGERS, Rows
 from .batch_format import Format
 from .row_table import RowTable
@@ -37,7 +37,7 @@ def count_rows(
     fields = batch.fields
     check_jagged_fields(fields)
     _check_detached(fields)
-    schema = RowSchema.of(fields)
+    schema = Schema.of(fields)
     num_rows, num_real = batch.num_rows, batch.num_samples
     if num_rows == 0:
         raise ValueError(
@@ -70,7 +70,7 @@ def count_rows(
     return table, Format(schema, work.shape[1], *names, loss_dtype=str(loss_tokens.dtype))
 
 
-def _check_lengths(lengths: np.ndarray, schema: RowSchema) -> None:
+def _check_lengths(lengths: np.ndarray, schema: Schema) -> None:
     """Raises a ValueError for lengths, int64 `[rows, keys]`, that are negative or do not fit an int32."""
     for row, column in np.argwhere((lengths < 0) | (lengths >= 2**31))[:1]:
         names = [(field.name, key) for field in schema.jagged_fields for key in field.keys]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ..sequence_batch.packed_rows import PackedRows, Selection, gather_fields, to_chunks
-from ..sequence_batch.row_schema import FieldValue, RowSchema
+from ..sequence_batch.row_schema import FieldValue, Schema
 from .shuffle_plan import ShufflePlan
 
 
@@ -71,7 +71,7 @@ class RowsOf(NamedTuple):
 
 
 def direct_route(
-    schema: RowSchema, held: RowsOf, wanted: RowsOf, rank: int, num_ranks: int, num_rows: int | None = None
+    schema: Schema, held: RowsOf, wanted: RowsOf, rank: int, num_ranks: int, num_rows: int | None = None
 ) -> Route:
     """Returns the route on which each row goes straight to its rank.
 
@@ -99,7 +99,7 @@ def direct_route(
     return Route(selection, sent.tolist(), received.tolist(), arriving, keeps, placed)
 
 
-def local_route(schema: RowSchema, lengths: np.ndarray, num_real: int, num_rows: int) -> Route:
+def local_route(schema: Schema, lengths: np.ndarray, num_real: int, num_rows: int) -> Route:
     """Returns the route of a rank whose rows stay, without those that were padding, and with new padding."""
     placed = Selection.of(schema, [lengths], [np.arange(num_real)], num_rows - num_real)
     return Route(None, [], [], [], True, placed)
@@ -145,7 +145,7 @@ def _send(
     return received
 
 
-def route_of(plan: ShufflePlan, rank: int, schema: RowSchema, exchange: str) -> Route:
+def route_of(plan: ShufflePlan, rank: int, schema: Schema, exchange: str) -> Route:
     """Returns the route of a rank on which a plan moves rows.
 
     Args:
@@ -163,7 +163,7 @@ def route_of(plan: ShufflePlan, rank: int, schema: RowSchema, exchange: str) -> 
     return direct_route(schema, held, placed, rank, plan.num_ranks, num_rows)
 
 
-def _gathering_route(plan: ShufflePlan, rank: int, schema: RowSchema, lengths: np.ndarray) -> Route:
+def _gathering_route(plan: ShufflePlan, rank: int, schema: Schema, lengths: np.ndarray) -> Route:
     """Returns the route on which every sample goes to every rank; each sends as much as that with most."""
     rows, samples = plan.rows, plan.computed_by(rank)
     leaving = Selection.of(schema, [lengths], [np.arange(rows.num_loaded[rank])])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..sequence_batch.row_schema import RowSchema
+from ..sequence_batch.row_schema import Schema
 from ..sequence_batch.rows import Rows
 from .batch_format import LIST_REMEDY, Format
 from .failures import portable, raise_first
@@ -203,7 +203,7 @@ class PlanGather:
         return None
 
     def _raise_if_any_failed(
-        self, table: np.ndarray, counted: Counted | None, failure: Exception | None, schema: RowSchema
+        self, table: np.ndarray, counted: Counted | None, failure: Exception | None, schema: Schema
     ) -> None:
         if (table[:, 0] == _FAILED).any():
             failures = self._channel.all_gather_objects(portable(failure))
@@ -243,7 +243,7 @@ def _warn_of_shared(hashes: Sequence[Mapping[str, int]]) -> None:
         )
 
 
-def _raise_if_different(expected: RowSchema, whose: str, schemas: Sequence[RowSchema | None]) -> None:
+def _raise_if_different(expected: Schema, whose: str, schemas: Sequence[Schema | None]) -> None:
     for rank, schema in enumerate(schemas):
         difference = "" if schema is None else expected.difference(schema)
         if difference:

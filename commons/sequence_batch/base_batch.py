@@ -15,7 +15,7 @@ from .optional_types import KeyedJaggedTensor, Pipelineable
 from .packed_rows import PackedRows, check_jagged_fields, read_lengths, select_rows
 from .row_lists import row_lists, select_entries
 from .row_remedies import PER_SAMPLE, remedy_for_field
-from .row_schema import FieldValue, RowSchema, lengths_of
+from .row_schema import FieldValue, Schema, lengths_of
 from .tree import Leaf, Part, is_rebuilding, move_to, take_apart, transform
 
 
@@ -132,7 +132,7 @@ class BaseBatch(Pipelineable):
         tree, out_rows = take_apart(self), max(len(rows), 1)
         fields = self.per_sample_fields(tree)
         check_jagged_fields(fields)
-        schema = RowSchema.of(fields)
+        schema = Schema.of(fields)
         packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, self.batch_size))
         selected = select_rows([packed], rows.numpy(), out_rows)
         lists = select_entries(row_lists(tree, {self.batch_size, self.num_samples}), rows.numpy(), out_rows)

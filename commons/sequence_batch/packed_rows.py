@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from .optional_types import JaggedTensor, KeyedJaggedTensor
-from .row_schema import BUFFER_ALIGNMENT, WORD_DTYPES, FieldValue, RowSchema, Section, aligned, lengths_of
+from .row_schema import BUFFER_ALIGNMENT, WORD_DTYPES, FieldValue, Schema, Section, aligned, lengths_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PackedRows:
         sections: the words of each section of the schema, `[rows or elements, words]`.
     """
 
-    schema: RowSchema
+    schema: Schema
     lengths: np.ndarray
     sections: list[torch.Tensor]
 
@@ -41,18 +41,16 @@ class PackedRows:
         return len(self.lengths)
 
     @staticmethod
-    def pack(fields: Mapping[str, Any], schema: RowSchema, lengths: np.ndarray) -> PackedRows:
+    def pack(fields: Mapping[str, Any], schema: Schema, lengths: np.ndarray) -> PackedRows:
         """Returns all rows of a batch's per-sample fields; a lone field is not copied."""
         sections = [
-            _together(
-                [block.to_words(fields[block.field]) for block in section.blocks], int(section.is_dense)
-            )
+            _together([field.to_words(fields[field.name]) for field in section.fields], int(section.is_dense))
             for section in schema.sections
         ]
         return PackedRows(schema, lengths, sections)
 
     @staticmethod
-    def from_bytes(buffer: torch.Tensor, schema: RowSchema, lengths: np.ndarray) -> PackedRows:
+    def from_bytes(buffer: torch.Tensor, schema: Schema, lengths: np.ndarray) -> PackedRows:
         """Returns the rows in a chunk that `to_chunks` made, as views of it.
 
         Args:
@@ -87,7 +85,7 @@ class Selection:
         index_sizes: how many indices each section has, in one or two parts, and then each field's lengths.
     """
 
-    schema: RowSchema
+    schema: Schema
     lengths: np.ndarray
     num_padding: int
     sizes: np.ndarray
@@ -96,7 +94,7 @@ class Selection:
 
     @staticmethod
     def of(
-        schema: RowSchema, sources: Sequence[np.ndarray], chunks: Sequence[np.ndarray], num_padding: int = 0
+        schema: Schema, sources: Sequence[np.ndarray], chunks: Sequence[np.ndarray], num_padding: int = 0
     ) -> Selection:
         """Selects rows.
 
@@ -167,10 +165,12 @@ def gather_fields(sources: Sequence[PackedRows], selection: Selection) -> dict[s
     pairs, lengths = _locate(sources, selection)
     values: dict[tuple[str, bool], torch.Tensor] = {}
     for section, (words, index) in zip(schema.sections, pairs, strict=True):
-        for block, of_block in zip(section.blocks, _select(section, words, index, selection), strict=True):
-            values[block.field, block.is_weights] = block.from_words(of_block)
+        for field, of_field in zip(section.fields, _select(section, words, index, selection), strict=True):
+            values[field.name, field.is_weights] = field.from_words(of_field)
     fields: dict[str, FieldValue] = {}
     for field in schema.fields:
+        if field.is_weights:
+            continue
         if field.is_dense:
             fields[field.name] = values[field.name, False]
             continue
@@ -226,18 +226,18 @@ def _locate(
 def _select(
     section: Section, words: torch.Tensor, index: torch.Tensor, selection: Selection
 ) -> Sequence[torch.Tensor]:
-    """Returns the chosen words of each block of a section, in memory of their own."""
+    """Returns the chosen words of each field of a section, in memory of their own."""
     if section.is_dense:
         rows = _choose(words, index)
-        widths = [block.words for block in section.blocks]
+        widths = [field.words for field in section.fields]
         if len(widths) == 1:
             return [rows]
-        of_blocks = [rows.new_empty(len(rows), width) for width in widths]
-        if filled := [words_of_block for words_of_block in of_blocks if words_of_block.numel()]:
+        of_fields = [rows.new_empty(len(rows), width) for width in widths]
+        if filled := [of_field for of_field in of_fields if of_field.numel()]:
             torch.split_with_sizes_copy(rows, [of.shape[1] for of in filled], dim=1, out=filled)
-        return of_blocks
+        return of_fields
     by_key = selection.lengths.sum(0)
-    ends = np.cumsum([len(block_keys) for block_keys in section.keys_of_blocks])[:-1]
+    ends = np.cumsum([len(field_keys) for field_keys in section.keys_of_fields])[:-1]
     sizes = [int(keys.sum()) for keys in np.split(by_key[section.keys], ends)]
     return [_choose(words, part) for part in index.split(sizes)]
 
@@ -286,14 +286,14 @@ def _sums(sizes: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return np.diff(through[np.append(0, ends)])
 
 
-def read_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> np.ndarray:
+def read_lengths(fields: Mapping[str, Any], schema: Schema, num_rows: int) -> np.ndarray:
     """Returns the lengths of every key of every jagged field, int64 `[rows, keys]`; the host waits for those
     on a device."""
     return read_all_lengths([fields], schema, [num_rows])[0]
 
 
 def read_all_lengths(
-    batches: Sequence[Mapping[str, Any]], schema: RowSchema, num_rows: Sequence[int]
+    batches: Sequence[Mapping[str, Any]], schema: Schema, num_rows: Sequence[int]
 ) -> list[np.ndarray]:
     """Returns `read_lengths` of each of several batches of one schema; the host waits once."""
     if not schema.jagged_fields:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -23,15 +24,19 @@ BUFFER_ALIGNMENT = max(WORD_DTYPES)
 
 
 @dataclass(frozen=True)
-class FieldSchema:
-    """The properties of one field that ranks must agree on to exchange its rows.
+class Field:
+    """The values, or the weights, of one field of a batch: what ranks must agree on to exchange its rows.
+
+    As words, an element takes the widest that divide it. It is a value of a jagged field, or a row of a dense
+    one.
 
     Attributes:
         name: the field's name in the batch.
         kind: "keyed" (KeyedJaggedTensor), "jagged" (JaggedTensor) or "dense" (tensor).
         keys: keys of a KeyedJaggedTensor; one empty name otherwise.
-        trailing_shape: shape of one value of a jagged field, of one row of a dense one.
-        weights_dtype, lengths_dtype: None without weights, and for a dense field.
+        trailing_shape: shape of one element.
+        lengths_dtype: None for a dense field.
+        is_weights: whether these are the weights.
     """
 
     name: str
@@ -39,52 +44,35 @@ class FieldSchema:
     keys: tuple[str, ...]
     dtype: torch.dtype
     trailing_shape: tuple[int, ...]
-    weights_dtype: torch.dtype | None = None
-    weights_trailing_shape: tuple[int, ...] = ()
     lengths_dtype: torch.dtype | None = None
+    is_weights: bool = False
 
     @staticmethod
-    def of(name: str, value: FieldValue) -> FieldSchema:
-        """Returns the schema of a field's value."""
+    def of(name: str, value: FieldValue) -> list[Field]:
+        """Returns the values of a field, and the weights if it has some."""
         if isinstance(value, torch.Tensor):
-            return FieldSchema(name, "dense", ("",), value.dtype, tuple(value.shape[1:]))
-        weights = value.weights_or_none()
+            return [Field(name, "dense", ("",), value.dtype, tuple(value.shape[1:]))]
         keyed = isinstance(value, KeyedJaggedTensor)
-        return FieldSchema(
-            name=name,
-            kind="keyed" if keyed else "jagged",
-            keys=tuple(value.keys()) if keyed else ("",),
-            dtype=value.values().dtype,
-            trailing_shape=tuple(value.values().shape[1:]),
-            weights_dtype=None if weights is None else weights.dtype,
-            weights_trailing_shape=() if weights is None else tuple(weights.shape[1:]),
-            lengths_dtype=lengths_of(value).dtype,
-        )
+        kind, keys = ("keyed", tuple(value.keys())) if keyed else ("jagged", ("",))
+        parts = {False: value.values(), True: value.weights_or_none()}
+        return [
+            Field(name, kind, keys, part.dtype, tuple(part.shape[1:]), lengths_of(value).dtype, is_weights)
+            for is_weights, part in parts.items()
+            if part is not None
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} (weights)" if self.is_weights else self.name
 
     @property
     def is_dense(self) -> bool:
         """Whether every row has the same size."""
         return self.kind == "dense"
 
-
-@dataclass(frozen=True)
-class Block:
-    """The values or the weights of one field, as words: the widest that divide an element.
-
-    An element is a value of a jagged field, or a row of a dense one. `jagged_field` is the index of the field
-    among the jagged ones; -1 for a dense field.
-    """
-
-    field: str
-    dtype: torch.dtype
-    element_shape: tuple[int, ...]
-    jagged_field: int = -1
-    is_weights: bool = False
-
     @cached_property
     def element_bytes(self) -> int:
         """Bytes of one element."""
-        return self.dtype.itemsize * math.prod(self.element_shape)
+        return self.dtype.itemsize * math.prod(self.trailing_shape)
 
     @cached_property
     def width(self) -> int:
@@ -97,7 +85,7 @@ class Block:
         return self.element_bytes // self.width
 
     def to_words(self, value: FieldValue) -> torch.Tensor:
-        """Returns the block's part of a field's value, `[elements, words]`."""
+        """Returns these values or weights of a field as words, `[elements, words]`."""
         tensor = value
         if not isinstance(tensor, torch.Tensor):
             tensor = tensor.weights() if self.is_weights else tensor.values()
@@ -112,41 +100,41 @@ class Block:
     def from_words(self, words: torch.Tensor) -> torch.Tensor:
         """Returns the elements in contiguous `words`, `[elements, words]`, as a view of them."""
         if words.numel() == 0:  # torch refuses views of another dtype at some offsets, even of nothing
-            return words.new_empty((len(words), *self.element_shape), dtype=self.dtype)
+            return words.new_empty((len(words), *self.trailing_shape), dtype=self.dtype)
         flat = words.view(-1)
         flat = flat if self.dtype == words.dtype else flat.view(self.dtype)
-        return flat.view(len(words), *self.element_shape)
+        return flat.view(len(words), *self.trailing_shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """Blocks that one tensor of words holds.
+    """Fields that one tensor of words holds.
 
-    Dense blocks with words of one width lie side by side, `[rows, words]`. Jagged blocks with elements of one
-    size follow one another, `[elements, words]`: all rows of a block's first key, then all of the second, ...
+    Dense fields with words of one width lie side by side, `[rows, words]`. Jagged ones with elements of one
+    size follow one another, `[elements, words]`: all rows of a field's first key, then all of the second, ...
 
     Attributes:
-        keys_of_blocks: int64 `[keys]` of each jagged block: where its keys are among those of all fields.
+        keys_of_fields: int64 `[keys]` of each jagged field: where its keys are among those of all fields.
     """
 
-    blocks: tuple[Block, ...]
+    fields: tuple[Field, ...]
     is_dense: bool
-    keys_of_blocks: tuple[np.ndarray, ...]
+    keys_of_fields: tuple[np.ndarray, ...]
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """int64 `[columns]`, the keys of all jagged blocks, one block after another."""
-        return np.concatenate([np.zeros(0, dtype=np.int64), *self.keys_of_blocks])
+        """int64 `[columns]`, the keys of all jagged fields, one field after another."""
+        return np.concatenate([np.zeros(0, dtype=np.int64), *self.keys_of_fields])
 
     @cached_property
     def width(self) -> int:
         """Bytes of one word."""
-        return self.blocks[0].width
+        return self.fields[0].width
 
     @cached_property
     def words(self) -> int:
-        """Words of one row of dense blocks, or of one element of jagged ones."""
-        return sum(block.words for block in self.blocks) if self.is_dense else self.blocks[0].words
+        """Words of one row of dense fields, or of one element of jagged ones."""
+        return sum(field.words for field in self.fields) if self.is_dense else self.fields[0].words
 
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
         """Returns how many rows of words each row has, int64 `[rows]`: 1, or its elements.
@@ -159,15 +147,15 @@ class Section:
 
 
 @dataclass(frozen=True)
-class RowSchema:
+class Schema:
     """The per-sample fields of a batch, and with them the layout of its packed rows."""
 
-    fields: tuple[FieldSchema, ...]
+    fields: tuple[Field, ...]
 
     @staticmethod
-    def of(fields: Mapping[str, FieldValue]) -> RowSchema:
+    def of(fields: Mapping[str, FieldValue]) -> Schema:
         """Returns the schema of a batch's per-sample fields; equal ones are one object."""
-        return _interned(tuple(FieldSchema.of(name, value) for name, value in fields.items()))
+        return _interned(tuple(field for name, value in fields.items() for field in Field.of(name, value)))
 
     @cached_property
     def fingerprint(self) -> int:
@@ -175,9 +163,9 @@ class RowSchema:
         return hash_bytes([repr(self.fields).encode()])
 
     @cached_property
-    def jagged_fields(self) -> tuple[FieldSchema, ...]:
-        """Fields whose rows differ in length."""
-        return tuple(field for field in self.fields if not field.is_dense)
+    def jagged_fields(self) -> tuple[Field, ...]:
+        """Fields whose rows differ in length, each once."""
+        return tuple(field for field in self.fields if not (field.is_dense or field.is_weights))
 
     @cached_property
     def num_keys(self) -> int:
@@ -191,27 +179,17 @@ class RowSchema:
         The widest words come first: in a buffer in which one section follows another, each starts at a
         multiple of its words.
         """
-        members: dict[tuple[int, int], list[Block]] = {}
+        members: dict[tuple[int, int], list[Field]] = {}
         for field in self.fields:
-            for block in self._blocks(field):
-                size = 0 if field.is_dense else block.element_bytes + 1
-                members.setdefault((-block.width, size), []).append(block)
-        ends = np.cumsum([len(field.keys) for field in self.jagged_fields])
-        keys = np.split(np.arange(self.num_keys), ends[:-1]) if len(ends) else []
+            size = 0 if field.is_dense else field.element_bytes + 1
+            members.setdefault((-field.width, size), []).append(field)
+        ends = np.cumsum([0] + [len(field.keys) for field in self.jagged_fields])
+        spans = zip(self.jagged_fields, pairwise(ends), strict=True)
+        keys = {field.name: np.arange(*span) for field, span in spans}
         return tuple(
-            Section(tuple(blocks), not size, tuple(keys[block.jagged_field] for block in blocks if size))
-            for (_, size), blocks in sorted(members.items())
+            Section(tuple(fields), not size, tuple(keys[field.name] for field in fields if size))
+            for (_, size), fields in sorted(members.items())
         )
-
-    def _blocks(self, field: FieldSchema) -> list[Block]:
-        if field.is_dense:
-            return [Block(field.name, field.dtype, field.trailing_shape)]
-        number = self.jagged_fields.index(field)
-        blocks = [Block(field.name, field.dtype, field.trailing_shape, number)]
-        if field.weights_dtype is not None:
-            shape = field.weights_trailing_shape
-            blocks.append(Block(field.name, field.weights_dtype, shape, number, is_weights=True))
-        return blocks
 
     def row_bytes(self, lengths: np.ndarray) -> np.ndarray:
         """Returns the bytes of rows, int64 `[rows]`: their values and weights, and an int32 per length.
@@ -244,22 +222,20 @@ class RowSchema:
         by_field = np.split(lengths.sum(0), ends) if self.jagged_fields else []
         return [int(of_keys.sum()) for of_keys in by_field]
 
-    def difference(self, other: RowSchema) -> str:
+    def difference(self, other: Schema) -> str:
         """Returns one line that tells where `other` differs from this schema; empty if it does not."""
         if other is self:
             return ""
-        mine = {field.name: field for field in self.fields}
-        theirs = {field.name: field for field in other.fields}
+        mine, theirs = ({str(field): field for field in schema.fields} for schema in (self, other))
         for name in dict.fromkeys([*mine, *theirs]):
             if name not in theirs or name not in mine:
                 return f"field {name!r} is {'missing' if name in mine else 'unexpected'}"
-            for attribute in FieldSchema.__dataclass_fields__:
+            for attribute in Field.__dataclass_fields__:
                 expected, got = getattr(mine[name], attribute), getattr(theirs[name], attribute)
                 if expected != got:
                     return f"field {name!r} has {attribute} {got}, expected {expected}"
-        return (
-            "" if list(mine) == list(theirs) else f"fields are in order {list(theirs)}, expected {list(mine)}"
-        )
+        in_order = list(mine) == list(theirs)
+        return "" if in_order else f"fields are in order {list(theirs)}, expected {list(mine)}"
 
 
 def hash_bytes(parts: Iterable[bytes]) -> int:
@@ -289,7 +265,7 @@ def with_parts(value: JaggedTensor | KeyedJaggedTensor, **parts: torch.Tensor) -
 
 
 # Batches of a training run share a schema, and what is worked out of it.
-_interned = functools.lru_cache(maxsize=256)(RowSchema)
+_interned = functools.lru_cache(maxsize=256)(Schema)
 
 
 def aligned(num_bytes: np.ndarray) -> np.ndarray:

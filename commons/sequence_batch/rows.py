@@ -24,7 +24,7 @@ from .row_lists import (
     lists_of,
 )
 from .row_remedies import remedy_for_rows
-from .row_schema import FieldValue, RowSchema, lengths_of, with_parts
+from .row_schema import FieldValue, Schema, lengths_of, with_parts
 from .tree import Leaf, Part, check_attributes, check_replaceable, paths, rebuild, take_apart
 
 # Integers in which squares and FLOPs of lengths wrap.
@@ -106,9 +106,9 @@ class Rows:
         return self.batch.num_samples if self.pads else self.num_rows
 
     @property
-    def schema(self) -> RowSchema:
+    def schema(self) -> Schema:
         """The schema of the fields."""
-        return RowSchema.of(self.fields)
+        return Schema.of(self.fields)
 
     @property
     def device(self) -> torch.device:

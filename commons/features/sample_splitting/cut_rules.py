@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from ...sequence_batch.row_schema import FieldValue, RowSchema
+    from ...sequence_batch.row_schema import FieldValue, Schema
     from ...sequence_batch.rows import Rows
 
 # The place of a row in its sample: items and tokens from the first to the last, exclusive, and those of the
@@ -214,7 +214,7 @@ class CutRules:
                 return self.fields[known]
         raise ValueError(f"cut_rules has no rule for {name!r}; it has {sorted(self.fields)}")
 
-    def check(self, schema: RowSchema, count_names: Sequence[str]) -> None:
+    def check(self, schema: Schema, count_names: Sequence[str]) -> None:
         """Checks that every field and count has a rule.
 
         Raises:

@@ -14,7 +14,7 @@ from ...perf_model.cost import Cost
 from .cut_rules import PIECE, CutRules, FieldRule, spans
 
 if TYPE_CHECKING:
-    from ...sequence_batch.row_schema import FieldSchema, RowSchema
+    from ...sequence_batch.row_schema import Field, Schema
 
 # The column of a plan's rows with the place of each in its sample, of dtype `PIECE`.
 COLUMN = "pieces"
@@ -42,7 +42,7 @@ class Cutting:
     """
 
     rules: CutRules
-    schema: RowSchema | None
+    schema: Schema | None
     count_names: tuple[str, ...]
     prefix_cost: PrefixCost
     cost: Cost = _WORKLOADS
@@ -284,7 +284,7 @@ class Cutting:
         return np.where(tokens[:, None] == 0, 0, columns.astype(np.int64))
 
     @property
-    def _jagged_fields(self) -> tuple[FieldSchema, ...]:
+    def _jagged_fields(self) -> tuple[Field, ...]:
         return () if self.schema is None else self.schema.jagged_fields
 
     @cached_property

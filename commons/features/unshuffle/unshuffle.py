@@ -25,7 +25,7 @@ from ...sequence_batch.packed_rows import (
 )
 from ...sequence_batch.row_lists import check_no_samples
 from ...sequence_batch.row_objects import check_results
-from ...sequence_batch.row_schema import FieldValue, RowSchema, hash_bytes, lengths_of
+from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes, lengths_of
 from ...sequence_batch.rows import Rows
 from ...sequence_batch.tree import check_replaceable, paths
 
@@ -54,7 +54,7 @@ class Unshuffle(Feature):
         self._shuffler, self._group = shuffler, shuffler.group
         self._channel = shuffler.group.channel()
         self._every_call = any(feature.verifies for feature in shuffler.features)
-        self._agreed: dict[RowSchema, dict[str, int]] = {}  # hashes of the lists beside the tensors
+        self._agreed: dict[Schema, dict[str, int]] = {}  # hashes of the lists beside the tensors
 
     def unshuffle(self, values: Any, plan: ShufflePlan) -> Any:
         """Returns per-sample results to the rank and row that each sample was loaded on. Collective.
@@ -112,7 +112,7 @@ class Unshuffle(Feature):
         rows = _check_rows(fields, int(plan.num_placed[rank]), int(plan.num_rows[rank]))
         check_no_samples(values.tree)
         check_replaceable(values.tree)
-        schema = RowSchema.of(fields)
+        schema = Schema.of(fields)
         if not self._shuffler.exchanges:
             check_jagged_fields(fields)
             packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, rows))
@@ -135,12 +135,12 @@ class Unshuffle(Feature):
             ]
             on_device = torch.cat(of_fields).long().T.contiguous()
             counts = {_COUNTS: on_device}
-            arrived = move(PackedRows.pack(counts, RowSchema.of(counts), lengths), to_come, len(at_home))
+            arrived = move(PackedRows.pack(counts, Schema.of(counts), lengths), to_come, len(at_home))
             extents, lengths, to_come = _read_together([jagged_extents(fields), on_device, arrived[_COUNTS]])
             check_extents(fields, extents)
         return move(PackedRows.pack(fields, schema, lengths), to_come, num_rows), to_come
 
-    def _check_kind(self, schema: RowSchema, lists: dict[str, int]) -> None:
+    def _check_kind(self, schema: Schema, lists: dict[str, int]) -> None:
         """Checks that all ranks return values of this kind. Collective where the kind is new.
 
         Raises:
@@ -184,7 +184,7 @@ def _join_pieces(
     """
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(starts))[: len(first)] - 1
-    packed = PackedRows.pack(fields, RowSchema.of(fields), lengths)
+    packed = PackedRows.pack(fields, Schema.of(fields), lengths)
     (last_row,) = to_device_together([last], packed.sections[0].device)
     sections = [
         words.index_select(0, last_row) if section.is_dense else words

@@ -16,7 +16,7 @@ from commons.features.sample_splitting.cut_search import cut_and_place
 from commons.features.sample_splitting.cutting import Cutting
 from commons.partition import lower_bound
 from commons.perf_model import Cost, HSTUFlops
-from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.row_schema import Schema
 from tests.commons.advisor.command import MODEL, advise, by_name, heavy_tailed
 from tests.commons.histories import TokenShuffler, histories
 
@@ -100,7 +100,7 @@ def history_cutting(flops: HSTUFlops) -> Cutting:
     batch = histories([1])
     return Cutting(
         TokenShuffler.cut_rules(batch),
-        RowSchema.of(batch.per_sample_fields()),
+        Schema.of(batch.per_sample_fields()),
         tuple(batch.row_counts()),
         lambda first, counts: flops.prefix_work(first, counts["tokens"]).sum(1),
     )

@@ -13,7 +13,7 @@ from commons.distributed.exchange import route_of
 from commons.distributed.placement import place
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import ShufflerSettings
-from commons.sequence_batch.row_schema import FieldSchema, RowSchema
+from commons.sequence_batch.row_schema import Field, Schema
 from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
 from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, agreed, check_identical, many_fields
 from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler
@@ -129,8 +129,8 @@ def test_all_to_all_sends_at_most_a_hundredth_of_an_all_gather_at_64_ranks_of_mo
     ranks, rows = 64, 32
     ratings = np.bincount(np.loadtxt(MOVIELENS_100K / "u.data", usecols=0, dtype=np.int64))[1:]
     rng = np.random.default_rng(0)
-    fields = [FieldSchema(name, "jagged", ("",), torch.int64, ()) for name in ("features", "labels")]
-    schema, sent, received = RowSchema(tuple(fields)), [], []
+    fields = [Field(name, "jagged", ("",), torch.int64, ()) for name in ("features", "labels")]
+    schema, sent, received = Schema(tuple(fields)), [], []
     for _ in range(3):
         lengths = rng.choice(ratings, ranks * rows)
         tokens = 2 * lengths + 1

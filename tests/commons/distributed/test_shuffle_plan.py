@@ -12,7 +12,7 @@ from hypothesis import given
 
 from commons.distributed import ShufflePlan
 from commons.distributed.exchange import route_of
-from commons.sequence_batch.row_schema import FieldSchema, RowSchema
+from commons.sequence_batch.row_schema import Field, Schema
 from tests.commons.distributed.drawn_plans import plans
 
 
@@ -28,8 +28,8 @@ def test_a_plan_moves_rows_unless_all_stay_where_they_were_loaded(plan):
 
 @given(plan=plans())
 def test_both_ends_of_a_route_agree(plan):
-    fields = [FieldSchema(name, "jagged", ("",), torch.int64, ()) for name in ("ids", "labels")]
-    schema = RowSchema(tuple(fields))
+    fields = [Field(name, "jagged", ("",), torch.int64, ()) for name in ("ids", "labels")]
+    schema = Schema(tuple(fields))
     routes = [route_of(plan, rank, schema, "all_to_all") for rank in range(plan.num_ranks)]
     for here, route in enumerate(routes):
         if not plan.moves:

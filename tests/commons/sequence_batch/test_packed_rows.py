@@ -18,14 +18,14 @@ from commons.sequence_batch.packed_rows import (
     select_rows,
     to_chunks,
 )
-from commons.sequence_batch.row_schema import BUFFER_ALIGNMENT, RowSchema
+from commons.sequence_batch.row_schema import BUFFER_ALIGNMENT, Schema
 from tests.commons.sequence_batch.drawn_fields import bytes_of_rows, draw_fields
 from tests.drawn_batches import tensors_of
 from tests.own_memory import check_own_memory
 
 
 def packed(fields, num_rows: int) -> PackedRows:
-    schema = RowSchema.of(fields)
+    schema = Schema.of(fields)
     return PackedRows.pack(fields, schema, read_lengths(fields, schema, num_rows))
 
 
@@ -63,7 +63,7 @@ def test_rows_of_any_fields_arrive_bit_for_bit_and_every_tensor_is_aligned(seed,
     chosen = np.array(data.draw(st.lists(st.integers(0, len(every) - 1), max_size=8)), dtype=np.int64)
     num_rows = len(chosen) + data.draw(st.integers(0, 2))
     fields = select_rows(sources, chosen, num_rows)
-    assert RowSchema.of(fields) == RowSchema.of(batches[0])
+    assert Schema.of(fields) == Schema.of(batches[0])
     rows = bytes_of_rows(fields, num_rows)
     assert rows[: len(chosen)] == [every[row] for row in chosen]
     assert not any(byte for row in rows[len(chosen) :] for part in row for byte in part)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.row_schema import Schema
 from tests.drawn_batches import draw_batch, sample_contents
 
 LABELS = st.sampled_from(["keyed", "dense", "flat", "none"])
@@ -30,7 +30,7 @@ def test_selected_rows_are_those_rows(data, seed, labels):
     assert selected.batch_size == max(len(indices), 1)
     assert selected.actual_batch_size == len(indices)
     assert selected.shared is batch.shared
-    assert RowSchema.of(selected.per_sample_fields()) == RowSchema.of(batch.per_sample_fields())
+    assert Schema.of(selected.per_sample_fields()) == Schema.of(batch.per_sample_fields())
 
 
 @dataclass

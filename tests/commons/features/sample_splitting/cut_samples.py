@@ -28,7 +28,7 @@ from commons.features.sample_splitting.cut_search import cut_and_place
 from commons.features.sample_splitting.cutting import MIN_TOKENS, Cutting
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.packed_rows import read_lengths
-from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.row_schema import Schema
 from commons.sequence_batch.rows import Rows
 from tests.commons.histories import FLOPS, TokenShuffler, drawn_lengths, histories, keyed
 
@@ -160,7 +160,7 @@ def loaded_by(
     """Returns a batch's samples as ranks loaded them, which have so many each, and how they are cut."""
     rules = shuffler.cut_rules(batch)
     fields, row_counts = batch.per_sample_fields(), batch.row_counts()
-    schema, names = RowSchema.of(fields), tuple(row_counts)
+    schema, names = Schema.of(fields), tuple(row_counts)
     counts = np.stack([of_rows.long().numpy() for of_rows in row_counts.values()], 1)
     lengths = read_lengths(fields, schema, batch.batch_size)
     view, per_rank = Rows(batch), np.array(ranks, dtype=np.int64)

@@ -20,7 +20,7 @@ from commons.features.sample_splitting.cut_rules import (
     own_spans,
     spans,
 )
-from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.row_schema import Schema
 from tests.commons.sequence_batch.drawn_fields import bytes_of_rows, draw_fields
 
 
@@ -63,7 +63,7 @@ def rows_by_key(value, num_rows: int) -> list[list[list[bytes]]]:
 def test_pieces_put_together_again_are_the_sample_to_the_bit(seed, num_rows):
     rng = np.random.default_rng(seed)
     fields = draw_fields(seed, rng, num_rows)
-    schema = RowSchema.of(fields)
+    schema = Schema.of(fields)
     names = [
         f"{field.name}.{key}" if field.kind == "keyed" else field.name
         for field in schema.fields
@@ -73,7 +73,7 @@ def test_pieces_put_together_again_are_the_sample_to_the_bit(seed, num_rows):
     rules = {name: drawn_rule(rng, name in dense) for name in names}
     row_of, pieces = drawn_pieces(rng, num_rows)
     cut = cut_fields(fields, row_of, pieces, CutRules((ItemGroup("items"),), rules))
-    assert RowSchema.of(cut) == schema
+    assert Schema.of(cut) == schema
     is_first, is_last = pieces["first_item"] == 0, pieces["last_item"] == pieces["num_items"]
     for field in schema.fields:
         whole, parts = rows_by_key(fields[field.name], num_rows), rows_by_key(cut[field.name], len(row_of))
