@@ -11,10 +11,11 @@ import torch
 from .base_batch import BaseBatch
 from .container_types import container_type, is_plain, join_path
 from .leaf_fields import as_field, field_name, num_rows
-from .row_lists import PlainList, hash_lists, hash_shared, lists_of, select_entries
+from .packed_rows import check_jagged_fields, read_all_lengths
+from .row_lists import PlainList, check_no_samples, hash_lists, hash_shared, lists_of, select_entries
 from .row_schema import FieldValue, hash_bytes
 from .rows import Rows
-from .tree import Leaf, take_apart, tensors_and_arrays
+from .tree import Leaf, check_replaceable, take_apart, tensors_and_arrays
 
 
 class RowsWithObjects(Rows):
@@ -92,12 +93,60 @@ class RowsWithObjects(Rows):
         return made
 
 
-def join_objects(views: Sequence[RowsWithObjects]) -> None:
-    """Gives the first view the rows of all views' arrays and lists.
+def join(
+    batches: Sequence[Any],
+    partition: Sequence[np.ndarray],
+    part_rows: Sequence[int],
+    num_rows: int,
+    shared: Collection[str],
+    whose: str,
+) -> Any:
+    """Joins batches of one kind; the host waits twice for a device, once without jagged fields.
+
+    Args:
+        batches: one for each part; those without samples may have no rows.
+        partition: for each part, int64 `[samples]`, where its samples are in the result.
+        part_rows: rows of each, padding after its samples included.
+        num_rows: rows of the result, padding after the samples included.
+        shared: paths of what all samples share.
+        whose: name of the function that was given them, for messages.
 
     Raises:
-        ValueError: a list that has not an entry per row, or a number or text, is not the same in all of them.
+        ValueError: a batch has other rows; the batches have other fields; lengths of a jagged field do not
+            account for its values; or what belongs to no row is not the same in all of them.
+        TypeError: a batch has no rows, or a list of tensors that may be samples.
     """
+    views: list[RowsWithObjects] = []
+    jagged: dict[str, FieldValue] = {}
+    positions, first = np.empty(sum(map(len, partition)), dtype=np.int64), 0
+    for number, (batch, samples, expected) in enumerate(zip(batches, partition, part_rows, strict=True)):
+        view = RowsWithObjects(batch, shared, first, expected if len(samples) else None)
+        check_results(view.fields, whose)
+        if view.num_rows != expected and (view.num_rows or len(samples)):
+            raise ValueError(
+                f"batch {number} has {view.num_rows} rows, expected {expected}: give {whose} a row for each "
+                "row of the part, padding rows included"
+            )
+        check_no_samples(view.tree, view.num_rows)
+        check_replaceable(view.tree)
+        views.append(view)
+        if difference := views[0].schema.difference(view.schema):
+            raise ValueError(
+                f"batches 0 and {number} differ: {difference}; give {whose} the same fields of all parts"
+            )
+        jagged |= {f"{name} of batch {number}": field for name, field in view.fields.items()}
+        positions[samples] = first + np.arange(len(samples))
+        first += view.num_rows
+    check_jagged_fields(jagged)
+    rows = [view.num_rows for view in views]
+    lengths = read_all_lengths([view.fields for view in views], views[0].schema, rows)
+    sources = [view.packed(of_view) for view, of_view in zip(views, lengths, strict=True)]
+    _join_objects(views)
+    return views[0].select(sources, positions, num_rows)
+
+
+def _join_objects(views: Sequence[RowsWithObjects]) -> None:
+    """Gives the first view the rows of all views' arrays and lists."""
     first = views[0]
     _check_plain_values(views)
     for number, view in enumerate(views):

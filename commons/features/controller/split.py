@@ -21,16 +21,14 @@ from ...partition import refined
 from ...partition.problem import indices_of_parts, number_of_part
 from ...partition.workloads import as_workloads, check_count, check_wide, number_groups
 from ...perf_model.cost import Cost
-from ...sequence_batch.packed_rows import PackedRows, check_jagged_fields
+from ...sequence_batch.packed_rows import check_jagged_fields
 from ...sequence_batch.row_lists import check_no_samples, lists_in_attributes
 from ...sequence_batch.row_objects import (
     RowsWithObjects,
-    check_results,
     hashes_at,
-    join_objects,
+    join,
     shared_in_results,
 )
-from ...sequence_batch.rows import Rows
 from ...sequence_batch.tree import check_replaceable
 
 Batch = TypeVar("Batch")
@@ -178,26 +176,8 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
             f"merge got {len(batches)} batches, expected one for each of {len(order.partition)} chunks, "
             "in the order in which split_balanced returned them"
         )
-    first_rows = np.cumsum([0, *order.chunk_rows]).tolist()
     shared = shared_in_results(batches, order.shared_fields, order.chunk_rows, order.shared_hashes)
-    views = []
-    sources: list[PackedRows] = []
-    for chunk, batch in enumerate(batches):
-        num_rows = order.chunk_rows[chunk]
-        views.append(RowsWithObjects(batch, shared, first_rows[chunk], num_rows))
-        packed = _pack_chunk(views[chunk], chunk, num_rows)
-        check_no_samples(views[chunk].tree, num_rows)
-        check_replaceable(views[chunk].tree)
-        if sources and (difference := sources[0].schema.difference(packed.schema)):
-            raise ValueError(
-                f"batches 0 and {chunk} differ: {difference}; give merge the same fields of all chunks"
-            )
-        sources.append(packed)
-    positions = np.empty(order.num_samples.sum(), dtype=np.int64)
-    for first, samples in zip(first_rows, order.partition, strict=False):
-        positions[samples] = first + np.arange(len(samples))
-    join_objects(views)
-    return views[0].select(sources, positions, order.batch_size)
+    return join(batches, order.partition, order.chunk_rows, order.batch_size, shared, "merge")
 
 
 def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
@@ -253,18 +233,6 @@ def _numbered_groups(groups: Any, num_rows: int, num_real: int, has_none: bool) 
         is_none = has_none and isinstance(label, Integral) and label < 0
         number_of.append(numbers.setdefault((sample, label) if is_none else label, len(numbers)))
     return np.array(number_of, dtype=np.int64)
-
-
-def _pack_chunk(view: Rows, chunk: int, num_rows: int) -> PackedRows:
-    check_results(view.fields, "merge")
-    check_jagged_fields(view.fields)
-    packed = view.packed()
-    if packed.num_rows != num_rows:
-        raise ValueError(
-            f"batch {chunk} has {packed.num_rows} rows, expected {num_rows}: give merge a row for each row "
-            "of the chunk, padding rows included"
-        )
-    return packed
 
 
 def _check_one_per_row(name: str, shape: tuple[int, ...], num_rows: int, num_real: int) -> None:

@@ -18,11 +18,8 @@ from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.slow_start import show_if_slow
 from ...distributed.step import Step
 from ...partition.problem import number_of_part
-from ...sequence_batch.packed_rows import check_jagged_fields, read_all_lengths
-from ...sequence_batch.row_lists import check_no_samples
-from ...sequence_batch.row_objects import RowsWithObjects, check_results, join_objects, shared_in_results
-from ...sequence_batch.row_schema import FieldValue
-from ...sequence_batch.tree import check_replaceable
+from ...sequence_batch import BaseBatch
+from ...sequence_batch.row_objects import join, shared_in_results
 from .divided_batch import COLUMN, micro_batch_of_rows, micro_batches, rows_of_micro_batches
 from .division import divide_into_micro_batches, time_relative_to_mean
 from .micro_batch_forward import check_no_hooks, run_micro_batches
@@ -144,34 +141,9 @@ class MicroBatches(Feature):
             )
         counts = [len(rows) for rows in rows_of_each]
         shared = shared_in_results(values, self._shuffler.shared_fields, counts)
-        views, first_row = [], 0
-        jagged: dict[str, FieldValue] = {}
-        for number, (part_values, rows) in enumerate(zip(values, rows_of_each, strict=True)):
-            view = RowsWithObjects(part_values, shared, first_row)
-            check_results(view.fields, "join_values")
-            jagged |= {f"{name} of micro-batch {number}": field for name, field in view.fields.items()}
-            found = view.num_rows
-            check_no_samples(view.tree, found)
-            check_replaceable(view.tree)
-            first_row += found
-            views.append(view)
-            if found not in (len(rows), max(len(rows), 1)):
-                raise ValueError(f"got {found} rows of micro-batch {number}, which has {len(rows)} samples")
-            if difference := views[0].schema.difference(view.schema):
-                raise ValueError(f"got other values of micro-batch {number} than of the first: {difference}")
-        check_jagged_fields(jagged)
-        ends = np.cumsum([view.num_rows for view in views])
-        places = [
-            end - view.num_rows + np.arange(len(rows))
-            for end, view, rows in zip(ends, views, rows_of_each, strict=True)
-        ]
-        joined = np.concatenate(places)[np.argsort(np.concatenate(rows_of_each))]
-        every = [view.fields for view in views]
-        lengths = read_all_lengths(every, views[0].schema, [view.num_rows for view in views])
-        sources = [view.packed(of_view) for view, of_view in zip(views, lengths, strict=True)]
-        join_objects(views)
-        view = views[0]
-        return view.select(sources, joined, int(plan.num_rows[rank]) if view.pads else len(joined))
+        num_rows = int(plan.num_rows[rank]) if isinstance(values[0], BaseBatch) else sum(counts)
+        part_rows = [max(count, 1) for count in counts]
+        return join(values, rows_of_each, part_rows, num_rows, shared, "join_values")
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
         """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""

@@ -99,8 +99,8 @@ def test_values_of_other_micro_batches_are_refused():
         f"values of {count - 1} micro-batches, the plan has {count}",
         f"values of {count + 1} micro-batches, the plan has {count}",
         f"values of 0 micro-batches, the plan has {count}",
-        "rows of micro-batch",
-        f"got other values of micro-batch {count - 1} than of the first: ",
+        "give join_values a row for each row of the part",
+        f"batches 0 and {count - 1} differ: ",
     ]
     for error, part in zip(errors, expected, strict=True):
         assert error.startswith("ValueError") and part in error
