@@ -16,6 +16,7 @@ from ..sequence_batch.container_types import type_name
 from ..sequence_batch.packed_rows import PackedRows
 from ..sequence_batch.row_schema import FieldValue
 from ..sequence_batch.rows import Rows
+from ..sequence_batch.tree import check_attributes
 from .balance_report import WORKLOAD_UNITS
 from .batch_format import Format
 from .count_rows import Counter, count_rows
@@ -244,7 +245,7 @@ class BatchShuffler(ABC):
             batch.check()
             self._batch_type = type(batch.batch)
         else:
-            batch.check_attributes()
+            check_attributes(batch.tree)
         if type(batch.batch) is not self._batch_type:
             raise TypeError(
                 f"a batch is a {type_name(batch.batch)}, and the first was a "

@@ -25,7 +25,7 @@ from .row_lists import (
 )
 from .row_remedies import remedy_for_rows
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
-from .tree import Leaf, Part, check_attributes, check_replaceable, paths, rebuild, take_apart
+from .tree import Leaf, Part, check_replaceable, paths, rebuild, take_apart
 
 # Integers in which squares and FLOPs of lengths wrap.
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
@@ -36,7 +36,7 @@ class Rows:
     """The rows of a batch, from one walk over it until it is put together with other rows.
 
     A batch that is no `BaseBatch` cannot tell its padding, and so has none. `packed` is the way from a batch
-    to its rows, `select` or `with_rows` the way back.
+    to its rows, `select` or `put_together` the way back.
 
     Args:
         batch: of any type that can be exchanged.
@@ -160,14 +160,11 @@ class Rows:
         """Returns what else moves with the rows, by path; nothing here."""
         return {}
 
-    def with_rows(self, fields: dict[str, FieldValue], num_rows: int, num_samples: int) -> Any:
-        """Returns a batch of the same kind with other rows; what is not in `fields` stays."""
-        return self.replaced(fields, num_rows, num_samples).put_together()
-
     def select(self, sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int) -> Any:
         """Returns a batch of the same kind with the rows at these positions among those of all sources, and
         then padding up to `num_rows`."""
-        return self.with_rows(select_rows(sources, positions, num_rows), num_rows, len(positions))
+        fields = select_rows(sources, positions, num_rows)
+        return self.replaced(fields, num_rows, len(positions)).put_together()
 
     def first_row(self) -> Any:
         """Returns a batch of one row for a rank without samples: padding, or a copy of the first row where
@@ -274,10 +271,6 @@ class Rows:
             )
         check_no_samples(self.tree, self.num_rows)
         check_replaceable(self.tree)
-
-    def check_attributes(self) -> None:
-        """Checks what a later batch may have, and the first had not; raises a TypeError."""
-        check_attributes(self.tree)
 
 
 def without_copied_row(output: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +12,7 @@ from torchrec import EmbeddingCollection, EmbeddingConfig
 
 from commons.distributed import BatchShufflerFactory
 from commons.pipeline import TrainPipelineFactory
+from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.histories import histories
 from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, pipeline_of, sharded
@@ -60,12 +64,20 @@ def test_a_pipeline_without_a_shuffler_says_how_to_make_one(name):
         TrainPipelineFactory.create(name, model=model, optimizer=optimizer, device=CPU, loss_reduction="sum")
 
 
-def _error_of_model(name: str, model: torch.nn.Module) -> str:
+@dataclass(eq=False)
+class Planned(BaseBatch):
+    """Has a field of a name that a step has, too."""
+
+    plan: torch.Tensor | None = None
+
+
+def _error_of_model(name: str, model: torch.nn.Module, **more: Any) -> str:
     replicated, optimizer = sharded(model)
 
     def train() -> None:
         pipeline = pipeline_of(name, replicated, optimizer, BatchShufflerFactory.create("identity"))
-        pipeline.progress(iter([histories([2])]))
+        batch = histories([2])
+        pipeline.progress(iter([Planned(batch.features, 1, {}, **more) if more else batch]))
 
     return error_of(train)
 
@@ -82,6 +94,12 @@ def test_models_and_devices_that_a_pipeline_cannot_run_are_refused():
     assert without_gpu == (
         'ValueError: pipeline "prefetch" fills the cache of a GPU, and the device is cpu: use "native"'
     )
+
+
+@on_ranks(2)
+def test_fields_that_a_step_would_hide_from_torchrec_are_refused():
+    assert "Planned has tensors in 'plan'" in _error_of_model("native", RankingModel(), plan=torch.ones(1))
+    assert "Planned" not in _error_of_model("none", RankingModel(), plan=torch.ones(1))
 
 
 @on_ranks(2)
