@@ -116,7 +116,8 @@ def _take_rank(batch: BaseBatch, plan: ShufflePlan, rank: int, count_names: Sequ
     group: Any = SimpleNamespace(
         num_ranks=plan.num_ranks, rank=rank, group_for=lambda use, device: None, wait_seconds=0.0
     )
-    return part.with_pieces(PlacedPieces(plan, group, count_names))
+    part.pieces = PlacedPieces(plan, group, count_names)
+    return part
 
 
 def _receive_zeros(fetch: KeyFetch, received: torch.Tensor, *_: Any) -> Any:
