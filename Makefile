@@ -6,7 +6,7 @@
 # MODEL            the demo's model: hstu or sid_gr.
 # SETS             for versions: versions of torch, as in 2.14.1, or 2.13.0/3.12 for one Python of several; unset: all.
 # NAME             for bench: what to measure.
-# WITHOUT          for core-alone: names of features to leave out; the copy has all others.
+# WITHOUT          for core-alone: names of extensions to leave out; the copy has all others.
 # DATA             for bench: a folder with data. loading, partition and public-data take MovieLens 100K's u.data, and
 #                  only print without; movielens and retrieval need u.data and u.user; controllers takes checkouts of
 #                  verl, slime and AReaL.
@@ -39,7 +39,7 @@ demo: $(INSTALLED)  ## train with and without balancing, replay 8 ranks, draw a 
 test: core-alone  ## run all tests, on real gloo processes
 	$(RUN) -m pytest $(addprefix --ignore=tests/commons/,sequence_batch partition distributed pipeline)
 
-core-alone: $(INSTALLED)  ## test the core in a copy without features; WITHOUT: with all features but these
+core-alone: $(INSTALLED)  ## test the core in a copy without extensions; WITHOUT: with all extensions but these
 	$(RUN) -m ci.core_alone $(if $(WITHOUT),--without $(WITHOUT))
 
 lint: $(INSTALLED)  ## ruff check, ruff format --check, mypy

@@ -30,7 +30,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from benchmarks.harness import start_forks
 from commons.distributed import BatchShuffler
 from commons.distributed.placement import warm_up
-from commons.features.unshuffle import Unshuffle
+from commons.extensions.unshuffle import Unshuffle
 
 PROCESSES, STEPS = 64, 200
 ROWS = 8
@@ -143,7 +143,7 @@ def _run_rank(rank: int, processes: int, steps: int, dies: str, folder: Path) ->
 def _run_steps(rank: int, processes: int, steps: int, dies: str) -> str:
     """Runs all steps; returns what was lost or doubled, over all ranks, or came back wrong."""
     unshuffle = Unshuffle()
-    shuffler = _Shuffler(features=[unshuffle])
+    shuffler = _Shuffler(extensions=[unshuffle])
     if dies and rank == processes // 2:
         _die_in(shuffler, dies)
     held = np.zeros(3, dtype=np.int64)  # samples, sum of their numbers, and of their squares mod a prime

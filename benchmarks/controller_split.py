@@ -11,7 +11,7 @@ from benchmarks.batches import make_hstu_batch
 from benchmarks.harness import Record, machine, summarize, time_in_turns
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShuffler
-from commons.features.controller import split_balanced
+from commons.extensions.controller import split_balanced
 from commons.perf_model import HSTUFlops
 
 SAMPLES, CHUNKS, CONTEXTUAL = 512, 16, ["context_0", "context_1", "context_2"]

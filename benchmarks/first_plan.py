@@ -17,15 +17,15 @@ from numba.core import event
 
 from benchmarks.harness import Record, machine, show_progress, time_ms
 from benchmarks.markdown import REPOSITORY, make_table
-from commons.distributed.feature import Feature
+from commons.distributed.extension import Extension
 from commons.distributed.placement import warm_up
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
-from commons.features.learned_costs import LearnedCosts  # noqa: F401  of the cases
-from commons.features.micro_batches import MicroBatches  # noqa: F401
-from commons.features.sample_groups import SampleGroups  # noqa: F401
-from commons.features.sample_splitting import SplitSamples  # noqa: F401
+from commons.extensions.learned_costs import LearnedCosts  # noqa: F401  of the cases
+from commons.extensions.micro_batches import MicroBatches  # noqa: F401
+from commons.extensions.pieces import Pieces  # noqa: F401
+from commons.extensions.sample_groups import SampleGroups  # noqa: F401
 
-# By title: settings of the shuffler, what its partitioner gets besides, and a feature.
+# By title: settings of the shuffler, what its partitioner gets besides, and an extension.
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "defaults": ({}, (), ""),
     "unequal rows": ({"equal_rows": False}, (), ""),
@@ -33,7 +33,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "learned costs, ranks of different speeds": ({}, ("speeds",), "LearnedCosts()"),
     "groups": ({}, ("groups",), 'SampleGroups("user")'),
     "micro-batches": ({}, (), "MicroBatches(1000)"),
-    "split": ({"equal_rows": False}, (), "SplitSamples()"),
+    "split": ({"equal_rows": False}, (), "Pieces()"),
     '`"refined"`': ({"partitioner": "refined"}, (), ""),
     '`"longest_processing_time"`': ({"partitioner": "longest_processing_time"}, (), ""),
     '`"karmarkar_karp"`': ({"partitioner": "karmarkar_karp"}, (), ""),
@@ -56,16 +56,16 @@ def measure() -> Record:
     return {"after": records, "machine": {**machine(), "numba": numba.__version__}}
 
 
-def _run_first_plan(settings: dict[str, Any], arguments: tuple[str, ...], feature: str) -> list[float]:
+def _run_first_plan(settings: dict[str, Any], arguments: tuple[str, ...], extension: str) -> list[float]:
     """Returns CPU seconds of the start and of the first plan, and compilations of each, in a new process."""
-    program = f"from {__name__} import *; plan({settings!r}, {arguments!r}, [{feature}])"
+    program = f"from {__name__} import *; plan({settings!r}, {arguments!r}, [{extension}])"
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
         printed = subprocess.check_output([sys.executable, "-c", program], cwd=REPOSITORY, env=environment)
     return json.loads(printed)
 
 
-def plan(fields: dict[str, Any], names: tuple[str, ...], features: list[Feature]) -> None:
+def plan(fields: dict[str, Any], names: tuple[str, ...], extensions: list[Extension]) -> None:
     """Prints what `_run_first_plan` returns."""
     rng = np.random.default_rng(0)
     tokens = rng.lognormal(4, 1, 32).clip(1, 500).astype(np.int64)
@@ -76,7 +76,7 @@ def plan(fields: dict[str, Any], names: tuple[str, ...], features: list[Feature]
     place = partial(PARTITIONERS[settings.partitioner], equal_size=settings.equal_rows)
     seconds, compilations = [], []
     for call in (
-        partial(warm_up, settings, features),
+        partial(warm_up, settings, extensions),
         partial(place, workloads=tokens**2, num_partitions=4, **{name: given[name] for name in names}),
     ):
         with event.install_recorder("numba:compile") as recorder:

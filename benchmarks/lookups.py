@@ -30,7 +30,7 @@ from benchmarks.lookup_streams import LENGTHS, STREAMS, draw_batches
 from benchmarks.markdown import make_table, pivot
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShufflerFactory
-from commons.features.sample_groups import SampleGroups
+from commons.extensions.sample_groups import SampleGroups
 from commons.pipeline import TrainPipelineFactory
 from commons.training import OptimizerArgs, shard_model
 from hstu.batch_shuffler import flops_of_rows
@@ -73,8 +73,8 @@ class _Arm:
             workloads = partial(flops_of_rows, FLOPS)
             shuffler = BatchShufflerFactory.create("identity", get_workloads=workloads, unit="FLOPs")
         else:
-            features = [SampleGroups("user_id")] if name == WITH_GROUPS else []
-            shuffler = BatchShufflerFactory.create("hstu", flops=FLOPS, features=features, **ARMS[name])
+            extensions = [SampleGroups("user_id")] if name == WITH_GROUPS else []
+            shuffler = BatchShufflerFactory.create("hstu", flops=FLOPS, extensions=extensions, **ARMS[name])
         self._pipeline = TrainPipelineFactory.create(
             "none",
             model=model,

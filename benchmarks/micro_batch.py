@@ -33,7 +33,7 @@ from benchmarks.micro_batch_divisions import (
     micro_batch_lower_bound,
 )
 from benchmarks.partition.placements import GlobalBatch, draw_batches
-from commons.features.micro_batches import micro_batch_imbalance
+from commons.extensions.micro_batches import micro_batch_imbalance
 from commons.partition import imbalance, loads, lower_bound
 
 RANKS, DRAWS, HIDDEN_SIZES = 8, 20, (128, 1024)

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.partition.lengths import LONGEST
 from benchmarks.partition.placements import GlobalBatch
-from commons.features.micro_batches import balance_micro_batches
+from commons.extensions.micro_batches import balance_micro_batches
 from commons.partition import karmarkar_karp, loads
 
 MAX_TOKENS = 8192

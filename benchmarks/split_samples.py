@@ -115,7 +115,7 @@ def _compare(whole: Arm, pieces: Arm) -> Record:
         "imbalance_whole": imbalances[0],
         "imbalance_pieces": imbalances[1],
         "megabytes_fetched": reports[-1].features["bytes_fetched"] / 1e6,
-        "fetch_seconds": float(np.median([report.features["fetch_seconds"] for report in reports])),
+        "fetch_seconds": float(np.median([report.extensions["fetch_seconds"] for report in reports])),
         "seconds_pieces": summarize(pieces.block_seconds, 4),
         "speedup_predicted": imbalances[0] / imbalances[1],
         **compare_times(whole, pieces),

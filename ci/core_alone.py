@@ -1,9 +1,9 @@
-"""Tests the core, and trains with it, in a copy without features: `make core-alone`.
+"""Tests the core, and trains with it, in a copy without extensions: `make core-alone`.
 
-    python -m ci.core_alone [--without FEATURE ...]
+    python -m ci.core_alone [--without EXTENSION ...]
 
-The copy has the core's packages and tests alone. With `--without`, it has all other features and their tests,
-too.
+The copy has the core's packages and tests alone. With `--without`, it has all other extensions, too, and
+their tests.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ SUPPORT = ("tests/*.py", "tests/commons/*.py", "tests/e2e/__init__.py", PROGRAM,
 def main() -> None:
     """Copies, tests and trains."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition(":")[0])
-    parser.add_argument("--without", nargs="+", metavar="FEATURE", default=[], help="features to leave out")
+    parser.add_argument(
+        "--without", nargs="+", metavar="EXTENSION", default=[], help="extensions to leave out"
+    )
     without = parser.parse_args().without
-    features = {path.parent.name for path in REPOSITORY.glob("commons/features/*/__init__.py")}
-    if unknown := set(without) - features:
-        parser.error(f"no features {sorted(unknown)}; there are {sorted(features)}")
-    kept = sorted(features - set(without)) if without else []
+    extensions = {path.parent.name for path in REPOSITORY.glob("commons/extensions/*/__init__.py")}
+    if unknown := set(without) - extensions:
+        parser.error(f"no extensions {sorted(unknown)}; there are {sorted(extensions)}")
+    kept = sorted(extensions - set(without)) if without else []
     with tempfile.TemporaryDirectory() as root:
         folder, data = Path(root) / "copy", REPOSITORY.parent / "shared"
         copy_core(folder, kept)
         if data.exists():  # tests look for it beside the repository
             (Path(root) / data.name).symlink_to(data)
         tests = [f"tests/commons/{package}" for package in CORE]
-        tests += ["tests/commons/features"] if kept else []
+        tests += ["tests/commons/extensions"] if kept else []
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
 
         def run(*arguments: str) -> None:
@@ -49,14 +51,14 @@ def main() -> None:
         run("torch.distributed.run", "--standalone", "--nproc-per-node=2", PROGRAM, "none")
 
 
-def copy_core(folder: Path, features: list[str]) -> None:
-    """Copies the core, what it stands on, its tests, and these features with theirs."""
+def copy_core(folder: Path, extensions: list[str]) -> None:
+    """Copies the core, what it stands on, its tests, and these extensions with theirs."""
     paths = [f"commons/{name}" for name in (*CORE, *BELOW)] + list(SUPPORT)
     paths += [f"tests/commons/{name}" for name in CORE]
-    if features:
-        paths += [f"{root}/features/__init__.py" for root in ("commons", "tests/commons")]
-        paths += [f"{root}/features/{name}" for root in ("commons", "tests/commons") for name in features]
-        paths += ["tests/commons/features/together", "benchmarks"]  # some tests draw what is measured
+    if extensions:
+        paths += [f"{root}/extensions/__init__.py" for root in ("commons", "tests/commons")]
+        paths += [f"{root}/extensions/{name}" for root in ("commons", "tests/commons") for name in extensions]
+        paths += ["tests/commons/extensions/together", "benchmarks"]  # some tests draw what is measured
     patterns = [f":(glob){path}" if "*" in path else path for path in paths]
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],

@@ -2,7 +2,7 @@
 
 `python -m ci.golden_runs FILE` in each of them writes a file, `python -m ci.golden_runs FILE FILE` compares.
 
-A case draws ranks, rows, padding, costs, limits, speeds, nodes, sub-groups and features. It runs a few steps,
+A case draws ranks, rows, padding, costs, limits, speeds, nodes, sub-groups and extensions. It runs steps,
 by a pipeline or by `plan` and `exchange`; a loader may end early, or give a batch that is refused. Each rank
 records plans, the bytes of exchanged batches, losses, reports, errors and warnings.
 """
@@ -28,13 +28,13 @@ import torch.multiprocessing as mp
 from tqdm import tqdm
 
 from commons.distributed import BatchShuffler
-from commons.distributed.feature import Feature
-from commons.features.learned_costs import LearnedCosts
-from commons.features.micro_batches import MicroBatches
-from commons.features.sample_groups import SampleGroups
-from commons.features.sample_splitting import SplitSamples
-from commons.features.unshuffle import Unshuffle
-from commons.features.verification import Verification
+from commons.distributed.extension import Extension
+from commons.extensions.learned_costs import LearnedCosts
+from commons.extensions.micro_batches import MicroBatches
+from commons.extensions.pieces import Pieces
+from commons.extensions.sample_groups import SampleGroups
+from commons.extensions.unshuffle import Unshuffle
+from commons.extensions.verification import Verification
 from commons.pipeline import TrainPipelineFactory
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.container_batches import KINDS, make_batch
@@ -46,7 +46,7 @@ SUB_GROUPS = {2: [[0], [1]], 3: [[0, 2], [1]], 4: [[0, 3], [1, 2]]}
 PARTITIONERS = ("rebalance", "rebalance", "refined", "longest_processing_time", "karmarkar_karp")
 
 
-class Given(Feature):
+class Given(Extension):
     """Sets speeds that a case has drawn."""
 
     name, order = "given", 5
@@ -150,7 +150,7 @@ def describe(case: int) -> dict[str, Any]:
         "ranks": RANKS[case % len(RANKS)],
         "kind": kind,
         "settings": settings,
-        "features": names,
+        "extensions": names,
         "sub_groups": bool(rng.random() < 0.2),
         "speeds": bool(rng.random() < 0.2) and not learns,
         "nodes": bool(rng.random() < 0.3),
@@ -222,16 +222,16 @@ class _Recorder(logging.Handler):
         with torch.no_grad():
             placed = shuffler.exchange(brought, plan)
         self._note("batch", _hash(placed), shuffler.traffic(plan) if hasattr(shuffler, "traffic") else "")
-        for feature in shuffler.features:
-            if isinstance(feature, Unshuffle):
+        for extension in shuffler.extensions:
+            if isinstance(extension, Unshuffle):
                 rows = placed.batch_size if isinstance(placed, BaseBatch) else len(Drawn._ids(placed))
                 values = {"a": torch.arange(rows) + 10 * self._rank, "b": torch.ones(rows, 2)}
-                self._note("unshuffled", _hash(feature.unshuffle(values, plan)))
-            if isinstance(feature, MicroBatches):
-                parts = feature.micro_batches(placed, plan)
+                self._note("unshuffled", _hash(extension.unshuffle(values, plan)))
+            if isinstance(extension, MicroBatches):
+                parts = extension.micro_batches(placed, plan)
                 self._note("micro-batches", [_hash(part) for part in parts])
-            if isinstance(feature, LearnedCosts):
-                feature.record(plan, 0.01 * (1 + self._rank) + 0.001 * step)
+            if isinstance(extension, LearnedCosts):
+                extension.record(plan, 0.01 * (1 + self._rank) + 0.001 * step)
 
     def _train(self, shuffler: BatchShuffler) -> None:
         model = Loss()
@@ -264,8 +264,8 @@ class _Recorder(logging.Handler):
                 report.samples_moved,
             )
             self._note("bytes", report.bytes_moved, report.bytes_sent, _rounded(report.lower_bound))
-            figures = {k: v for k, v in report.features.items() if "seconds" not in k}
-            self._note("features", sorted(figures.items()), _rounded(model.weight))
+            figures = {k: v for k, v in report.extensions.items() if "seconds" not in k}
+            self._note("extensions", sorted(figures.items()), _rounded(model.weight))
 
     def _shuffler(self) -> BatchShuffler:
         case = self._case
@@ -283,14 +283,14 @@ class _Recorder(logging.Handler):
             "unshuffle": Unshuffle,
             "groups": lambda: by_user,
             "learned": LearnedCosts,
-            "pieces": SplitSamples,
+            "pieces": Pieces,
             "micro-batches": lambda: MicroBatches(64),
         }
-        features = [made_of[name]() for name in case["features"]]  # type: ignore[operator]
+        extensions = [made_of[name]() for name in case["extensions"]]  # type: ignore[operator]
         if case["speeds"]:
-            features.append(Given(1 + np.arange(ranks) % 2 * 0.25))
+            extensions.append(Given(1 + np.arange(ranks) % 2 * 0.25))
         of = TokenShuffler if case["kind"] == "histories" else Drawn
-        shuffler = of(group, features=features, enabled=case["enabled"], **case["settings"])
+        shuffler = of(group, extensions=extensions, enabled=case["enabled"], **case["settings"])
         shuffler.group.ranks_per_node = 2 if case["nodes"] else None
         return shuffler
 

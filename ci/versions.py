@@ -39,7 +39,7 @@ CORE_TESTS = (
     "tests/commons/sequence_batch",
     "tests/commons/distributed",
     "tests/commons/pipeline",
-    "tests/commons/features",
+    "tests/commons/extensions",
     "tests/commons/test_private_names.py",
     "tests/hstu",
     "tests/test_layer_flops.py",

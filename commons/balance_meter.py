@@ -247,5 +247,5 @@ def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:
 
 
 def _sum_of(reports: Sequence[BalanceReport], figure: str, without: float = 0) -> float:
-    """The sum of a feature's figure, and of `without` for steps without the feature."""
-    return sum(report.features.get(figure, without) for report in reports)
+    """The sum of an extension's figure, and of `without` for steps without the extension."""
+    return sum(report.extensions.get(figure, without) for report in reports)

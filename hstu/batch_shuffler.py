@@ -14,7 +14,7 @@ from commons.distributed import BatchShuffler, register_batch_shuffler
 from commons.perf_model import HSTUFlops
 
 if TYPE_CHECKING:
-    from commons.features.sample_splitting.cut_rules import CutRules
+    from commons.extensions.pieces.cut_rules import CutRules
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class HSTUBatchShuffler(BatchShuffler):
         A batch with negatives is of a model that scores a token against the next item. So a piece gets the
         item after it, too, and the labels of the items after its own.
         """
-        from commons.features.sample_splitting import cut_rules as of  # only who cuts needs it
+        from commons.extensions.pieces import cut_rules as of  # only who cuts needs it
 
         ahead = int(batch.negatives_feature_name is not None)
         items, labels = of.FieldRule("items", after=ahead), of.FieldRule("items_from_end", 1, -ahead, ahead)

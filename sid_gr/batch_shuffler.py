@@ -14,7 +14,7 @@ from commons.distributed import BatchShuffler, register_batch_shuffler
 from commons.perf_model import TransformerConfig, transformer_work
 
 if TYPE_CHECKING:
-    from commons.features.sample_splitting.cut_rules import CutRules
+    from commons.extensions.pieces.cut_rules import CutRules
 
 
 @register_batch_shuffler("sid_gr")
@@ -70,7 +70,7 @@ class SIDGRBatchShuffler(BatchShuffler):
 
         A piece also gets the item before it, which the tokens of its first item add.
         """
-        from commons.features.sample_splitting import cut_rules as of  # only who cuts needs it
+        from commons.extensions.pieces import cut_rules as of  # only who cuts needs it
 
         codes = batch.num_hierarchies
         history = f"features.{batch.history_feature_name}"

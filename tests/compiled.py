@@ -6,23 +6,23 @@ from importlib.util import find_spec
 from commons.distributed.placement import compile_refine, warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
 
-# Features that compile something, with their arguments.
+# Extensions that compile something, with their arguments.
 _COMPILING = {
     "micro_batches.MicroBatches": (1,),
     "sample_groups.SampleGroups": (),
-    "sample_splitting.SplitSamples": (),
+    "pieces.Pieces": (),
 }
 
 
 def compile_kernels() -> None:
-    """Compiles the kernels of the core, and of the features that there are."""
-    features = []
+    """Compiles the kernels of the core, and of the extensions that there are."""
+    extensions = []
     for path, arguments in _COMPILING.items():
-        package, _, name = f"commons.features.{path}".rpartition(".")
+        package, _, name = f"commons.extensions.{path}".rpartition(".")
         # Without its files, a folder still is a package.
-        if find_spec("commons.features") and (found := find_spec(package)) and found.origin:
-            features.append(getattr(import_module(package), name)(*arguments))
+        if find_spec("commons.extensions") and (found := find_spec(package)) and found.origin:
+            extensions.append(getattr(import_module(package), name)(*arguments))
     warm_up(ShufflerSettings())
-    for feature in features:  # together, micro-batches would keep the partitioner from tokens
-        feature.warm_up()
+    for extension in extensions:  # together, micro-batches would keep the partitioner from tokens
+        extension.warm_up()
     compile_refine()

@@ -10,7 +10,7 @@ from commons.distributed import BatchShuffler
 from commons.pipeline import TrainPipelineFactory
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
-from tests.commons.features.sample_splitting.drawn_cuts import GivenCuts
+from tests.commons.extensions.pieces.drawn_cuts import GivenCuts
 from tests.process_pool import rank_device
 
 # So large that the rounding of a parameter does not show in its change.
@@ -54,7 +54,7 @@ def steps(
             changes[name] += (start[name] - tensor.double()) * pipeline.loss_tokens
             tensor.copy_(start[name])
     changes = {name: value * len(tokens) / max(sum(tokens), 1) for name, value in changes.items()}
-    is_placed_by_hand = any(isinstance(feature, GivenCuts) for feature in shuffler.features)
+    is_placed_by_hand = any(isinstance(extension, GivenCuts) for extension in shuffler.extensions)
     if len(batches) == 1 and shuffler.group.num_ranks > 1 and not is_placed_by_hand:
         assert pipeline.report.imbalance_after < pipeline.report.imbalance_before
         assert pipeline.report.samples_moved > 0

@@ -6,9 +6,9 @@ import pytest
 import torch.distributed as dist
 
 from commons.distributed import BatchShufflerFactory
-from commons.features.micro_batches import MicroBatches
-from commons.features.verification import Verification
-from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
+from commons.extensions.micro_batches import MicroBatches
+from commons.extensions.verification import Verification
+from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
 from tests.gradient_comparison import Comparison, check_equal, comparison, dense_differences, steps
 from tests.gradient_models import CASES, ROWS
 
@@ -30,7 +30,7 @@ def _compare(
     plain = steps(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), [batch])
     results = []
     for changed in settings:
-        config: dict[str, Any] = {**case.shuffler, **changed, "features": []}
+        config: dict[str, Any] = {**case.shuffler, **changed, "extensions": []}
         if config.pop("capped", False):
             config["features"].append(MicroBatches(case.cap))
         if config.pop("verified", False):
@@ -39,7 +39,7 @@ def _compare(
             del config["flops"]
         shuffler = BatchShufflerFactory.create_from_config(config)
         results.append(comparison(plain, steps(case.make_model(), pipeline, shuffler, [batch])))
-    capped = BatchShufflerFactory.create("identity", features=[MicroBatches(case.cap)])
+    capped = BatchShufflerFactory.create("identity", extensions=[MicroBatches(case.cap)])
     return results, capped.features[0].report(capped.plan(batch))["micro_batches"]
 
 
@@ -87,7 +87,7 @@ def _compare_steps(name: str, pipeline: str, num_batches: tuple[int, ...]) -> Co
     ]
     plain, balanced = (
         steps(case.make_model(), pipeline, BatchShufflerFactory.create_from_config(config), batches)
-        for config in (AS_LOADED, {**case.shuffler, "features": [Verification()]})
+        for config in (AS_LOADED, {**case.shuffler, "extensions": [Verification()]})
     )
     assert plain[2] == balanced[2] and len(set(plain[2])) > 1
     return comparison(plain, balanced)
@@ -102,7 +102,7 @@ def _compare_with_one_process(
     name: str, num_real: tuple[int, ...], split: bool
 ) -> tuple[dict[str, float], list[str]]:
     case = CASES[name]
-    settings = {"features": [DrawnCuts(0)], "equal_rows": False} if split else {}
+    settings = {"extensions": [DrawnCuts(0)], "equal_rows": False} if split else {}
     shuffler = BatchShufflerFactory.create_from_config({**case.shuffler, **settings})
     changes, _, (tokens,) = steps(case.make_model(), "native", shuffler, [case.batch(num_real, True)])
     model = case.make_model()

@@ -9,15 +9,15 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed import BatchShuffler, BatchShufflerFactory, Feature
-from commons.features.learned_costs import LearnedCosts
-from commons.features.sample_splitting import SplitSamples
-from commons.features.verification import Verification
+from commons.distributed import BatchShuffler, BatchShufflerFactory, Extension
+from commons.extensions.learned_costs import LearnedCosts
+from commons.extensions.pieces import Pieces
+from commons.extensions.verification import Verification
 from commons.perf_model import Cost
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.counted_collectives import recorded_collectives
-from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts, is_cut
+from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts, is_cut
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
 from tests.gradient_comparison import Comparison, check_equal, comparison, steps
 from tests.gradient_models import CASES
@@ -33,9 +33,9 @@ MODELS = [
 ]
 
 
-def _shuffler(config: dict[str, Any], *features: Feature, **settings: Any) -> BatchShuffler:
+def _shuffler(config: dict[str, Any], *extensions: Extension, **settings: Any) -> BatchShuffler:
     return BatchShufflerFactory.create_from_config(
-        {**config, "equal_rows": False, "features": features, **settings}
+        {**config, "equal_rows": False, "features": extensions, **settings}
     )
 
 
@@ -46,9 +46,9 @@ def compare(name: str, pipeline: str, num_real: tuple[int, ...], seeds: list[int
     plain = steps(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), [batch])
     results = []
     for seed in [*seeds, None]:
-        features = [SplitSamples() if seed is None else DrawnCuts(seed)]
-        features += [Verification()] if seed == seeds[0] else []
-        shuffler = _shuffler(case.shuffler, *features)
+        extensions = [Pieces() if seed is None else DrawnCuts(seed)]
+        extensions += [Verification()] if seed == seeds[0] else []
+        shuffler = _shuffler(case.shuffler, *extensions)
         results.append(comparison(plain, steps(case.make_model(), pipeline, shuffler, [batch])))
     return results
 
@@ -66,7 +66,7 @@ def test_gradients_of_pieces_are_those_of_whole_samples(pools, name, pipeline, n
 def _learned_state(config: dict[str, Any], batch: BaseBatch) -> dict[str, bytes]:
     """Returns what a shuffler learns from steps in which its last column takes all the time."""
     learned = LearnedCosts()
-    shuffler = _shuffler(config, SplitSamples(), learned)
+    shuffler = _shuffler(config, Pieces(), learned)
     for step in range(40):
         plan = shuffler.plan(batch)
         noise = np.random.default_rng(step).lognormal(0, 0.01, plan.num_ranks)
@@ -81,11 +81,11 @@ def compare_costs(name: str, pipeline: str) -> list[Comparison]:
     batch = case.make_batch([case.make_sample(rng, items, True) for items in lengths])
     plain = steps(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), [batch])
     learned = LearnedCosts()
-    by_learned = _shuffler(case.shuffler, SplitSamples(), Verification(), learned)
+    by_learned = _shuffler(case.shuffler, Pieces(), Verification(), learned)
     learned.load_state(_learned_state(case.shuffler, batch))
     cost = Cost((0.0, 0.0, 1e-3, 1.0))
     results = []
-    for shuffler in (by_learned, _shuffler(case.shuffler, SplitSamples(), Verification(), cost=cost)):
+    for shuffler in (by_learned, _shuffler(case.shuffler, Pieces(), Verification(), cost=cost)):
         plan = shuffler.plan(batch)
         assert is_cut(plan) and plan.predicted_seconds is not None
         results.append(comparison(plain, steps(case.make_model(), pipeline, shuffler, [batch])))

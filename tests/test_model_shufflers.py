@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from commons.datasets import HSTUBatch, SIDBatch
 from commons.distributed import BatchShufflerFactory
-from commons.features.sample_groups import SampleGroups
+from commons.extensions.sample_groups import SampleGroups
 from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
 from hstu.batch_shuffler import HSTUBatchShuffler
 from sid_gr.batch_shuffler import SIDGRBatchShuffler
-from tests.commons.features.sample_splitting.cut_samples import check_drawn_cuts
+from tests.commons.extensions.pieces.cut_samples import check_drawn_cuts
 from tests.commons.histories import keyed
 from tests.hstu import hstu_samples
 from tests.hstu.hstu_samples import hstu_batch
@@ -67,7 +67,7 @@ def test_too_little_or_too_much_is_refused_with_what_was_expected(model, names):
 def test_samples_of_a_feature_belong_together(model):
     make_batch, feature, _ = MODELS[model]
     groups, users = SampleGroups(feature), [5, 3, 5]
-    BatchShufflerFactory.create(model, num_heads=1, head_dim=8, features=[groups])
+    BatchShufflerFactory.create(model, num_heads=1, head_dim=8, extensions=[groups])
     assert groups.columns(make_batch([1, 1, 1], users))["groups"].tolist() == users
 
 

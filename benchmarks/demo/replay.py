@@ -22,11 +22,11 @@ from benchmarks.harness import Record, show_progress
 from commons.distributed import BatchShuffler, ShufflePlan
 from commons.distributed.count_rows import count_rows
 from commons.distributed.placement import arguments_of, make_plan, place
-from commons.features.sample_splitting import SplitSamples
-from commons.features.sample_splitting.cut_rules import cut_rows
-from commons.features.sample_splitting.cut_search import cut_and_place
-from commons.features.sample_splitting.cutting import COLUMN, Cutting
-from commons.features.sample_splitting.key_fetch import KeyFetch, PlacedPieces
+from commons.extensions.pieces import Pieces
+from commons.extensions.pieces.cut_rules import cut_rows
+from commons.extensions.pieces.cut_search import cut_and_place
+from commons.extensions.pieces.cutting import COLUMN, Cutting
+from commons.extensions.pieces.key_fetch import KeyFetch, PlacedPieces
 from commons.gin_values import from_gin
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.rows import Rows
@@ -90,11 +90,11 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
     per_rank = np.zeros((num_ranks, 2 + row_format.schema.num_keys), dtype=np.int64)
     per_rank[:, :2] = batch.batch_size // num_ranks  # all of them real
     rows = row_format.decode(row_format.encode(counted), per_rank)
-    rows = replace(rows, arguments=arguments_of(shuffler.features))
+    rows = replace(rows, arguments=arguments_of(shuffler.extensions))
     if shuffler.cost is not None:
         rows = rows.with_cost(shuffler.cost)
     names = row_format.count_names
-    if any(isinstance(feature, SplitSamples) for feature in shuffler.features):
+    if any(isinstance(extension, Pieces) for extension in shuffler.extensions):
         rules = shuffler.cut_rules(batch)
         cutting = Cutting(rules, row_format.schema, names, shuffler.prefix_cost, rows.cost)
         plan = make_plan(*cut_and_place(rows, shuffler.settings, cutting))

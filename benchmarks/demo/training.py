@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.harness import Record, bootstrap_speedup, take_turns
 from commons.distributed import BalanceReport
-from commons.features.learned_costs import LearnedCosts
+from commons.extensions.learned_costs import LearnedCosts
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
 
@@ -99,7 +99,7 @@ class Arm:
         self.model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
         shuffler = task.make_shuffler(args)
         self.pipeline = task.make_pipeline(args, self.model, optimizer, device, shuffler)
-        self._features = shuffler.features
+        self._extensions = shuffler.extensions
         self._batches = iter(batches(task))
         self.losses: list[float] = []
         self.block_seconds: list[float] = []
@@ -130,8 +130,8 @@ class Arm:
 
     @property
     def learned_costs(self) -> LearnedCosts:
-        """The feature of an arm that learns."""
-        return next(feature for feature in self._features if isinstance(feature, LearnedCosts))
+        """The extension of an arm that learns."""
+        return next(extension for extension in self._extensions if isinstance(extension, LearnedCosts))
 
 
 def train_in_turn(
@@ -195,7 +195,7 @@ def _compare(base: Arm, arm: Arm) -> Record:
             "imbalance_after": after / mean,
             "share_of_bytes_moved": moved / loaded,
             **{
-                f"{name}_per_step": float(np.mean([report.features.get(name, 0) for report in reports]))
+                f"{name}_per_step": float(np.mean([report.extensions.get(name, 0) for report in reports]))
                 for name in ("samples_cut", "bytes_fetched")
             },
             "bytes_sent_per_step": float(np.mean([report.bytes_sent for report in reports])),

@@ -17,8 +17,8 @@ from commons.distributed.placement import make_plan, place
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
-from commons.features.sample_splitting.cut_search import cut_and_place
-from commons.features.sample_splitting.cutting import COLUMN, Cutting
+from commons.extensions.pieces.cut_search import cut_and_place
+from commons.extensions.pieces.cutting import COLUMN, Cutting
 from commons.partition.balance import relative_to_mean
 from commons.sequence_batch.row_schema import Schema
 from hstu.batch_shuffler import HSTUBatchShuffler

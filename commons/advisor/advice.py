@@ -60,7 +60,7 @@ class Advice:
         model: description of the model, in words.
         unit: unit of loads.
         assumptions: sentences without a period.
-        left_out: a sentence without a period for each strategy whose feature is missing.
+        left_out: a sentence without a period for each strategy whose extension is missing.
         cases: the requested numbers of ranks, each with its recommendation.
         gin_settings: the settings that the run's gin file has; None for a model that gin files do not
             configure.
@@ -121,7 +121,8 @@ def advise(request: Request) -> Advice:
         unit=request.cost.unit,
         assumptions=_assumptions(request, any(strategy.splits for strategy in compared)),
         left_out=[
-            f"The strategy {strategy.title} is left out: the folder features/{strategy.feature} is missing"
+            f"The strategy {strategy.title} is left out: "
+            f"the folder extensions/{strategy.extension} is missing"
             for strategy in missing
         ],
         cases=[(cases[key], recommend(cases[key], request.gin_settings)) for key in asked],

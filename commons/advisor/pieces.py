@@ -15,7 +15,7 @@ from ..distributed.shuffler_settings import ShufflerSettings
 from ..perf_model.cost import Cost
 
 if TYPE_CHECKING:
-    from ..features.sample_splitting.cutting import Cutting
+    from ..extensions.pieces.cutting import Cutting
 
 # Of models here, whose FLOPs have a column for matrix products and one for attention.
 FLOPS = Cost.sum_of_columns(2)
@@ -74,8 +74,8 @@ class PieceCosts:
         def prefix_cost(first: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
             return self.cost.of(first > 0, first, self.prefix_work(first, counts["tokens"]))
 
-        from ..features.sample_splitting.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
-        from ..features.sample_splitting.cutting import Cutting
+        from ..extensions.pieces.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
+        from ..extensions.pieces.cutting import Cutting
 
         # Samples as the advisor knows them: a row of tokens, each with a loss. A cut may be before any.
         rules = CutRules(items=(ItemGroup("tokens"),), fields={"loss_tokens": ALONG_ITEMS})
@@ -84,7 +84,7 @@ class PieceCosts:
 
     def place(self, samples: RowTable, settings: ShufflerSettings) -> ShufflePlan:
         """Places the samples of a step, and cuts those that stand in the way of balance."""
-        from ..features.sample_splitting.cut_search import cut_and_place
+        from ..extensions.pieces.cut_search import cut_and_place
 
         return make_plan(*cut_and_place(samples, settings, self.cutting))
 
@@ -152,6 +152,6 @@ def bytes_of_rows(plan: ShufflePlan, sizes: np.ndarray) -> np.ndarray:
 
 def pieces_of(plan: ShufflePlan) -> np.ndarray:
     """Returns the place of each row in its sample, `[rows]` of dtype `PIECE`; some sample has to be cut."""
-    from ..features.sample_splitting.cutting import COLUMN
+    from ..extensions.pieces.cutting import COLUMN
 
     return plan.rows.columns[COLUMN]

@@ -20,9 +20,9 @@ KARMARKAR_KARP = "karmarkar_karp"
 CHOSEN = ("partitioner", "equal_rows", "split")
 # The value of `balance_cost` with which training learns costs.
 LEARNED = "learned"
-# Modules of features that need numpy and numba alone, and compile what they need.
-_SEARCHES = {"sample_splitting": "cut_search", "sample_groups": "group_column"}
-_FEATURES = f"{__package__.rpartition('.')[0]}.features"
+# Modules of extensions that need numpy and numba alone, and compile what they need.
+_SEARCHES = {"pieces": "cut_search", "sample_groups": "group_column"}
+_EXTENSIONS = f"{__package__.rpartition('.')[0]}.extensions"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Strategy:
         settings: settings of the shuffler; None leaves every sample on the rank that loaded it.
         balance_cost: the setting of the cost to balance by; None for FLOPs.
         splits: whether samples are cut into pieces.
-        group_feature: the feature whose samples stay together; None for no groups.
+        group_feature: the extension whose samples stay together; None for no groups.
     """
 
     name: str
@@ -46,19 +46,19 @@ class Strategy:
     group_feature: str | None = None
 
     @property
-    def feature(self) -> str | None:
-        """The feature that the strategy needs; None if it needs none."""
+    def extension(self) -> str | None:
+        """The extension that the strategy needs; None if it needs none."""
         if self.splits:
-            return "sample_splitting"
+            return "pieces"
         return None if self.group_feature is None else "sample_groups"
 
     @property
     def is_missing(self) -> bool:
-        """Whether the feature that the strategy needs has been deleted."""
+        """Whether the extension that the strategy needs has been deleted."""
         try:
-            self._import_feature()
+            self._import_extension()
         except ModuleNotFoundError as error:
-            if not (error.name or "").startswith(_FEATURES):
+            if not (error.name or "").startswith(_EXTENSIONS):
                 raise
             return True
         return False
@@ -68,14 +68,14 @@ class Strategy:
         if self.settings is None:
             return
         compile_placement(self.settings)
-        feature = self._import_feature()
-        if feature is not None:
-            feature.compile_search()
+        extension = self._import_extension()
+        if extension is not None:
+            extension.compile_search()
 
-    def _import_feature(self) -> ModuleType | None:
-        if self.feature is None:
+    def _import_extension(self) -> ModuleType | None:
+        if self.extension is None:
             return None
-        return import_module(f"{_FEATURES}.{self.feature}.{_SEARCHES[self.feature]}")
+        return import_module(f"{_EXTENSIONS}.{self.extension}.{_SEARCHES[self.extension]}")
 
     def gin_lines(self, present: Mapping[str, object]) -> list[str]:
         """Returns the lines that a gin file lacks to switch the strategy on.
@@ -109,13 +109,13 @@ class Strategy:
         given = {name: repr(value) for name, value in self._changed().items()}
         if self.balance_cost not in (None, LEARNED):
             given = {"cost": f"Cost.load({self.balance_cost!r})"} | given
-        features = ["LearnedCosts()"] if self.balance_cost == LEARNED else []
+        extensions = ["LearnedCosts()"] if self.balance_cost == LEARNED else []
         if self.group_feature is not None:
-            features.append(f"SampleGroups({self.group_feature!r})")
+            extensions.append(f"SampleGroups({self.group_feature!r})")
         if self.splits:
-            features.append("SplitSamples()")
-        if features:
-            given["features"] = f"[{', '.join(features)}]"
+            extensions.append("Pieces()")
+        if extensions:
+            given["extensions"] = f"[{', '.join(extensions)}]"
         return f"batch_shuffler=MyShuffler({', '.join(f'{name}={value}' for name, value in given.items())})"
 
     def _changed(self) -> dict[str, object]:
@@ -134,8 +134,8 @@ def strategies(balance_cost: str | None, group_column: str | None = None) -> lis
         group_column: the name of the samples' groups; None if they have none.
     """
 
-    def balanced(name: str, title: str, settings: ShufflerSettings, **feature: Any) -> Strategy:
-        return Strategy(name, title, settings, balance_cost, **feature)
+    def balanced(name: str, title: str, settings: ShufflerSettings, **extension: Any) -> Strategy:
+        return Strategy(name, title, settings, balance_cost, **extension)
 
     compared = [
         Strategy(AS_LOADED, "as loaded"),

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from .balance_report import BalanceReport
     from .batch_shuffler import BatchShuffler
     from .batch_shuffler_factory import BatchShufflerFactory, IdentityShuffler, register_batch_shuffler
+    from .extension import Extension
     from .failures import show_first_cause_only
-    from .feature import Feature
     from .shuffle_plan import ShufflePlan
     from .shuffler_settings import PARTITIONERS, ShufflerSettings
 
@@ -18,7 +18,7 @@ __all__ = [
     "BalanceReport",
     "BatchShuffler",
     "BatchShufflerFactory",
-    "Feature",
+    "Extension",
     "IdentityShuffler",
     "ShufflePlan",
     "ShufflerSettings",
@@ -33,7 +33,7 @@ __getattr__ = imported_on_use(
         "batch_shuffler": ["BatchShuffler"],
         "batch_shuffler_factory": ["BatchShufflerFactory", "IdentityShuffler", "register_batch_shuffler"],
         "failures": ["show_first_cause_only"],
-        "feature": ["Feature"],
+        "extension": ["Extension"],
         "shuffle_plan": ["ShufflePlan"],
         "shuffler_settings": ["PARTITIONERS", "ShufflerSettings"],
     },

@@ -40,7 +40,7 @@ class BalanceReport:
         exchange_seconds: host time of the exchange; on CUDA the device may still be at work.
         speeds: float64 `[ranks]`; None if all ranks are equally fast.
         predicted_seconds: float64 `[ranks]`, compute time by costs that were fitted to times; None without.
-        features: what features report of the step, by name.
+        extensions: what extensions report of the step, by name.
     """
 
     loads_before: np.ndarray
@@ -62,7 +62,7 @@ class BalanceReport:
     exchange_seconds: float = 0.0
     speeds: np.ndarray | None = None
     predicted_seconds: np.ndarray | None = None
-    features: Mapping[str, Any] = field(default_factory=dict)
+    extensions: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(plan: ShufflePlan, equal_rows: bool, unit: str = WORKLOAD_UNITS, **measured: Any) -> BalanceReport:
@@ -106,7 +106,7 @@ class BalanceReport:
                 f" among {num_ranks} ranks, imbalance {self.job_imbalance_before:.2f} → "
                 f"{self.job_imbalance_after:.2f} of all {of_job}"
             )
-        for name, value in self.features.items():
+        for name, value in self.extensions.items():
             if isinstance(value, int) and value:
                 text += f", {value} {name.replace('_', ' ')}"
         if self.plan_wait_seconds or self.exchange_seconds:  # known to pipelines alone

@@ -32,12 +32,12 @@ class Format:
         schema: fields of the batch.
         num_work: columns of `get_workloads`.
         count_names: names of the batch's `row_counts`.
-        column_names: names of the features' columns.
+        column_names: names of the extensions' columns.
         loss_dtype: of loss tokens, "int64" or "float64".
         real_row: fields of one sample, where batches do not know their padding.
         lists: hashes of lists that nobody declared, by path; equal on all ranks, and so shared.
         shared: hashes of tensors that are declared as shared, by path.
-        agreed: what features agree on, by their names.
+        agreed: what extensions agree on, by their names.
         padding: a batch of one row, the same on all ranks.
         pinned: whether this rank's batches are in pinned memory.
     """

@@ -21,7 +21,7 @@ from .balance_report import WORKLOAD_UNITS
 from .batch_format import Format
 from .count_rows import Counter, count_rows
 from .exchange import Route, Traffic, route_of, transfer
-from .feature import Feature, chain, order_features
+from .extension import Extension, chain, order_extensions
 from .left_loaders import leave, was_left
 from .loss_reduction import LossScale, check_global_mean
 from .placement import warm_up
@@ -64,7 +64,7 @@ class BatchShuffler(ABC):
             report, whose loads are those as loaded. Settings of placement then have no effect.
         cost: of samples, tokens, and each column of `get_workloads`, in nanoseconds, as a calibration of the
             model measured it; None for the sum of the columns.
-        features: optional parts, in any order, such as `SplitSamples()`. Each serves this shuffler alone.
+        extensions: optional parts, in any order, such as `Pieces()`. Each serves this shuffler alone.
         settings: the fields of `ShufflerSettings`.
 
     Attributes:
@@ -73,16 +73,16 @@ class BatchShuffler(ABC):
             marked in its metadata instead.
         unit: of the workloads, for logs, as in "FLOPs"; a subclass sets it.
         moves_samples: whether samples may leave their ranks: `enabled`, and no identity shuffler.
-        features: as given, outermost first.
+        extensions: as given, outermost first.
         group: ranks that plan together: those to balance among; in a pipeline all, if no sample moves.
         planner: makes the plans.
         expects_scale: whether a training loop has to call `scale`; pipelines scale the loss themselves.
 
     Raises:
-        TypeError: a setting is unknown or has the wrong type, or `features` has something else.
+        TypeError: a setting is unknown or has the wrong type, or `extensions` has something else.
         KeyError: unknown partitioner or exchange.
         ValueError: a rank is not in its `process_group`, or ranks name groups that do not agree, raised on
-            all ranks; a setting is out of range, or has no effect; or `enabled` is False, and features need
+            all ranks; a setting is out of range, or has no effect; or `enabled` is False, and extensions need
             samples that move.
         RuntimeError: ranks have not made theirs within a minute.
     """
@@ -97,7 +97,7 @@ class BatchShuffler(ABC):
         *,
         enabled: bool = True,
         cost: Cost | None = None,
-        features: Sequence[Feature] = (),
+        extensions: Sequence[Extension] = (),
         **settings: Any,
     ) -> None:
         name = type(self).__name__
@@ -107,10 +107,10 @@ class BatchShuffler(ABC):
         if isinstance(cost, str):
             raise TypeError(f"{name}.cost = {cost!r}: expected a Cost; for costs that are learned, {LEARNED}")
         require_type(f"{name}.cost", cost, Cost | None)
-        self.cost, self.features = cost, order_features(features)
-        for feature in self.features:
-            feature.check(self.settings)
-        moving = [type(feature).__name__ for feature in self.features if feature.moves]
+        self.cost, self.extensions = cost, order_extensions(extensions)
+        for extension in self.extensions:
+            extension.check(self.settings)
+        moving = [type(extension).__name__ for extension in self.extensions if extension.moves]
         if moving and not self.moves_samples:
             off = f"{name}(enabled=False)" if not enabled else f"an {name}"
             raise ValueError(
@@ -118,21 +118,21 @@ class BatchShuffler(ABC):
                 "compare with"
             )
         # Connected here, so that no step waits for it.
-        uses = ["exchange", *(use for feature in self.features for use in feature.uses(job_device()))]
+        uses = ["exchange", *(use for extension in self.extensions for use in extension.uses(job_device()))]
         self.group = RankGroup.of(process_group, uses) if self.moves_samples else RankGroup.alone()
         shared = self.shared_fields
         if isinstance(shared, str):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
         self._plan_within(self.group, None)
         self._routes: tuple[tuple[ShufflePlan, Route], ...] = ()  # replaced whole: two threads read it
-        self._move = chain(self.features, "around_exchange", self._move_rows)
+        self._move = chain(self.extensions, "around_exchange", self._move_rows)
         self.expects_scale = True
         if self.moves_samples and dist.is_initialized() and dist.get_world_size() > 1:
             # A rank alone, too: it places the others' rows in a pipeline, and would wait for them there.
-            warm_up(self.settings, self.features)
-        for feature in self.features:
-            feature.is_taken = True
-        warn_of_unread_method(self, {feature.reads for feature in self.features})
+            warm_up(self.settings, self.extensions)
+        for extension in self.extensions:
+            extension.is_taken = True
+        warn_of_unread_method(self, {extension.reads for extension in self.extensions})
 
     @property
     def format(self) -> Format | None:
@@ -205,14 +205,14 @@ class BatchShuffler(ABC):
             job,
             self.exchanges,
             self.settings,
-            self.features,
+            self.extensions,
             self.cost,
             self._count_rows,
             self.view,
             type(self).__name__,
         )
-        for feature in self.features:
-            feature.setup(self)
+        for extension in self.extensions:
+            extension.setup(self)
 
     @property
     def exchanges(self) -> bool:
@@ -222,7 +222,7 @@ class BatchShuffler(ABC):
     def _count_rows(self, loaded: Rows) -> tuple[RowTable, Format]:
         view = loaded.on_host()
         self._check_type(view)
-        columns = {feature.name: feature.columns for feature in self.features}
+        columns = {extension.name: extension.columns for extension in self.extensions}
         return count_rows(view, self._counters(view), columns)
 
     def _counters(self, rows: Rows) -> dict[str, Counter]:
@@ -263,7 +263,7 @@ class BatchShuffler(ABC):
             ValueError: workloads of the wrong length, negative, NaN or infinite; batches of different ranks
                 or steps that differ in their fields; or no placement under `max_tokens`. Raised on every
                 rank, as is any error of `get_workloads`. An error of one rank alone after the gather, such as
-                a lack of memory, is raised there only, unless a feature compares plans.
+                a lack of memory, is raised there only, unless an extension compares plans.
         """
         plan = self.planner.plan(None if batch is None else self.view(batch))
         if plan.whole.has_batch:
@@ -310,8 +310,8 @@ class BatchShuffler(ABC):
         own_counts = plan.rows.row_counts[plan.computed_by(rank)]
         placed = batch_format.make_rows(rows, fields, int(plan.num_rows[rank]), own_counts)
         batch = placed.batch
-        for feature in self.features:
-            batch = feature.after_exchange(batch, plan)
+        for extension in self.extensions:
+            batch = extension.after_exchange(batch, plan)
         return placed if batch is placed.batch else self.view(batch)
 
     def _move_rows(self, loaded: PackedRows, plan: ShufflePlan) -> dict[str, FieldValue]:
@@ -367,8 +367,8 @@ class BatchShuffler(ABC):
                 a rank without samples (raised on the ranks that balance together); or `plan` is not among
                 `step_plans`.
         """
-        for feature in self.features:
-            feature.check_ran(plan)
+        for extension in self.extensions:
+            extension.check_ran(plan)
         if reduction == "global_mean":
             check_global_mean(plan.num_placed, self.format is None or self.format.pads)
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
@@ -423,7 +423,7 @@ class BatchShuffler(ABC):
     def faster_planning(self) -> tuple[str, str]:
         """Returns what to do if planning takes too long: where counting rows does, and where placing does."""
         counting = f"make {type(self).__name__}.get_workloads faster"
-        without = [feature.faster_without for feature in self.features if feature.faster_without]
+        without = [extension.faster_without for extension in self.extensions if extension.faster_without]
         return counting, without[0] if without else faster_placement(self.settings)
 
     def _prepare_with_route(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
@@ -440,8 +440,8 @@ class BatchShuffler(ABC):
             if self.format is None:
                 raise RuntimeError(_NO_BATCH_YET)
             return self.format.padding_rows()
-        for feature in self.features:
-            rows = feature.before_copy(rows, plan)
+        for extension in self.extensions:
+            rows = extension.before_copy(rows, plan)
         return rows
 
     def traffic(self, plan: ShufflePlan) -> Traffic:

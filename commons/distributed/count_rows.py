@@ -27,8 +27,8 @@ def count_rows(
         batch: this rank's.
         counters: functions that count workloads, tokens, and loss tokens of each row, in this order, by the
             names that messages call them. They see int64 lengths.
-        columns: functions that return the columns of a feature by name, int64 `[batch_size]` each, by the
-            features' names.
+        columns: functions that return the columns of an extension by name, int64 `[batch_size]` each, by the
+            extensions' names.
 
     Raises:
         ValueError: counts that `check_work` refuses; lengths that do not account for the batch's values; a
@@ -52,7 +52,7 @@ def count_rows(
         counts.append(check(_call(count, shown, whose), num_rows, num_real, whose))
     work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
     row_counts = shown.batch.row_counts() if shown.pads else {}
-    feature_columns = _count_columns(columns, shown.batch, num_rows, num_real)
+    extension_columns = _count_columns(columns, shown.batch, num_rows, num_real)
     table = RowTable(
         batch_sizes=np.array([num_rows]),
         num_loaded=np.array([num_real]),
@@ -64,9 +64,9 @@ def count_rows(
         row_counts=_check_row_counts(row_counts, num_rows, num_real, type(batch.batch).__name__),
         padding_lengths=lengths[num_real:].sum(0, keepdims=True),
         work=work,
-        columns=feature_columns,
+        columns=extension_columns,
     )
-    names = tuple(row_counts), tuple(feature_columns)
+    names = tuple(row_counts), tuple(extension_columns)
     return table, Format(schema, work.shape[1], *names, loss_dtype=str(loss_tokens.dtype))
 
 
@@ -118,14 +118,14 @@ def _count_columns(
 ) -> dict[str, np.ndarray]:
     """Returns the columns of real rows, once each can be gathered."""
     checked: dict[str, np.ndarray] = {}
-    for feature, columns_of in columns.items():
-        for name, column in _call(columns_of, batch, f"{feature}.columns").items():
-            whose = f"{feature}.columns()[{name!r}]"
+    for extension, columns_of in columns.items():
+        for name, column in _call(columns_of, batch, f"{extension}.columns").items():
+            whose = f"{extension}.columns()[{name!r}]"
             if column.dtype != torch.int64 or column.shape != (num_rows,):
                 found = f"{column.dtype} of {tuple(column.shape)}"
                 raise ValueError(f"{whose} is {found}; expected torch.int64, one per row: ({num_rows},)")
             if name in checked:
-                raise ValueError(f"{whose}: another feature has a column of this name, too")
+                raise ValueError(f"{whose}: another extension has a column of this name, too")
             checked[name] = column[:num_real].numpy()
     return checked
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..partition import lower_bound, rebalance, refine, refined
 from ..partition.problem import indices_of_parts, number_of_part, token_goal
 from ..partition.workloads import MOST_TOKENS
-from .feature import Feature
+from .extension import Extension
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
 from .shuffler_settings import OWN_PARTITIONERS, PARTITIONERS, ShufflerSettings
@@ -26,7 +26,7 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
     """Returns int64 `[rows]`, the rank of each.
 
     Keeps rows as loaded if the partitioner does no better, in load or in tokens above their tolerance,
-    unless it also heeds a feature's column. Last, ranks without loss tokens swap a row for one with some.
+    unless it also heeds an extension's column. Last, ranks without loss tokens swap a row for one with some.
 
     Raises:
         ValueError: `max_tokens` cannot be kept, or no placement that keeps it was found.
@@ -239,25 +239,27 @@ def make_plan(rows: RowTable, rank_of: np.ndarray) -> ShufflePlan:
     return ShufflePlan(rows, rank_of, np.maximum(np.bincount(rank_of, minlength=rows.num_ranks), 1))
 
 
-def arguments_of(features: Sequence[Feature]) -> dict[str, Any]:
-    """Returns what features give partitioners, by name."""
-    return {name: value for feature in features for name, value in feature.partitioner_arguments.items()}
+def arguments_of(extensions: Sequence[Extension]) -> dict[str, Any]:
+    """Returns what extensions give partitioners, by name."""
+    return {
+        name: value for extension in extensions for name, value in extension.partitioner_arguments.items()
+    }
 
 
-def warm_up(settings: ShufflerSettings, features: Sequence[Feature] = ()) -> None:
+def warm_up(settings: ShufflerSettings, extensions: Sequence[Extension] = ()) -> None:
     """Compiles, or loads from numba's cache, all that placing may call with these settings."""
     with show_if_slow("compiling the partition functions, once per machine and version"):
-        compile_placement(settings, features)
-        for feature in features:
-            feature.warm_up()
+        compile_placement(settings, extensions)
+        for extension in extensions:
+            extension.warm_up()
 
 
-def compile_placement(settings: ShufflerSettings, features: Sequence[Feature] = ()) -> None:
-    """Compiles, or loads from numba's cache, what placing calls, but not what features do."""
+def compile_placement(settings: ShufflerSettings, extensions: Sequence[Extension] = ()) -> None:
+    """Compiles, or loads from numba's cache, what placing calls, but not what extensions do."""
     # Rows have to be made equal, and then no single swap reaches the target: rebalancing needs every search.
     work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
     ones, each = np.ones(2, dtype=np.int64), np.ones((2, 1), dtype=np.int64)
-    rows = RowTable(ones, ones, ones, ones, ones, each, ones, each, arguments=arguments_of(features))
+    rows = RowTable(ones, ones, ones, ones, ones, each, ones, each, arguments=arguments_of(extensions))
     settings = replace(settings, max_tokens=None)
     place_rows(rows, settings)  # it may compile functions of its own
     if settings.partitioner == "refined":

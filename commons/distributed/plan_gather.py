@@ -13,8 +13,8 @@ import numpy as np
 from ..sequence_batch.row_schema import Schema
 from ..sequence_batch.rows import Rows
 from .batch_format import LIST_REMEDY, Format
+from .extension import Extension
 from .failures import portable, raise_first
-from .feature import Feature
 from .rank_group import Channel, to_bytes
 from .row_table import RowTable
 
@@ -40,7 +40,7 @@ class PlanGather:
         channel: of the ranks whose rows are gathered.
         agrees: channel of the ranks that agree on the format: the same, or one of all ranks of the job.
         settings: by name, which all ranks need alike.
-        features: in their order.
+        extensions: in their order.
         view: of batches.
         moves: whether samples leave this rank.
     """
@@ -50,12 +50,12 @@ class PlanGather:
         channel: Channel,
         agrees: Channel,
         settings: Mapping[str, str],
-        features: Sequence[Feature],
+        extensions: Sequence[Extension],
         view: View,
         moves: bool,
     ) -> None:
         self._channel, self._agrees, self._settings = channel, agrees, settings
-        self._view, self._features, self._moves = view, features, moves
+        self._view, self._extensions, self._moves = view, extensions, moves
         self._capacity = 0  # rows that a gather carries per rank
         self.format: Format | None = None
 
@@ -146,7 +146,7 @@ class PlanGather:
                 pinned, on_host = batch.is_pinned, batch.on_host()
                 padding = self._view(on_host.first_row())
                 num_rows, row_format = int(counted[0].batch_sizes[0]), counted[1]
-                agreed = {of.name: of.agree(on_host.batch, row_format) for of in self._features}
+                agreed = {of.name: of.agree(on_host.batch, row_format) for of in self._extensions}
                 mine = replace(
                     row_format,
                     real_row=None if padding.pads else padding.fields,
@@ -163,7 +163,7 @@ class PlanGather:
         for rank, num in enumerate(posts):
             if num != posts[0]:
                 raise ValueError(
-                    f"features of the ranks 0 and {rank} have restored different states; restore them on "
+                    f"extensions of the ranks 0 and {rank} have restored different states; restore them on "
                     "every rank"
                 )
         raise_first(failed, failure, agrees.rank)

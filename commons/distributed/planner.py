@@ -13,7 +13,7 @@ from ..named_ranges import named_range
 from ..perf_model.cost import Cost
 from ..sequence_batch.rows import Rows
 from .batch_format import Format
-from .feature import Feature, chain
+from .extension import Extension, chain
 from .job_gather import JobGather
 from .placement import arguments_of, place, place_at_home
 from .plan_gather import Counted, PlanGather, View
@@ -28,14 +28,14 @@ class Planner:
 
     A plan takes one all-gather of host numbers, over a channel of its own. The first one, and one that meets
     more rows than any before, take a few. With a `job` a plan takes a second one, of a few numbers per rank.
-    Construction is collective, before the features' `setup`.
+    Construction is collective, before the extensions' `setup`.
 
     Args:
         group: ranks that exchange.
         job: all ranks, which plan in step, and learn what concerns them; None if only `group` does.
         exchanges: whether samples may leave this rank.
         settings: of the placement.
-        features: in their order.
+        extensions: in their order.
         cost: of rows by their counts; None for the sum of the columns of `get_workloads`.
         count: counts the rows of a batch on the host.
         view: of batches.
@@ -46,7 +46,7 @@ class Planner:
         seconds: that this rank counted and placed rows for the last plan, without the wait for others.
 
     Raises:
-        ValueError: ranks have different features; on all ranks.
+        ValueError: ranks have different extensions; on all ranks.
     """
 
     def __init__(
@@ -55,25 +55,25 @@ class Planner:
         job: RankGroup | None,
         exchanges: bool,
         settings: ShufflerSettings,
-        features: Sequence[Feature],
+        extensions: Sequence[Extension],
         cost: Cost | None,
         count: Callable[[Rows], Counted],
         view: View,
         whose: str,
     ) -> None:
         self.ranks, self._group = job or group, group
-        self._features, self._cost = features, cost
+        self._extensions, self._cost = extensions, cost
         self._count, self._whose = count, whose
-        _check_same_features(self.ranks, [feature.name for feature in features])
-        described = _describe_settings(settings, features, cost)
+        _check_same_extensions(self.ranks, [extension.name for extension in extensions])
+        described = _describe_settings(settings, extensions, cost)
         channel = group.channel()
         self._job = None if job is None else JobGather(job, group.rank)
         agrees = channel if self._job is None else self._job.channel
-        self._gather = PlanGather(channel, agrees, described, features, view, exchanges)
-        self._place = chain(self._features, "place", self._place_rows)
-        self._takers = [each for each in features if type(each).take is not Feature.take]
+        self._gather = PlanGather(channel, agrees, described, extensions, view, exchanges)
+        self._place = chain(self._extensions, "place", self._place_rows)
+        self._takers = [each for each in extensions if type(each).take is not Extension.take]
         self._exchanges, self._settings = exchanges, settings
-        self._arguments = arguments_of(features)
+        self._arguments = arguments_of(extensions)
         self._reserved_by: int | None = None
         self.seconds = 0.0, 0.0
 
@@ -117,7 +117,7 @@ class Planner:
         if self._reserved_by not in (None, threading.get_ident()):
             raise RuntimeError(self._busy())
         posts: dict[str, np.ndarray] = {
-            feature.name: np.zeros(feature.num_posted, dtype=np.int64) for feature in self._features
+            extension.name: np.zeros(extension.num_posted, dtype=np.int64) for extension in self._extensions
         }
         if self._job is None:
             return self._plan(batch, failure, posts)
@@ -126,22 +126,24 @@ class Planner:
             plan = self._plan(batch, failure, posts)
         except Exception as error:
             failure = error
-        return self._job.share(plan, failure, {feature.name: posts[feature.name] for feature in self._takers})
+        return self._job.share(
+            plan, failure, {extension.name: posts[extension.name] for extension in self._takers}
+        )
 
     def hand_out(self, plan: ShufflePlan) -> None:
-        """Gives features what all ranks posted with a plan, whose step is handed out."""
+        """Gives extensions what all ranks posted with a plan, whose step is handed out."""
         posts = plan.rows.posts if plan.job is None else plan.job.posts
-        for feature in self._takers:
-            feature.take(posts[feature.name])
+        for extension in self._takers:
+            extension.take(posts[extension.name])
 
     def _plan(
         self, batch: Rows | None, failure: Exception | None, posts: dict[str, np.ndarray]
     ) -> ShufflePlan:
-        """Plans among the ranks that exchange; fills `posts` with what this rank's features post."""
+        """Plans among the ranks that exchange; fills `posts` with what this rank's extensions post."""
         counted, start = None, time.perf_counter()
         try:
-            for feature in self._features:
-                posts[feature.name][:] = feature.post()
+            for extension in self._extensions:
+                posts[extension.name][:] = extension.post()
             if batch is not None and failure is None:
                 with named_range("## plan: workloads ##"):
                     counted = self._count(batch)
@@ -182,20 +184,20 @@ class Planner:
 
 
 def _describe_settings(
-    settings: ShufflerSettings, features: Sequence[Feature], cost: Cost | None
+    settings: ShufflerSettings, extensions: Sequence[Extension], cost: Cost | None
 ) -> dict[str, str]:
     """Returns all settings by name, which the ranks have to have alike."""
     described = {field.name: repr(getattr(settings, field.name)) for field in fields(settings)}
-    described |= {feature.name: repr(dict(feature.settings())) for feature in features}
+    described |= {extension.name: repr(dict(extension.settings())) for extension in extensions}
     return described | {"cost": repr(cost)}
 
 
-def _check_same_features(ranks: RankGroup, names: list[str]) -> None:
-    """Compares features before their `setup`, whose collectives would wait for ranks without them."""
+def _check_same_extensions(ranks: RankGroup, names: list[str]) -> None:
+    """Compares extensions before their `setup`, whose collectives would wait for ranks without them."""
     gathered = ranks.all_gather_objects(names)
     for rank, others in enumerate(gathered):
         if others != gathered[0]:
             raise ValueError(
-                f"rank {rank}'s shuffler has the features {others}, that of rank 0 {gathered[0]}; all ranks "
-                "need the same"
+                f"rank {rank}'s shuffler has the extensions {others}, that of rank 0 {gathered[0]}; "
+                "all ranks need the same"
             )

@@ -196,7 +196,7 @@ class RankGroup:
             assert self.control is not None
             return self.control
         if key not in self._groups:
-            raise KeyError(f"no group was made for {use!r}: a feature names it in `uses`")
+            raise KeyError(f"no group was made for {use!r}: an extension names it in `uses`")
         return self._groups[key]
 
 

@@ -35,9 +35,9 @@ class RowTable:
         work: int64 `[rows, columns]`, what `get_workloads` says of each; None for `workloads`.
         starts_sample: bool `[rows]`, False for the second and later pieces of a sample; None if there are
             none.
-        columns: `[rows, ...]` each, what features know of the rows, by name. A partitioner gets those that
+        columns: `[rows, ...]` each, what extensions know of the rows, by name. A partitioner gets those that
             its signature names.
-        posts: int64 `[ranks, numbers]` each, what features posted, by their names.
+        posts: int64 `[ranks, numbers]` each, what extensions posted, by their names.
         arguments: of partitioners, by name, in place of those from settings.
         cost: of rows by their counts; None for the sum of the columns of `work`.
         speeds: float64 `[ranks]`, for loads to be proportional to; None if all ranks are equally fast.

@@ -24,7 +24,7 @@ class JobStep:
         num_loss_tokens: of all of them; a float where they are weights.
         num_placed: int64 `[ranks]`, rows that each computes.
         loads_before, loads: float64 `[ranks]`, sums of workloads, as loaded and as placed.
-        posts: int64 `[ranks, numbers]` each, what features posted that have a `take`, by their names.
+        posts: int64 `[ranks, numbers]` each, what extensions posted that have a `take`, by their names.
     """
 
     has_batch: bool

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
 # It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
 # rank that loaded each sample), sizes (bytes to move each), ranks_per_node, speeds, equal_size, tolerance,
-# tokens, max_tokens, token_tolerance, and those of features, such as groups. All but the first two need
+# tokens, max_tokens, token_tolerance, and those of extensions, such as groups. All but the first two need
 # defaults, because None is not passed.
 # `commons.partition.rebalance` has them all. A setting without an argument is refused. What it returns is
 # checked: each sample once, and the limits. It has to return the same on every rank: for each rank the
@@ -33,7 +33,7 @@ PARTITIONERS: dict[str, Callable[..., Any]] = {
 OWN_PARTITIONERS = frozenset(PARTITIONERS)
 
 EXCHANGE_NAMES = ("all_gather", "all_to_all")
-LEARNED = f"use features=[LearnedCosts()], of {NAME}.features.learned_costs"
+LEARNED = f"use extensions=[LearnedCosts()], of {NAME}.extensions.learned_costs"
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ def faster_placement(settings: ShufflerSettings) -> str:
 
 
 def warn_of_unread_method(shuffler: Any, read: Set[str]) -> None:
-    """Warns on rank 0 of a shuffler's `get_groups` that no feature reads, as none had to before."""
+    """Warns on rank 0 of a shuffler's `get_groups` that no extension reads, as none had to before."""
     if hasattr(shuffler, "get_groups") and "get_groups" not in read and shuffler.group.rank == 0:
         logger.warning(
-            f"{type(shuffler).__name__}.get_groups has no effect without features=[SampleGroups()], of "
-            f"{NAME}.features.sample_groups"
+            f"{type(shuffler).__name__}.get_groups has no effect without extensions=[SampleGroups()], of "
+            f"{NAME}.extensions.sample_groups"
         )
 
 

@@ -12,7 +12,7 @@ from .rebalance import rebalance
 from .refined import longest_processing_time, refine, refined
 
 if TYPE_CHECKING:
-    from .micro_batches import pack_micro_batches
+    from .packing import pack_micro_batches
     from .window import balance_window, step_ratios
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 __getattr__ = imported_on_use(
     __name__,
     {
-        "micro_batches": ["pack_micro_batches"],
+        "packing": ["pack_micro_batches"],
         "window": ["balance_window", "step_ratios"],
     },
 )

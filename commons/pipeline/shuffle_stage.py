@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..distributed import BalanceReport, BatchShuffler
-from ..distributed.feature import chain
+from ..distributed.extension import chain
 from ..distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
 from ..distributed.rank_group import RankGroup
 from ..distributed.step import Step
@@ -47,7 +47,7 @@ class ShuffleStage:
 
     Raises:
         TypeError: `shuffler` is not a BatchShuffler.
-        ValueError: an unknown reduction, or one that a feature does not work with.
+        ValueError: an unknown reduction, or one that an extension does not work with.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class ShuffleStage:
         shuffler.expects_scale = False
         self._num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         shuffler.plan_over(RankGroup.of())
-        for feature in shuffler.features:
-            feature.join(model, device, self._loss_reduction)
-        self._forward = chain(shuffler.features, "forward", self._run)
+        for extension in shuffler.extensions:
+            extension.join(model, device, self._loss_reduction)
+        self._forward = chain(shuffler.extensions, "forward", self._run)
         self.ahead = shuffler.ahead(device, self._check, lambda: self._model.training)
         self.rank = shuffler.group.rank
         self._computed: tuple[Step, torch.Tensor, torch.Tensor] | None = None
@@ -114,8 +114,8 @@ class ShuffleStage:
         if step.mode is not self._model.training and self._shuffler.planner.ranks.rank == 0:
             _warn_of_mode(self._model.training)
         loss, total, output = self._forward(step)
-        for feature in self._shuffler.features:
-            feature.check_ran(step.plan)
+        for extension in self._shuffler.extensions:
+            extension.check_ran(step.plan)
         self._computed = step, total, total.clone()
         for failure in step.failures[:1]:
             self.ahead.fail(failure)
@@ -134,8 +134,8 @@ class ShuffleStage:
 
     @property
     def runs_in_parts(self) -> list[str]:
-        """Names of the features that run the backward of a step in parts."""
-        return [feature.name for feature in self._shuffler.features if feature.runs_in_parts]
+        """Names of the extensions that run the backward of a step in parts."""
+        return [extension.name for extension in self._shuffler.extensions if extension.runs_in_parts]
 
     def let_go(self, step: Step) -> None:
         """Forgets the batch of a step that has run; raises a TypeError unless it is the last of `forward`."""
@@ -166,8 +166,8 @@ class ShuffleStage:
         step, shuffler = self.last_step, self._shuffler
         sent, received = shuffler.traffic(step.plan)
         figures: dict[str, Any] = {}
-        for feature in shuffler.features:
-            figures |= feature.report(step.plan)
+        for extension in shuffler.extensions:
+            figures |= extension.report(step.plan)
         return BalanceReport.of(
             step.plan,
             shuffler.settings.equal_rows,
@@ -176,7 +176,7 @@ class ShuffleStage:
             bytes_received=received,
             plan_wait_seconds=step.wait_seconds,
             exchange_seconds=step.exchange_seconds,
-            features=figures,
+            extensions=figures,
         )
 
     @property

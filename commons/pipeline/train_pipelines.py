@@ -70,7 +70,7 @@ class _WithStage:
         if model is not None and model is not self._model:
             raise ValueError(
                 f"attach got a {type(model).__name__} that is not this pipeline's model, which its stage and "
-                "features were made for: make a new pipeline, with a new shuffler, for another model"
+                "extensions were made for: make a new pipeline, with a new shuffler, for another model"
             )
 
 
@@ -262,7 +262,7 @@ class ShuffleStageMixin(_WithStage):
         """Registers work at a place of the backward, as TorchRec does.
 
         Raises:
-            ValueError: a feature runs the backward of a step in parts.
+            ValueError: an extension runs the backward of a step in parts.
         """
         for name in self._stage.runs_in_parts:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Flags of `TrainerArgs` that balance: the shuffler's settings, and the features that they ask for."""
+"""Flags of `TrainerArgs` that balance: the shuffler's settings, and the extensions that they ask for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .. import NAME
 from ..checks import SettingError
-from ..distributed.feature import Feature, order_features
+from ..distributed.extension import Extension, order_extensions
 from ..distributed.shuffler_settings import ShufflerSettings
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # Values of `balance_cost` that name no file.
 FLOPS, LEARNED = "flops", "learned"
 
-# What each flag sets: a field of `ShufflerSettings`, or an argument of a feature, by package and class. Any
-# flag of a feature that differs from its default asks for it; one without an argument does no more.
+# What each flag sets: a field of `ShufflerSettings`, or an argument of an extension, by its class. Any
+# flag of an extension that differs from its default asks for it; one without an argument does no more.
 SETS = {
     "distributed.ShufflerSettings": {
         "balance_partitioner": "partitioner",
@@ -29,16 +29,16 @@ SETS = {
         "balance_token_tolerance": "token_tolerance",
         "balance_exchange": "exchange",
     },
-    "features.learned_costs.LearnedCosts": {"balance_cost": "", "balance_speed_limit": "speed_limit"},
-    "features.micro_batches.MicroBatches": {"max_tokens_per_micro_batch": "max_tokens"},
-    "features.sample_groups.SampleGroups": {
+    "extensions.learned_costs.LearnedCosts": {"balance_cost": "", "balance_speed_limit": "speed_limit"},
+    "extensions.micro_batches.MicroBatches": {"max_tokens_per_micro_batch": "max_tokens"},
+    "extensions.sample_groups.SampleGroups": {
         "balance_group_feature": "feature",
         "balance_moves_per_copy": "moves_per_copy",
     },
-    "features.sample_splitting.SplitSamples": {"balance_split": ""},
-    "features.verification.Verification": {"balance_verify": ""},
+    "extensions.pieces.Pieces": {"balance_split": ""},
+    "extensions.verification.Verification": {"balance_verify": ""},
 }
-CORE, *FEATURES = SETS
+CORE, *EXTENSIONS = SETS
 
 
 def check_no_window(window: int, max_step_ratio: float | None) -> None:
@@ -48,7 +48,7 @@ def check_no_window(window: int, max_step_ratio: float | None) -> None:
     flag = f"window = {window}" if window != 1 else f"window_max_step_ratio = {max_step_ratio}"
     raise ValueError(
         f"TrainerArgs.balance_{flag}: each step is planned by itself; leave it out. Where steps stay "
-        "unbalanced, cut long samples into pieces (SplitSamples), give each rank more rows, or load samples "
+        "unbalanced, cut long samples into pieces (Pieces), give each rank more rows, or load samples "
         f"of similar length together ({NAME}.datasets.BucketSampler). Code that holds several batches can "
         f"divide them over steps by {NAME}.partition.balance_window"
     )
@@ -58,28 +58,28 @@ def check_flags(args: TrainerArgs) -> None:
     """Checks the flags together.
 
     Raises:
-        ValueError, ModuleNotFoundError: as `make_features`; or flags have no effect with others.
+        ValueError, ModuleNotFoundError: as `make_extensions`; or flags have no effect with others.
     """
     with errors_name_flags():
         given = {argument: getattr(args, flag) for flag, argument in SETS[CORE].items()}
         settings = ShufflerSettings(**given)
-        for feature in make_features(args):
-            feature.check(settings)
+        for extension in make_extensions(args):
+            extension.check(settings)
 
 
-def make_features(args: TrainerArgs, tells_groups: str = "") -> Sequence[Feature]:
-    """Makes the features that flags ask for.
+def make_extensions(args: TrainerArgs, tells_groups: str = "") -> Sequence[Extension]:
+    """Makes the extensions that flags ask for.
 
     Args:
         args: the flags.
         tells_groups: a shuffler's method that asks for `SampleGroups`, for messages; empty without.
 
     Raises:
-        ValueError: a value is out of range, or features exclude each other; the message names the flags.
-        ModuleNotFoundError: a feature's package is missing.
+        ValueError: a value is out of range, or extensions exclude each other; the message names the flags.
+        ModuleNotFoundError: an extension's package is missing.
     """
-    features, all_asked = [], []
-    for part in FEATURES:
+    extensions, all_asked = [], []
+    for part in EXTENSIONS:
         asked = [
             f"TrainerArgs.{flag} = {value!r}"
             for flag, value in args.changed()
@@ -90,10 +90,10 @@ def make_features(args: TrainerArgs, tells_groups: str = "") -> Sequence[Feature
         if asked:
             arguments = {argument: getattr(args, flag) for flag, argument in SETS[part].items() if argument}
             with errors_name_flags(part):
-                features.append(_class_of(part, asked[0])(**arguments))
+                extensions.append(_class_of(part, asked[0])(**arguments))
         all_asked += asked
     try:
-        return order_features(features)
+        return order_extensions(extensions)
     except ValueError as error:
         raise ValueError(f"{', '.join(all_asked)}: {error}") from None
 
@@ -101,7 +101,7 @@ def make_features(args: TrainerArgs, tells_groups: str = "") -> Sequence[Feature
 @contextmanager
 def errors_name_flags(*parts: str) -> Iterator[None]:
     """Re-raises a `SettingError` of some parts, or of any, as a ValueError that names the flags."""
-    searched = parts or (*FEATURES, CORE)  # the core last, so that its names win
+    searched = parts or (*EXTENSIONS, CORE)  # the core last, so that its names win
     flag_of = {argument: f"TrainerArgs.{flag}" for part in searched for flag, argument in SETS[part].items()}
     try:
         yield
@@ -110,7 +110,7 @@ def errors_name_flags(*parts: str) -> Iterator[None]:
         raise ValueError(text) from None
 
 
-def _class_of(part: str, reason: str) -> type[Feature]:
+def _class_of(part: str, reason: str) -> type[Extension]:
     module, _, name = f"{NAME}.{part}".rpartition(".")
     try:
         found = getattr(import_module(module), name, None)

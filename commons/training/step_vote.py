@@ -15,7 +15,7 @@ from types import FrameType
 import numpy as np
 import torch
 
-from ..distributed import Feature
+from ..distributed import Extension
 from ..distributed.rank_group import RankGroup
 
 logger = logging.getLogger(__name__)
@@ -27,10 +27,10 @@ class NonFiniteLossError(FloatingPointError):
     """A rank's loss was infinite or NaN; raised on all ranks in the same place."""
 
 
-class StepVote(Feature):
+class StepVote(Extension):
     """Tells all ranks that one got SIGTERM, or has computed a loss that is not finite.
 
-    A feature of the shuffler that trains: a rank's vote is a number that travels with the gather of each
+    An extension of the shuffler that trains: a rank's vote is a number that travels with the gather of each
     plan. So it takes no collective per step, and nothing waits for it. All ranks learn of it in the same
     step, mostly two after. `finish` takes one all-gather. Construction is collective.
     """

@@ -93,7 +93,7 @@ class _Trainer:
         self._num_steps = args.max_train_iters or self._first_step + left
         shuffler = task.make_shuffler(args, self._vote)
         self._pipeline = task.make_pipeline(args, self._model, optimizer, device, shuffler)
-        learned = [feature for feature in shuffler.features if feature.name == "learned_costs"]
+        learned = [extension for extension in shuffler.extensions if extension.name == "learned_costs"]
         self._learned: Any = learned[0] if learned else None
         self._state.follow(self._learned)
         self._counter = FlopsCounter(task.flops)

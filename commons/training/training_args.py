@@ -56,7 +56,7 @@ class TrainerArgs:
             the model wrote.
         balance_speed_limit: argument of `LearnedCosts`.
         balance_verify: whether ranks compare what they do; see `Verification`.
-        balance_split: whether long samples are cut into pieces; see `SplitSamples`.
+        balance_split: whether long samples are cut into pieces; see `Pieces`.
         max_tokens_per_micro_batch: cap of `MicroBatches`; None for batches that run whole.
         single_rank_load: whether rank 0 loads the samples of all ranks, and the shuffler spreads them.
         log_dir: folder of the figures, as JSON lines and for TensorBoard.
@@ -69,7 +69,7 @@ class TrainerArgs:
         ValueError: a value is out of range, or has no effect with the others; or the file of `balance_cost`
             is not a cost file.
         FileNotFoundError: the file of `balance_cost` does not exist.
-        ModuleNotFoundError: a feature that is asked for is not installed.
+        ModuleNotFoundError: an extension that is asked for is not installed.
     """
 
     train_batch_size: int

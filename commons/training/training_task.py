@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from ..checks import require
 from ..datasets import SampleSource, SequenceDataset
-from ..distributed import BatchShuffler, BatchShufflerFactory, Feature, ShufflerSettings
+from ..distributed import BatchShuffler, BatchShufflerFactory, Extension, ShufflerSettings
 from ..pipeline import TrainPipelineFactory
-from .balance_flags import errors_name_flags, make_features
+from .balance_flags import errors_name_flags, make_extensions
 from .metrics import EvaluationMetrics
 from .run_log import warn_once
 from .training_args import TrainerArgs
@@ -66,11 +66,11 @@ class TrainingTask:
             if len(dataset) == 0:
                 raise ValueError(f"the {kind} set has no samples; check the dataset's settings and files")
 
-    def make_shuffler(self, args: TrainerArgs, *features: Feature) -> BatchShuffler:
-        """Creates the shuffler that the arguments name, with more features. Collective over all ranks.
+    def make_shuffler(self, args: TrainerArgs, *extensions: Extension) -> BatchShuffler:
+        """Creates the shuffler that the arguments name, with more extensions. Collective over all ranks.
 
         A user's own shuffler gets the settings of `ShufflerSettings` that differ from their defaults, and
-        features, as keyword arguments. Its method `get_groups` asks for the feature `SampleGroups`.
+        extensions, as keyword arguments. Its method `get_groups` asks for the extension `SampleGroups`.
 
         Raises:
             KeyError: an unknown name.
@@ -82,7 +82,7 @@ class TrainingTask:
                 get_workloads=self.flops,
                 unit="FLOPs",
                 get_tokens=self.get_tokens,
-                features=[*features, *(of for of in make_features(args) if of.name == "micro_batches")],
+                extensions=[*extensions, *(of for of in make_extensions(args) if of.name == "micro_batches")],
             )
         name = args.batch_shuffler or self.shuffler_name
         settings: dict[str, Any] = self.shuffler_settings if name == self.shuffler_name else {}
@@ -97,8 +97,8 @@ class TrainingTask:
                 )
                 tells_groups = ""
         with errors_name_flags():
-            if all_features := [*features, *make_features(args, tells_groups)]:
-                settings["features"] = all_features
+            if all_extensions := [*extensions, *make_extensions(args, tells_groups)]:
+                settings["extensions"] = all_extensions
             shuffler = BatchShufflerFactory.create(name, **settings)
         if args.single_rank_load and shuffler.group.num_ranks < dist.get_world_size():
             raise ValueError(

@@ -21,7 +21,7 @@ from hstu.modules.sequence_preprocessor import SequencePreprocessor
 from hstu.modules.sequence_structure import SequenceStructure
 
 if TYPE_CHECKING:
-    from commons.features.sample_splitting import PlacedPieces
+    from commons.extensions.pieces import PlacedPieces
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hstu.modules.attention_backend import batch_attention, piece_attention
 from hstu.modules.attention_mask import SampleMask
 
 if TYPE_CHECKING:
-    from commons.features.sample_splitting import PlacedPieces
+    from commons.extensions.pieces import PlacedPieces
 
 
 class PiecewiseAttention:

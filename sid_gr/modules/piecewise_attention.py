@@ -13,7 +13,7 @@ from commons.sequence_batch.packed_rows import to_device_together
 from sid_gr.modules.attention import JaggedCausalAttention, LastQueriesAttention, permuted
 
 if TYPE_CHECKING:
-    from commons.features.sample_splitting import PlacedPieces
+    from commons.extensions.pieces import PlacedPieces
 
 
 class PiecewiseCausalAttention:

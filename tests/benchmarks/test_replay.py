@@ -12,7 +12,7 @@ from commons.datasets import HSTUBatch
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops
 from commons.training import TrainerArgs
-from commons.training.balance_flags import make_features
+from commons.training.balance_flags import make_extensions
 
 RANKS, ROWS = 2, 8
 LENGTHS = np.random.default_rng(0).lognormal(5, 1.2, RANKS * ROWS).clip(1, 2048).astype(int).tolist()
@@ -39,7 +39,7 @@ def test_ranks_are_replayed_with_the_samples_that_the_stage_gives_them(pools, ar
 def _replayed_and_shuffled(arm: str) -> tuple[list[int], list[int]]:
     """Returns the histories of this rank by the replay, and by the stage."""
     args = TrainerArgs(train_batch_size=ROWS, **ARMS[arm])
-    settings = {"features": make_features(args), **args.balance_settings}
+    settings = {"extensions": make_extensions(args), **args.balance_settings}
     shuffler = BatchShufflerFactory.create("hstu", flops=HSTUFlops(2, 128, 2, 64), **settings)
     rank = dist.get_rank()
     mine = make_history_batch(LENGTHS[rank * ROWS :][:ROWS], seed=rank)

@@ -30,7 +30,7 @@ class HistoryBatch(BaseBatch):
         return counts if self.num_candidates is None else counts | {"num_candidates": self.num_candidates}
 
     def cut_rules(self):
-        from commons.features.sample_splitting import cut_rules as of  # absent where the core is tested alone
+        from commons.extensions.pieces import cut_rules as of  # absent where the core is tested alone
 
         fields = {
             "features.user": of.WITH_FIRST,

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import nn
 
 from commons.check_equal import DifferentTrainingError, check_equal
-from commons.features.micro_batches import MicroBatches
-from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
-from tests.commons.features.sample_splitting.ranking_on_pieces import RankingOnPieces
+from commons.extensions.micro_batches import MicroBatches
+from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
+from tests.commons.extensions.pieces.ranking_on_pieces import RankingOnPieces
 from tests.commons.histories import TokenShuffler, histories
 from tests.commons.pipeline.ranking_pipelines import RankingDense, RankingModel, pipeline_of, sharded
 from tests.on_ranks import on_ranks
@@ -82,12 +82,12 @@ RIGHT = {
     "native": lambda enabled: pipeline("native", RankingModel(), TokenShuffler(enabled=enabled)),
     "mean": lambda enabled: pipeline("native", Mean(), TokenShuffler(enabled=enabled), "mean"),
     "micro-batches": lambda enabled: pipeline(
-        "native", RankingModel(), TokenShuffler(enabled=enabled, features=[MicroBatches(40)])
+        "native", RankingModel(), TokenShuffler(enabled=enabled, extensions=[MicroBatches(40)])
     ),
     "pieces": lambda enabled: pipeline(
         "native",
         RankingOnPieces(),
-        TokenShuffler(enabled=enabled, equal_rows=False, features=[DrawnCuts(0)] if enabled else []),
+        TokenShuffler(enabled=enabled, equal_rows=False, extensions=[DrawnCuts(0)] if enabled else []),
     ),
 }
 WRONG = {

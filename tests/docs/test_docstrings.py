@@ -8,7 +8,7 @@ import pytest
 from tests.docs.pages import REPOSITORY
 
 # The core's packages are to follow.
-PACKAGES = ("advisor", "datasets", "features", "perf_model", "training", "unbounded_ids")
+PACKAGES = ("advisor", "datasets", "extensions", "perf_model", "training", "unbounded_ids")
 SECTION = re.compile(r"^(?:Args|Attributes):\n((?: .*\n|\n)+)", re.MULTILINE)
 NO_NOUN = re.compile(
     r"(as|at|by|for|from|given|how|if|in|makes?|maps?|must|None|of|on|returns?|see|takes?|that|to|what|when"

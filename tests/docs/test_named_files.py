@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from commons.distributed import Feature
+from commons.distributed import Extension
 from tests.docs.pages import PAGES, REPOSITORY
 
 # Pages that cite files of other projects.
@@ -16,7 +16,7 @@ _CITING = (
     "docs/in-your-trainer.md",
 )
 _FILE = re.compile(r"`([\w./-]+\.(?:py|gin|md))`")
-_FEATURES = REPOSITORY / "commons" / "features"
+_EXTENSIONS = REPOSITORY / "commons" / "extensions"
 _FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 
 
@@ -48,26 +48,26 @@ def test_the_way_of_a_batch_names_at_most_12_functions_that_exist():
         assert re.search(rf"^{'    ' if owner else ''}def {name}\(", code, re.MULTILINE), function
 
 
-def test_the_table_of_hooks_is_that_of_the_features():
+def test_the_table_of_hooks_is_that_of_the_extensions():
     page = PAGES["docs/how-it-works.md"]
     header, *rows = re.findall(r"^\|(?:hook|`\w+`)\|.*\|$", page, re.MULTILINE)
     folders = [cell.strip("`") for cell in header.strip("|").split("|")[2:]]
-    assert set(folders) == {path.name for path in _FEATURES.iterdir() if (path / "__init__.py").exists()}
+    assert set(folders) == {path.name for path in _EXTENSIONS.iterdir() if (path / "__init__.py").exists()}
     shown = {}
     for row in rows:
         hook, _, *cells = row.removeprefix("|").removesuffix("|").split("|")
         shown[hook.strip("`")] = {folder for folder, cell in zip(folders, cells, strict=True) if cell}
-    hooks = {name: value for name, value in vars(Feature).items() if inspect.isfunction(value)}
+    hooks = {name: value for name, value in vars(Extension).items() if inspect.isfunction(value)}
     del hooks["__getattr__"]
-    hooks |= {name: value for name, value in vars(Feature).items() if isinstance(value, property)}
+    hooks |= {name: value for name, value in vars(Extension).items() if isinstance(value, property)}
     assert shown == {hook: set(filter(lambda of: _hooks_into(of, hook), folders)) for hook in hooks}
 
 
 def _hooks_into(folder: str, hook: str) -> bool:
-    package = importlib.import_module(f"commons.features.{folder}")
+    package = importlib.import_module(f"commons.extensions.{folder}")
     exported = (getattr(package, name) for name in package.__all__)
     return any(
-        isinstance(value, type) and issubclass(value, Feature) and hook in vars(value) for value in exported
+        isinstance(value, type) and issubclass(value, Extension) and hook in vars(value) for value in exported
     )
 
 

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShuffler, planner
-from commons.features.sample_splitting.key_fetch import InFlight
+from commons.extensions.pieces.key_fetch import InFlight
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, train
 from hstu.batch_shuffler import HSTUBatchShuffler

@@ -14,9 +14,9 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
-from commons.features.controller import merge, split_balanced
-from commons.features.micro_batches import MicroBatches, run_micro_batches
-from commons.features.unshuffle import Unshuffle
+from commons.extensions.controller import merge, split_balanced
+from commons.extensions.micro_batches import MicroBatches, run_micro_batches
+from commons.extensions.unshuffle import Unshuffle
 from commons.sequence_batch import BaseBatch
 from tests.commons.pipeline.click_models import Clicks, Head, sharding
 from tests.commons.pipeline.ranking_pipelines import CPU, pipeline_of, steps_of
@@ -141,12 +141,15 @@ def clicks(step: int, rows: int = 6) -> dict[str, Any]:
     }
 
 
-def trained_clicks(early: bool, features: list[Any]) -> tuple[list[float], list[int]]:
+def trained_clicks(early: bool, extensions: list[Any]) -> tuple[list[float], list[int]]:
     """Returns the global loss sum of each step of `native`, and the labels that all ranks trained on."""
     model = JaggedClicks()
     apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": 0.5})
     sharded = DistributedModelParallel(model, device=CPU, plan=sharding(model.tables, False))
-    optimizer, shuffler = torch.optim.SGD(model.head.parameters(), 0.5), FeatureShuffler(features=features)
+    optimizer, shuffler = (
+        torch.optim.SGD(model.head.parameters(), 0.5),
+        FeatureShuffler(extensions=extensions),
+    )
     more = {"free_features_storage_early": early}
     pipeline = pipeline_of("native", sharded, optimizer, shuffler, "mean", **more)
     losses, labels = [], []
@@ -209,7 +212,7 @@ class FreeShuffler(BatchShuffler):  # all samples stay where they are
 @on_ranks(2)
 def test_a_rank_without_samples_gives_each_micro_batch_a_batch_of_its_own():
     micro = MicroBatches(max_tokens=8)
-    shuffler = FreeShuffler(equal_rows=False, features=[micro])
+    shuffler = FreeShuffler(equal_rows=False, extensions=[micro])
     lengths = torch.tensor([7, 8, 6])
     batch = visits(lengths) if dist.get_rank() == 0 else None
     plan = shuffler.plan(batch)
@@ -257,7 +260,7 @@ def saved_bytes(value: torch.Tensor) -> int:
 @on_ranks(2)
 def test_one_of_several_unshuffled_results_is_saved_without_the_others():
     unshuffle = Unshuffle()
-    shuffler = ItemShuffler(features=[unshuffle])
+    shuffler = ItemShuffler(extensions=[unshuffle])
     loaded = visits(row_lengths())
     plan = shuffler.plan(loaded)
     moved = shuffler.exchange(loaded, plan)

@@ -18,10 +18,10 @@ from torch.utils.data import default_collate
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler, ShufflePlan
-from commons.distributed.feature import Feature
-from commons.features.controller import merge, split_balanced
-from commons.features.micro_batches import MicroBatches
-from commons.features.unshuffle import Unshuffle
+from commons.distributed.extension import Extension
+from commons.extensions.controller import merge, split_balanced
+from commons.extensions.micro_batches import MicroBatches
+from commons.extensions.unshuffle import Unshuffle
 from commons.sequence_batch import BaseBatch, register_batch_type
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
@@ -34,9 +34,9 @@ LABELS_PER_ROW = [1, 0, 3, 3]
 class HeavyOnRank1(BatchShuffler):
     """Rows of rank 1 cost more, so that some move."""
 
-    def __init__(self, shared: Sequence[str] = (), features: Sequence[Feature] = ()) -> None:
+    def __init__(self, shared: Sequence[str] = (), extensions: Sequence[Extension] = ()) -> None:
         self.shared_fields = shared
-        super().__init__(features=features)
+        super().__init__(extensions=extensions)
 
     def get_workloads(self, batch):
         return torch.full((self.view(batch).num_rows,), 1 + 9 * dist.get_rank())
@@ -169,8 +169,8 @@ def test_fields_under_two_keys_that_look_alike_both_travel():
         assert (moved[old] + 100).tolist() == moved[new].tolist()
 
 
-def exchanged(feature: Feature, shared: Sequence[str] = ()) -> tuple[dict[str, Any], ShufflePlan]:
-    shuffler = HeavyOnRank1(shared, [feature])
+def exchanged(extension: Extension, shared: Sequence[str] = ()) -> tuple[dict[str, Any], ShufflePlan]:
+    shuffler = HeavyOnRank1(shared, [extension])
     batch = {"id": own_ids(), "items": as_jagged(own_ids()), "scale": torch.ones(3)}
     batch = batch if shared else {name: batch[name] for name in ("id", "items")}
     plan = shuffler.plan(batch)
@@ -421,7 +421,7 @@ def test_a_list_of_tasks_is_refused_by_all_ranks_whatever_their_rows():
             return torch.ones(len(batch["id"]), dtype=torch.int64)
 
     unshuffle = Unshuffle()
-    shuffler = Ones(features=[unshuffle])
+    shuffler = Ones(extensions=[unshuffle])
     batch = {"id": torch.arange(2 + dist.get_rank())}
     plan = shuffler.plan(batch)
     moved = shuffler.exchange(batch, plan)

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from commons.distributed import BatchShuffler
-from commons.features.controller import merge, split_balanced
-from commons.features.micro_batches import MicroBatches, run_micro_batches
+from commons.extensions.controller import merge, split_balanced
+from commons.extensions.micro_batches import MicroBatches, run_micro_batches
 from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
 from commons.sequence_batch import BaseBatch
 from tests.commons.histories import TokenShuffler
@@ -119,7 +119,7 @@ def _rows(rank: int, step: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("reduces_each", [True, False])
 @on_ranks(2)
 def test_a_gradient_scaler_changes_no_accumulated_gradient_of_micro_batches(scale, reduces_each):
-    shuffler = CostShuffler(features=[MicroBatches(max_tokens=2)])
+    shuffler = CostShuffler(extensions=[MicroBatches(max_tokens=2)])
     model = DistributedDataParallel(Regression())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)

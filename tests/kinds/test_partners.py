@@ -25,7 +25,7 @@ from torchrec.distributed.train_pipeline import (
 from torchrec.distributed.types import ShardingType
 
 from commons.distributed import BatchShuffler
-from commons.features.micro_batches import MicroBatches
+from commons.extensions.micro_batches import MicroBatches
 from commons.pipeline import ShuffleStageMixin
 from tests.commons.histories import HistoryBatch, TokenShuffler, histories
 from tests.commons.pipeline.ranking_pipelines import (
@@ -168,7 +168,7 @@ def test_a_lazy_optimizer_leaves_rows_alone_that_no_sample_of_the_step_has():
     assert message or changed == [[1, 2, 3, 4], [5]], changed
 
 
-def stepped_in_backward(features: list[Any], num_steps: int = 2) -> list[torch.Tensor]:
+def stepped_in_backward(extensions: list[Any], num_steps: int = 2) -> list[torch.Tensor]:
     """Returns parameters of a fully sharded model whose optimizers step as soon as a gradient is there."""
     model = Squares()
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
@@ -181,7 +181,7 @@ def stepped_in_backward(features: list[Any], num_steps: int = 2) -> list[torch.T
     for parameter in optimizers:
         parameter.register_post_accumulate_grad_hook(step)
     idle = torch.optim.SGD(model.parameters(), lr=0.0)
-    pipeline = pipeline_of("none", model, idle, Costs(features=features))
+    pipeline = pipeline_of("none", model, idle, Costs(extensions=extensions))
     assert len(list(steps_of(pipeline, [loaded_rows(dist.get_rank())] * num_steps))) == num_steps
     return [parameter.full_tensor().detach() for parameter in model.parameters()]
 
@@ -216,9 +216,9 @@ def test_the_stage_in_front_of_an_evaluation_pipeline_works_or_names_one_that_do
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def losses_and_hook_calls(features: list[Any]) -> tuple[list[float], int]:
+def losses_and_hook_calls(extensions: list[Any]) -> tuple[list[float], int]:
     """Trains with work that TorchRec injects into the backward of a sharded table."""
-    pipeline = pipeline_of("native", *sharded_ranking_model(0.1), TokenShuffler(features=features))
+    pipeline = pipeline_of("native", *sharded_ranking_model(0.1), TokenShuffler(extensions=extensions))
     calls = []
     finder = backward_injection.OutputDistTensorFinder(sharding_type=ShardingType.ROW_WISE)
     activation = backward_injection.InjectionTargetType.ACTIVATION
@@ -247,8 +247,8 @@ class Checkpointed(RankingModel):
 
 @on_ranks(2)
 def test_activation_checkpoints_around_lookups_train_alike_in_micro_batches_or_are_refused():
-    def trained(features: list[Any]) -> list[float]:
-        pipeline = pipeline_of("none", *sharded(Checkpointed(), 0.1), TokenShuffler(features=features))
+    def trained(extensions: list[Any]) -> list[float]:
+        pipeline = pipeline_of("none", *sharded(Checkpointed(), 0.1), TokenShuffler(extensions=extensions))
         return list(losses_of(pipeline, drawn(3)))
 
     whole = trained([])
@@ -308,7 +308,7 @@ def test_an_evaluation_pipeline_of_torchrec_between_steps_does_not_disturb_train
 def test_gradient_accumulation_of_torchrec_adds_up_the_gradients_of_balanced_steps(cap):
     model = DistributedDataParallel(Squares())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    shuffler = Costs(features=[] if cap is None else [MicroBatches(cap)])
+    shuffler = Costs(extensions=[] if cap is None else [MicroBatches(cap)])
     pipeline = pipeline_of("none", model, optimizer, shuffler)
     config = gradient_accumulation.GradientAccumulationConfig(is_enabled=True, num_steps=2)
     accumulating = gradient_accumulation.GradientAccumulationWrapper(pipeline, optimizer, model, config)

@@ -18,7 +18,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from commons.datasets import BucketSampler
 from commons.datasets.sequence_dataset import SequenceDataset
 from commons.distributed import BatchShuffler, ShufflePlan
-from commons.features.unshuffle import Unshuffle
+from commons.extensions.unshuffle import Unshuffle
 from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.commons.histories import TokenShuffler, contents, draw_histories
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model, steps_of
@@ -316,7 +316,7 @@ def test_names_in_another_order_on_a_rank_mix_up_no_fields(of, first_step):
 @on_ranks(2)
 def test_each_loaded_sample_gets_one_result_however_late():
     unshuffle, rank = Unshuffle(), dist.get_rank()
-    shuffler, steps = SampleShuffler(features=[unshuffle]), []
+    shuffler, steps = SampleShuffler(extensions=[unshuffle]), []
     first, num_batches = 100 * rank + 1, (4, 2)[rank]
     batches = [
         batch_of(*range(first + 10 * number, first + 10 * number + 3)) for number in range(num_batches)

@@ -19,7 +19,7 @@ from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
-from commons.features.micro_batches import MicroBatches
+from commons.extensions.micro_batches import MicroBatches
 from tests.commons.pipeline.click_models import (
     DIM,
     STEPS,
@@ -115,7 +115,7 @@ def trained(
     sharded = DistributedModelParallel(model, device=CPU, plan=plan, init_data_parallel=not fully_sharded)
     optimizer = partner.optimizer(model)
     scheduler = partner.scheduler(optimizer) if partner.scheduler else None
-    shuffler = FirstFieldShuffler(features=[] if cap is None else [MicroBatches(cap)])
+    shuffler = FirstFieldShuffler(extensions=[] if cap is None else [MicroBatches(cap)])
     pipeline = pipeline_of("native", sharded, optimizer, shuffler, "mean")
     loaded = [kjt_and_labels(sum(rows[:rank]), rows[rank], step) for step, rows in enumerate(STEPS)]
     batches, losses = [{"features": kjt, "labels": labels} for kjt, labels in loaded], []

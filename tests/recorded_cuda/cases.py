@@ -14,18 +14,18 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory, IdentityShuffler
-from commons.features.learned_costs import LearnedCosts
-from commons.features.micro_batches import MicroBatches, run_micro_batches
-from commons.features.unshuffle import Unshuffle
-from commons.features.verification import Verification
+from commons.extensions.learned_costs import LearnedCosts
+from commons.extensions.micro_batches import MicroBatches, run_micro_batches
+from commons.extensions.unshuffle import Unshuffle
+from commons.extensions.verification import Verification
 from commons.pipeline import TrainPipelineFactory
 from commons.received_ids import ReceivedIds
 from commons.sequence_batch.rows import Rows
 from commons.training import OptimizerArgs, shard_model
 from commons.training.step_vote import StepVote
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
-from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
-from tests.commons.features.sample_splitting.ranking_on_pieces import RankingOnPieces
+from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
+from tests.commons.extensions.pieces.ranking_on_pieces import RankingOnPieces
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import (
     CPU,
@@ -116,11 +116,13 @@ def torchrec_alone(place: Place) -> Results:
             return [outputs, parameters(model)]
 
 
-def native(place: Place, features: Sequence[Any] = (), make: Any = RankingModel, **settings: Any) -> Results:
+def native(
+    place: Place, extensions: Sequence[Any] = (), make: Any = RankingModel, **settings: Any
+) -> Results:
     """The loader of rank 1 ends early."""
     model, optimizer = sharded(make())
     place.adopt(model)
-    pipeline = place.pipeline(model, optimizer, TokenShuffler(features=list(features), **settings))
+    pipeline = place.pipeline(model, optimizer, TokenShuffler(extensions=list(extensions), **settings))
     results = steps(pipeline, place.load(histories(3 if dist.get_rank() else 5)))
     return [results, steps(pipeline, place.load(histories(2, seed=1))), parameters(model)]
 
@@ -263,8 +265,8 @@ def own_loop(place: Place, among_all: bool = True, micro: bool = False) -> Resul
     place.adopt(model)
     groups = [None] if among_all else [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     unshuffle = Unshuffle()
-    features = [unshuffle, *([MicroBatches(40)] if micro else [])]
-    shuffler = TokenShuffler(groups[0 if among_all else dist.get_rank()], features=features)
+    extensions = [unshuffle, *([MicroBatches(40)] if micro else [])]
+    shuffler = TokenShuffler(groups[0 if among_all else dist.get_rank()], extensions=extensions)
     stream = torch.cuda.Stream() if place.on_cuda else None
     results: Results = []
     for batch, plan in shuffler.plan_ahead(place.load(histories(4))):
@@ -276,7 +278,7 @@ def own_loop(place: Place, among_all: bool = True, micro: bool = False) -> Resul
         optimizer.zero_grad()
         if micro:
             loss, _, outputs = run_micro_batches(model, batch, shuffler, plan, "sum")
-            output = next(each for each in features if isinstance(each, MicroBatches)).join_values(
+            output = next(each for each in extensions if isinstance(each, MicroBatches)).join_values(
                 outputs, plan
             )
         else:
@@ -288,12 +290,12 @@ def own_loop(place: Place, among_all: bool = True, micro: bool = False) -> Resul
     return [results, parameters(model)]
 
 
-def of_model(place: Place, name: str, features: Sequence[Any] = (), kind: str = "native") -> Results:
+def of_model(place: Place, name: str, extensions: Sequence[Any] = (), kind: str = "native") -> Results:
     """A model of HSTU or SID-GR in a pipeline."""
     case, rank = MODELS[name], dist.get_rank()
     model, optimizer = shard_model(case.make_model(), OptimizerArgs("sgd", 0.01), CPU)
     place.adopt(model)
-    settings = {**case.shuffler, "equal_rows": False, "features": list(features)}
+    settings = {**case.shuffler, "equal_rows": False, "extensions": list(extensions)}
     pipeline = place.pipeline(model, optimizer, BatchShufflerFactory.create_from_config(settings), kind)
     batches = [case.make_batch(case.samples(rank + 10 * number, 4)) for number in range(4)]
     losses = [loss for loss, _ in steps(pipeline, place.load(batches))]
@@ -315,7 +317,7 @@ def learned(place: Place) -> Results:
     """Costs are learned from the times of a clock; each time is the same here."""
     model, optimizer = sharded_ranking_model()
     place.adopt(model)
-    shuffler = TokenShuffler(features=[LearnedCosts()], equal_rows=False)
+    shuffler = TokenShuffler(extensions=[LearnedCosts()], equal_rows=False)
     pipeline = place.pipeline(model, optimizer, shuffler)
     losses = [loss for loss, _ in steps(pipeline, place.load(histories(24)))]
     return [len(losses), pipeline.plan.predicted_seconds is not None]
@@ -335,7 +337,7 @@ def voting(place: Place) -> Results:
     model, optimizer = sharded_ranking_model()
     place.adopt(model)
     vote = StepVote()
-    pipeline = place.pipeline(model, optimizer, TokenShuffler(features=[vote]))
+    pipeline = place.pipeline(model, optimizer, TokenShuffler(extensions=[vote]))
     loader, stops = place.load(histories(6)), []
     for step in range(1, 7):
         pipeline.progress(loader)

@@ -13,7 +13,7 @@ import torchrec.distributed.train_pipeline.train_pipelines as torchrec_pipelines
 
 from commons.distributed import exchange, plan_ahead
 from commons.distributed.step import Step
-from commons.features.learned_costs import learning
+from commons.extensions.learned_costs import learning
 from commons.perf_model import compute_clock
 from commons.pipeline import train_pipelines
 from commons.sequence_batch import leaf_fields, packed_rows

@@ -25,10 +25,10 @@ pytestmark = [
     pytest.mark.skipif(DEVICE_TYPE == "cuda", reason="there is a GPU"),
 ]
 
-_LOOKED_UP = "commons/features/micro_batches/looked_up.py __init__ tolist"
+_LOOKED_UP = "commons/extensions/micro_batches/looked_up.py __init__ tolist"
 _CHECKED = "commons/sequence_batch/packed_rows.py check_jagged_fields copy to the host"
 _SELECTED = "commons/sequence_batch/packed_rows.py read_all_lengths copy to the host"
-_UNSHUFFLED = "commons/features/unshuffle/unshuffle.py _read_together copy to the host"
+_UNSHUFFLED = "commons/extensions/unshuffle/unshuffle.py _read_together copy to the host"
 # Waits of the library on rank 0, in all steps of a case; every other case has none.
 WAITS = {
     "own loop": {_UNSHUFFLED: 4},

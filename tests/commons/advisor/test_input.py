@@ -155,7 +155,7 @@ def test_the_demo_is_predicted_within_a_tenth(application, tmp_path):
         (learned,) = json.loads(out)["cases"]
         # The file has the other settings.
         assert by_name(learned)["rebalance"]["gin"] == []
-        assert "features=[LearnedCosts()]" in by_name(learned)["rebalance"]["python"]
+        assert "extensions=[LearnedCosts()]" in by_name(learned)["rebalance"]["python"]
         assert by_name(learned)["rebalance"]["speedup"] < default["speedup"]
 
 

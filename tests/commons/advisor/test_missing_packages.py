@@ -54,12 +54,12 @@ def test_lengths_need_numpy_and_numba_alone(arguments, folder):
     assert "Switch on" in result.stdout and "pieces" in result.stdout
 
 
-def test_a_strategy_whose_feature_is_missing_is_left_out(folder):
-    absent = ["commons.features.sample_splitting"]
+def test_a_strategy_whose_extension_is_missing_is_left_out(folder):
+    absent = ["commons.extensions.pieces"]
     result = advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", absent=absent)
     assert result.returncode == 0, result.stderr
     *others, last = result.stdout.splitlines()
-    assert last == "The strategy pieces (split) is left out: the folder features/sample_splitting is missing."
+    assert last == "The strategy pieces (split) is left out: the folder extensions/pieces is missing."
     assert "Switch on" in result.stdout and "(split)" not in "".join(others)
     assert advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", "--json", absent=absent).returncode == 0
 

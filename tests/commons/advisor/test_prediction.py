@@ -12,8 +12,8 @@ from commons.distributed.placement import make_plan, place
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
-from commons.features.sample_splitting.cut_search import cut_and_place
-from commons.features.sample_splitting.cutting import Cutting
+from commons.extensions.pieces.cut_search import cut_and_place
+from commons.extensions.pieces.cutting import Cutting
 from commons.partition import lower_bound
 from commons.perf_model import Cost, HSTUFlops
 from commons.sequence_batch.row_schema import Schema

@@ -6,7 +6,7 @@ import pytest
 
 from commons.advisor.strategies import strategies
 from commons.distributed import ShufflerSettings
-from commons.features.sample_splitting import SplitSamples
+from commons.extensions.pieces import Pieces
 from commons.gin_values import from_gin
 from commons.perf_model import Cost
 from commons.training.training_args import TrainerArgs
@@ -90,9 +90,9 @@ def test_the_lines_to_paste_are_valid(tmp_path):
         assert len(strategy["gin"]) == (name != "as_loaded") + len(expected[name])
         if name != "as_loaded":
             given = strategy["python"].removeprefix("batch_shuffler=")
-            made = eval(given, {"MyShuffler": dict, "SplitSamples": SplitSamples})
-            features = [type(feature) for feature in made.pop("features", [])]
-            assert ("split" in expected[name]) == (features == [SplitSamples])
+            made = eval(given, {"MyShuffler": dict, "Pieces": Pieces})
+            extensions = [type(extension) for extension in made.pop("extensions", [])]
+            assert ("split" in expected[name]) == (extensions == [Pieces])
             assert made == {setting: of for setting, of in expected[name].items() if setting != "split"}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BalanceReport, BatchShuffler, Feature, ShufflePlan
+from commons.distributed import BalanceReport, BatchShuffler, Extension, ShufflePlan
 from commons.perf_model import Cost
 from tests.commons.histories import FlopsShuffler, drawn_lengths, histories
 
@@ -38,11 +38,11 @@ def _plans(shuffler: BatchShuffler, steps: int = 12) -> list[ShufflePlan]:
 
 
 def planned_by_one_column_and_two(
-    settings: dict[str, Any], features: Sequence[type[Feature]] = ()
+    settings: dict[str, Any], extensions: Sequence[type[Extension]] = ()
 ) -> list[ShufflePlan]:
     """Checks that plans are the same; returns them."""
     one, two = (
-        _plans(kind(features=[feature() for feature in features], **settings))
+        _plans(kind(extensions=[extension() for extension in extensions], **settings))
         for kind in (SumOfColumns, FlopsShuffler)
     )
     for of_sum, of_columns in zip(one, two, strict=True):
@@ -51,9 +51,11 @@ def planned_by_one_column_and_two(
     return two
 
 
-def planned_by_calibrated_cost(cost: Cost, features: Sequence[type[Feature]] = ()) -> list[ShufflePlan]:
+def planned_by_calibrated_cost(cost: Cost, extensions: Sequence[type[Extension]] = ()) -> list[ShufflePlan]:
     """Checks that the cost of a sample is that of all its rows; returns the plans."""
-    shuffler = FlopsShuffler(cost=cost, equal_rows=False, features=[feature() for feature in features])
+    shuffler = FlopsShuffler(
+        cost=cost, equal_rows=False, extensions=[extension() for extension in extensions]
+    )
     plans = _plans(shuffler)
     for plan in plans:
         rows, whole = plan.rows, np.flatnonzero(plan.rows.starts_sample)

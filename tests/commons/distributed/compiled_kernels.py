@@ -21,9 +21,9 @@ from commons.distributed.placement import arguments_of, place, warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
 from tests.commons.distributed.compiled_kernels import compiled
 
-settings, features = ShufflerSettings(**json.loads(sys.argv[1])), []
+settings, extensions = ShufflerSettings(**json.loads(sys.argv[1])), []
 SETUP
-warm_up(settings, features)
+warm_up(settings, extensions)
 before, rng = compiled(), np.random.default_rng(0)
 for num_loaded in ([8] * 8, [40, 0, 3], [9, 8, 8], [600, 0, 0, 0, 0]):
     for spread in (0.1, 1, 3):
@@ -31,7 +31,7 @@ for num_loaded in ([8] * 8, [40, 0, 3], [9, 8, 8], [600, 0, 0, 0, 0]):
         tokens = rng.lognormal(3, spread, rows.sum()).clip(1, 99).astype(np.int64)
         each = tokens[:, None]
         samples = RowTable(rows, rows, tokens**2, tokens, tokens, each, tokens, each, columns=COLUMNS)
-        samples = replace(samples, arguments=arguments_of(features))
+        samples = replace(samples, arguments=arguments_of(extensions))
         for speeds in (None, 1 + rng.random(len(rows))):
             plan = place(replace(samples, speeds=speeds, ranks_per_node=2), settings)
             THEN
@@ -40,11 +40,11 @@ print(json.dumps([before, compiled()]))
 
 
 def compiled() -> list[str]:
-    """Returns the compiled functions of partitioning and of features, once for each signature."""
+    """Returns the compiled functions of partitioning and of extensions, once for each signature."""
     modules = [
         module
         for name, module in sys.modules.items()
-        if name.startswith(("commons.partition", "commons.features"))
+        if name.startswith(("commons.partition", "commons.extensions"))
     ]
     found = {id(f): f for module in modules for f in vars(module).values() if isinstance(f, Dispatcher)}
     return sorted(f.__name__ for f in found.values() for _ in f.signatures)
@@ -56,8 +56,8 @@ def before_and_after_placing(
     """Returns what is compiled after the warm-up, and after steps.
 
     Args:
-        setup: statements that make `features`.
-        columns: expression for the columns of features, of the samples' `tokens`.
+        setup: statements that make `extensions`.
+        columns: expression for the columns of extensions, of the samples' `tokens`.
         then: statement that follows placing.
         settings: of the shuffler.
     """

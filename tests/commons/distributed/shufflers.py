@@ -11,7 +11,7 @@ import numpy as np
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from commons.distributed import BatchShuffler, Feature
+from commons.distributed import BatchShuffler, Extension
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from tests.commons.distributed.loaded_batches import BOTH, agreed
@@ -60,7 +60,7 @@ class Case:
         return sum(sizes[1] for sizes in self.batches if sizes is not None)
 
 
-class Posting(Feature):
+class Posting(Extension):
     """Posts 10 × the number of the plan + the rank; `newest` is what it took last."""
 
     name, order, num_posted = "posting", 0, 1

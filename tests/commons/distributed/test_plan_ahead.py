@@ -192,9 +192,9 @@ def test_steps_are_checked_before_they_are_handed_out():
 
 
 def _posts() -> list[list[int]]:
-    """Returns what a feature has taken when each step is handed out, and after the last."""
+    """Returns what an extension has taken when each step is handed out, and after the last."""
     posting, found = Posting(), []
-    ahead, loader = FieldShuffler(features=[posting]).ahead(), _batches()
+    ahead, loader = FieldShuffler(extensions=[posting]).ahead(), _batches()
     while ahead.next_step(loader) is not None:
         found.append(posting.newest)
     assert posting.newest == found[-1]

@@ -20,9 +20,9 @@ def _plan_of_pairs(identity: bool) -> tuple[list[int], list[float], list]:
     pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
     posting = Posting()
     shuffler = (
-        IdentityShuffler(get_workloads=lambda batch: batch.workload, features=[posting])
+        IdentityShuffler(get_workloads=lambda batch: batch.workload, extensions=[posting])
         if identity
-        else FieldShuffler(pairs[dist.get_rank() % 2], features=[posting])
+        else FieldShuffler(pairs[dist.get_rank() % 2], extensions=[posting])
     )
     alone = shuffler.plan(lopsided_batch())
     shuffler.plan_over(RankGroup.of())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from commons.distributed import PARTITIONERS, BatchShuffler, Feature
+from commons.distributed import PARTITIONERS, BatchShuffler, Extension
 from commons.partition import longest_processing_time
 from commons.pipeline import TrainPipelineFactory
 from tests.commons.distributed.errors_and_warnings import warnings_of
@@ -117,13 +117,15 @@ def test_the_setting_that_makes_planning_faster(settings, remedy):
     assert remedy in SlowShuffler(0.0, **settings).faster_planning()[1]
 
 
-class Searching(Feature):
+class Searching(Extension):
     """Takes long to place rows."""
 
     name, order = "searching", 0
     faster_without = "leave Searching out"
 
 
-def test_a_feature_that_slows_planning_is_named_first():
+def test_a_extension_that_slows_planning_is_named_first():
     settings = {"partitioner": "longest_processing_time"}
-    assert SlowShuffler(0.0, features=[Searching()], **settings).faster_planning()[1] == "leave Searching out"
+    assert (
+        SlowShuffler(0.0, extensions=[Searching()], **settings).faster_planning()[1] == "leave Searching out"
+    )

@@ -1,11 +1,11 @@
-"""Custom batches, models and features in pipelines."""
+"""Custom batches, models and extensions in pipelines."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from commons.distributed import Feature
+from commons.distributed import Extension
 from tests.commons.pipeline.click_models import OfDict, check_trained, trained
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
 from tests.commons.pipeline.runs import Costs, Mean
@@ -38,7 +38,7 @@ def test_arguments_that_bypass_the_stage_are_refused(name, reason):
         pipeline_of("native", OfDict(), None, None, **{name: True})
 
 
-class Noting(Feature):
+class Noting(Extension):
     """Notes when a pipeline calls its hooks, and reports a figure."""
 
     def __init__(self, name: str, order: int, notes: list[str]) -> None:
@@ -61,18 +61,18 @@ class Noting(Feature):
 
 
 def _noted() -> tuple[list[str], dict[str, int]]:
-    """Returns what two features noted of a step of a pipeline, and what its report has of them."""
+    """Returns what two extensions noted of a step of a pipeline, and what its report has of them."""
     notes: list[str] = []
-    shuffler = Costs(features=[Noting("inner", 2, notes), Noting("outer", 1, notes)])
+    shuffler = Costs(extensions=[Noting("inner", 2, notes), Noting("outer", 1, notes)])
     model = Mean()
     pipeline = pipeline_of("none", model, torch.optim.SGD(model.parameters(), lr=0.0), shuffler, "sum")
     pipeline.progress(iter([{"cost": torch.tensor([1, 2]), "x": torch.ones(2, 3)}]))
-    figures = dict(pipeline.report.features)
+    figures = dict(pipeline.report.extensions)
     pipeline.reset()
     return notes, figures
 
 
-def test_a_pipeline_calls_the_hooks_of_features_in_their_order(pools):
+def test_a_pipeline_calls_the_hooks_of_extensions_in_their_order(pools):
     computed = ["inner: computed 2 of 4", "outer: computed 2 of 4"]
     joined = ["outer: join Mean cpu sum", "inner: join Mean cpu sum"]
     expected = [

@@ -55,7 +55,7 @@ def test_posts_reach_all_ranks_in_the_same_step_without_another_collective(name,
     results = []
     for posts in (False, True):
         posting = Posting()
-        pipeline = ranking_pipeline(name, TokenShuffler(features=[posting] if posts else []))
+        pipeline = ranking_pipeline(name, TokenShuffler(extensions=[posting] if posts else []))
         with recorded_collectives() as recorded:
             steps = [posting.newest for _ in steps_of(pipeline, [histories([2] * ROWS)] * 4)]
         results.append((Counter(name for name, _ in recorded), steps))

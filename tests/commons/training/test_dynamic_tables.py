@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShufflerFactory, Feature
-from commons.features.micro_batches import MicroBatches
-from commons.features.verification import Verification
+from commons.distributed import BatchShufflerFactory, Extension
+from commons.extensions.micro_batches import MicroBatches
+from commons.extensions.verification import Verification
 from commons.pipeline import TrainPipelineFactory
 from commons.training import OptimizerArgs, shard_model
 from commons.training.host_copies import HostCopies
@@ -19,7 +19,7 @@ SHUFFLER = {"type": "hstu", "flops": FLOPS}
 
 
 def _steps(
-    eviction: str, pipeline_name: str, config: dict, *features: Feature
+    eviction: str, pipeline_name: str, config: dict, *extensions: Extension
 ) -> tuple[list[float], list[torch.Tensor], list[int]]:
     """Losses of a few steps, which row each id has after them, and the rows that a rank has ids in."""
     model, optimizer = shard_model(ranking_model(eviction=eviction), OptimizerArgs("sgd", 0.1), CPU)
@@ -28,7 +28,7 @@ def _steps(
         model=model,
         optimizer=optimizer,
         device=CPU,
-        batch_shuffler=BatchShufflerFactory.create_from_config({**config, "features": features}),
+        batch_shuffler=BatchShufflerFactory.create_from_config({**config, "extensions": extensions}),
         loss_reduction="sum",
     )
     losses, batches = [], iter(small_dataset(60, unbounded_ids=True))
@@ -56,7 +56,7 @@ def _held(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("eviction", "pipeline_name", "config", "features"),
+    ("eviction", "pipeline_name", "config", "extensions"),
     [
         ("lru", "native", SHUFFLER, [Verification()]),
         ("lfu", "none", SHUFFLER, [Verification(), MicroBatches(30)]),
@@ -64,10 +64,10 @@ def _held(model: torch.nn.Module) -> list[torch.Tensor]:
     ],
 )
 def test_rows_and_losses_do_not_depend_on_where_a_sample_is_computed(
-    pools, eviction, pipeline_name, config, features
+    pools, eviction, pipeline_name, config, extensions
 ):
     plain = pools(2).run(_steps, eviction, "none", {"type": "identity"})
-    other = pools(2).run(_steps, eviction, pipeline_name, config, *features)
+    other = pools(2).run(_steps, eviction, pipeline_name, config, *extensions)
     for one, two in zip(plain, other, strict=True):
         assert one[0] == pytest.approx(two[0], rel=1e-5)
         assert len(one[1]) == 6
@@ -78,7 +78,7 @@ def test_rows_and_losses_do_not_depend_on_where_a_sample_is_computed(
 
 @on_ranks(2)
 def test_there_are_far_more_ids_than_rows():
-    own = torch.cat([batch.features["item"].values() for batch in small_dataset(120, unbounded_ids=True)])
+    own = torch.cat([batch.extensions["item"].values() for batch in small_dataset(120, unbounded_ids=True)])
     gathered = [own] * dist.get_world_size()
     dist.all_gather_object(gathered, own)
     assert len(torch.cat(gathered).unique()) > 10 * VOCABULARY

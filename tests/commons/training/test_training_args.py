@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory
-from commons.features.learned_costs.learned_costs import SPEED_LIMIT
-from commons.features.micro_batches.divided_batch import COLUMN
+from commons.extensions.learned_costs.learned_costs import SPEED_LIMIT
+from commons.extensions.micro_batches.divided_batch import COLUMN
 from commons.perf_model import Cost
 from commons.training import TrainerArgs, TrainingTask
 from tests.commons.training.small_task import small_task
@@ -32,7 +32,7 @@ LEARNS = {"balance_cost": "learned"}
         ({"balance_partitioner": "a"}, r"balance_partitioner = 'a'; there are \['karmarkar_karp'"),
         ({"balance_tolerance": -0.1}, "balance_tolerance = -0.1: expected a finite number of at least 0"),
         ({"balance_max_tokens": 0}, "balance_max_tokens = 0: expected an integer of at least 1"),
-        ({"balance_window": 2}, r"balance_window = 2: each step .*\(SplitSamples\)"),
+        ({"balance_window": 2}, r"balance_window = 2: each step .*\(Pieces\)"),
         ({"balance_window_max_step_ratio": 1.5}, "balance_window_max_step_ratio = 1.5: each step"),
         ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch = 0: expected an integer of at"),
         ({"balance_speed_limit": 1.5}, "balance_speed_limit = 1.5: expected its default without balance_c"),
@@ -40,10 +40,10 @@ LEARNS = {"balance_cost": "learned"}
         ({"balance_moves_per_copy": 5000.0}, "balance_moves_per_copy = 5000.0: expected a number from 0 to"),
         ({"balance_group_feature": "user", "balance_partitioner": "refined"}, "balance_group_feature = 'use"),
         ({"balance_moves_per_copy": 8.0, "balance_partitioner": "refined"}, "balance_moves_per_copy = 8.0"),
-        ({"balance_split": True}, "balance_equal_rows = True with SplitSamples: a piece takes a row"),
+        ({"balance_split": True}, "balance_equal_rows = True with Pieces: a piece takes a row"),
         (
             {"balance_split": True, "balance_equal_rows": False, "max_tokens_per_micro_batch": 8},
-            "max_tokens_per_micro_batch = 8, TrainerArgs.balance_split = True: sample_splitting excludes",
+            "max_tokens_per_micro_batch = 8, TrainerArgs.balance_split = True: pieces excludes",
         ),
     ],
 )
@@ -119,7 +119,7 @@ def test_costs_that_a_run_has_learned_have_a_file(tmp_path):
     assert replace(args, balance_cost="flops").cost_file() is None
 
 
-def test_defaults_are_those_of_the_features():
+def test_defaults_are_those_of_the_extensions():
     assert TrainerArgs.balance_speed_limit == SPEED_LIMIT
 
 
@@ -141,14 +141,14 @@ def _shuffler(**settings) -> BatchShuffler:
 
 
 def test_the_shufflers_own_groups_are_heeded():
-    (groups,) = _shuffler(batch_shuffler="grouped", balance_moves_per_copy=8.0).features
+    (groups,) = _shuffler(batch_shuffler="grouped", balance_moves_per_copy=8.0).extensions
     assert (groups.name, groups.moves_per_copy) == ("sample_groups", 8.0)
-    assert _shuffler().features == ()
+    assert _shuffler().extensions == ()
 
 
 @on_ranks(2)
 def test_partitioners_that_take_no_groups_ignore_the_shufflers_own():
-    assert _shuffler(batch_shuffler="grouped", balance_partitioner="refined").features == ()
+    assert _shuffler(batch_shuffler="grouped", balance_partitioner="refined").extensions == ()
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ def test_groups_without_effect_are_refused(settings, message):
         _shuffler(balance_moves_per_copy=8.0, **settings)
 
 
-def test_a_feature_that_is_not_installed_is_named(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("commons.features.sample_splitting")]:
+def test_a_extension_that_is_not_installed_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("commons.extensions.pieces")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "commons.features.sample_splitting", None)
+    monkeypatch.setitem(sys.modules, "commons.extensions.pieces", None)
     settings = {"balance_split": True, "balance_equal_rows": False}
-    message = "^TrainerArgs.balance_split = True needs commons.features.sample_splitting, which is not inst"
+    message = "^TrainerArgs.balance_split = True needs commons.extensions.pieces, which is not inst"
     with pytest.raises(ModuleNotFoundError, match=message):
         TrainerArgs(train_batch_size=1, **settings)
     assert TrainerArgs(train_batch_size=1, max_tokens_per_micro_batch=9).max_tokens_per_micro_batch == 9

@@ -13,7 +13,7 @@ from commons.distributed import BatchShufflerFactory, ShufflePlan
 from commons.perf_model import TransformerConfig, transformer_flops
 from sid_gr.batch_shuffler import SIDGRBatchShuffler
 from tests.commons.distributed.counted_collectives import no_synchronization
-from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts, GivenCuts
+from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts, GivenCuts
 from tests.on_ranks import on_ranks
 from tests.sid_gr.sid_samples import CONTEXTUAL_VOCABULARY, ITEM_CODES, Sample, sid_batch, sid_gr_model
 
@@ -83,7 +83,7 @@ def _check_draws(num_real: tuple[int, ...]) -> set[str]:
     by_rank = [_samples(rank, count) for rank, count in enumerate(num_real)]
     samples, rank = [sample for loaded in by_rank for sample in loaded], dist.get_rank()
     cuts = DrawnCuts(0)
-    shuffler = BatchShufflerFactory.create("sid_gr", flops=FLOPS, features=[cuts], equal_rows=False)
+    shuffler = BatchShufflerFactory.create("sid_gr", flops=FLOPS, extensions=[cuts], equal_rows=False)
     batch, whole = sid_batch(by_rank[rank], ROWS), sid_batch(samples)
     model, half = sid_gr_model(), sid_gr_model(dtype=torch.bfloat16)
     expected, retrieved = _gradients(model, whole), _retrieved(model, whole)
@@ -138,7 +138,7 @@ class _OtherTokens(SIDGRBatchShuffler):
 def test_what_pieces_do_not_allow_is_refused():
     # The sample that is cut is counted right, or planning would refuse it.
     cuts = GivenCuts(lambda *_: (np.array([0]), np.array([2]), np.array([0, 1, 0, 1, 1])))
-    shuffler = _OtherTokens(FLOPS, features=[cuts], equal_rows=False)
+    shuffler = _OtherTokens(FLOPS, extensions=[cuts], equal_rows=False)
     mine = shuffler.shuffle(sid_batch([Sample([1, 2], [3], []), Sample([1], [2], [])]))
     message = (
         r"and the plan that cut samples counts.*let the shuffler's get_tokens return SIDBatch.num_tokens\(\)$"

@@ -1,0 +1,243 @@
+"""Splits a global batch among the workers of a controller, and merges what they return.
+
+Ranks that load batches of their own use a `BatchShuffler`. Here one process holds all samples, as in
+reinforcement learning, and hands each worker its part. Nothing is collective; no process group is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from ...distributed.batch_shuffler import BatchShuffler
+from ...distributed.count_rows import check_work
+from ...partition import refined
+from ...partition.problem import indices_of_parts, number_of_part
+from ...partition.workloads import as_workloads, check_count, check_wide, number_groups
+from ...perf_model.cost import Cost
+from ...sequence_batch.packed_rows import check_jagged_fields
+from ...sequence_batch.row_lists import check_no_samples, lists_in_attributes
+from ...sequence_batch.row_objects import (
+    RowsWithObjects,
+    hashes_at,
+    join,
+    shared_in_results,
+)
+from ...sequence_batch.tree import check_replaceable
+
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True, eq=False)
+class SplitOrder:
+    """The samples in each chunk of a batch; plain data that can be pickled.
+
+    Attributes:
+        partition: arrays by chunk, int64 `[samples]`: the ascending rows of its samples in the batch.
+        batch_size: rows of the batch, padding included.
+        chunk_rows: rows of each chunk, padding included.
+        shared_fields: paths of what all samples share.
+        shared_hashes: hashes of what is at these paths.
+    """
+
+    partition: tuple[np.ndarray, ...]
+    batch_size: int
+    chunk_rows: tuple[int, ...]
+    shared_fields: frozenset[str] = frozenset()
+    shared_hashes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_samples(self) -> np.ndarray:
+        """int64 `[chunks]`: real rows of each chunk, which are its first."""
+        return np.array([len(samples) for samples in self.partition], dtype=np.int64)
+
+
+def split_balanced(
+    batch: Batch,
+    num_chunks: int,
+    workloads: ArrayLike | torch.Tensor | BatchShuffler,
+    groups: Sequence[int | str] | np.ndarray | torch.Tensor | None = None,
+) -> tuple[list[Batch], SplitOrder]:
+    """Splits a batch into chunks with nearly the same number of samples and nearly the same load.
+
+    Each sample is in one chunk. Chunks of a `BaseBatch` get padding rows, so that all have the same number of
+    rows, at least one. Another batch cannot mark padding rows, so its chunks have none, and those without
+    samples have no rows: give it a multiple of `num_chunks` samples for chunks of one size. Padding rows of
+    the batch itself are left out. Values are detached. A batch on CUDA is split there; the host waits for its
+    lengths. The first call compiles, as the first shuffler of an installation does.
+
+    Args:
+        batch: any batch that `BatchShuffler.exchange` takes, on any device. All but a `BaseBatch` may also
+            have numpy arrays with one row per sample, such as arrays of objects.
+        num_chunks: chunks to make, at least 1; some have no samples if there are fewer samples.
+        workloads: the cost of each row in any unit, `[rows]` or `[real rows]` non-negative numbers; or a
+            shuffler, whose `get_workloads` gives them.
+        groups: `[rows]` or `[real rows]` integers or strings. Samples with the same one stay in one chunk,
+            as responses to one prompt must. If None, those of a shuffler that has groups; its samples with a
+            negative number stay by themselves. Without groups, the chunks' numbers of samples differ by at
+            most one. With groups of one size, their numbers of groups do. With others, samples follow the
+            load.
+
+    Returns:
+        The chunks: batches of the same kind, each in memory of its own. Samples keep the order of the batch,
+        and padding rows follow them; `num_samples` of the order counts the samples. And the order, which
+        `merge` needs.
+
+    Raises:
+        ValueError: `num_chunks` is below 1; workloads or groups do not have one entry per row; a workload is
+            negative, NaN or infinite, or a shuffler's is not a whole number; or the lengths of a jagged field
+            do not account for its values.
+        TypeError: `batch` has no rows, or cannot be made again with others; workloads are not numbers, or
+            groups not integers or strings.
+    """
+    check_count("num_chunks", num_chunks)
+    shared = workloads.shared_fields if isinstance(workloads, BatchShuffler) else ()
+    view = RowsWithObjects(batch, shared)
+    check_jagged_fields(view.fields)
+    check_replaceable(view.tree)
+    check_no_samples(view.tree, view.num_rows)
+    for path, entries in lists_in_attributes(view.tree).items():
+        if path not in shared and len(entries) in (view.num_rows, view.num_samples):
+            raise TypeError(
+                f"{path} has an entry for each row, and is only an attribute of its container, which chunks "
+                "would share: make it an element or a field, or name it in the shuffler's shared_fields"
+            )
+    batch_size, num_real, given = view.num_rows, view.num_samples, groups is not None
+    if isinstance(workloads, BatchShuffler):
+        shown = view.on_host().to_count().batch
+        if groups is None:
+            groups = _read_groups(workloads, shown, num_real)
+        costs = _costs_of(workloads, shown, batch_size, num_real)
+    else:
+        costs = _checked_costs(workloads, batch_size, num_real)
+    group_of = None if groups is None else _numbered_groups(groups, batch_size, num_real, has_none=not given)
+    partition = refined(costs, num_chunks) if group_of is None else split_groups(costs, group_of, num_chunks)
+    chunk_rows = tuple(len(samples) for samples in partition)
+    if view.pads:
+        chunk_rows = (max(1, *chunk_rows),) * num_chunks
+    sources = [view.packed()]
+    chunks = [view.select(sources, *chunk) for chunk in zip(partition, chunk_rows, strict=True)]
+    all_share = frozenset([*shared, *view.shared_lists])
+    hashes = hashes_at(batch, all_share)
+    return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, all_share, hashes)
+
+
+def split_groups(workloads: ArrayLike, groups: ArrayLike, num_chunks: int) -> list[np.ndarray]:
+    """Splits samples, of which numbers are known, as `split_balanced` does with groups: these stay whole.
+
+    Args:
+        workloads: `[samples]`, non-negative.
+        groups: `[samples]` integers. Samples with the same one stay in one chunk, whatever that costs, all
+            but those with a negative one.
+        num_chunks: number of chunks, at least 1.
+
+    Returns:
+        For each chunk the ascending int64 indices of its samples.
+
+    Raises:
+        ValueError: a workload is negative, NaN, or infinite; `groups` is not one integer per sample; or
+            `num_chunks` is below 1.
+    """
+    work = as_workloads(workloads)
+    group_of = number_groups(groups, len(work))
+    sizes = np.bincount(group_of)
+    has_one_size = len(np.unique(sizes)) <= 1
+    partition = refined(np.bincount(group_of, work), num_chunks, has_one_size)
+    return indices_of_parts(number_of_part(partition, len(sizes))[group_of], num_chunks)
+
+
+def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
+    """Merges batches in the order of the batch that was split: `merge(*split_balanced(batch, …))` is `batch`.
+
+    Args:
+        batches: one for each chunk, with a row for each row of the chunk, padding rows included. It may be
+            the chunk itself, changed or not, or have other fields: a dict of what a worker computed for each
+            row, or one tensor, array, KeyedJaggedTensor or JaggedTensor. Padding rows may hold anything.
+        order: the order that `split_balanced` returned with the chunks.
+
+    Returns:
+        A batch of the same kind as `batches`, with every sample in its row of the batch that was split, then
+        padding rows: zero or empty, or None in arrays of objects. What samples share is taken from the first
+        of `batches`.
+
+    Raises:
+        ValueError: `batches` are not one per chunk, or one has more or fewer rows than its chunk; batches
+            differ in their fields; or the lengths of a jagged field do not account for its values.
+        TypeError: a batch has no rows.
+    """
+    if len(batches) != len(order.partition):
+        raise ValueError(
+            f"merge got {len(batches)} batches, expected one for each of {len(order.partition)} chunks, "
+            "in the order in which split_balanced returned them"
+        )
+    shared = shared_in_results(batches, order.shared_fields, order.chunk_rows, order.shared_hashes)
+    return join(batches, order.partition, order.chunk_rows, order.batch_size, shared, "merge")
+
+
+def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
+    """Returns the sums of the workloads' columns, int64 `[samples]`; `batch` is on the host."""
+    whose = f"{type(shuffler).__name__}.get_workloads"
+    work = check_work(shuffler.get_workloads(batch), num_rows, num_real, whose)[:num_real].numpy()
+    return Cost.sum_of_columns(work.shape[1]).of(0, np.zeros(len(work)), work)
+
+
+def _read_groups(shuffler: BatchShuffler, batch: Any, num_real: int) -> np.ndarray | None:
+    """Returns int64 `[samples]`, None if no extension tells groups; `batch` is on the host."""
+    for extension in shuffler.extensions:
+        groups = extension.columns(batch).get("groups")
+        if groups is not None:
+            return groups[:num_real].numpy()
+    return None
+
+
+def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:
+    """Returns `[samples]` finite numbers of at least 0."""
+    check_wide(workloads, "workloads")
+    if isinstance(workloads, torch.Tensor):
+        workloads = workloads.detach().to("cpu", torch.float64).numpy()
+    try:
+        values = np.asarray(workloads, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"workloads are of type {type(workloads).__name__}; expected one number per row, or a "
+            "BatchShuffler (a made one, not the class)"
+        ) from error
+    _check_one_per_row("workloads", values.shape, num_rows, num_real)
+    return as_workloads(values[:num_real])
+
+
+def _numbered_groups(groups: Any, num_rows: int, num_real: int, has_none: bool) -> np.ndarray:
+    """int64 `[samples]`: the group of each sample, numbered from 0 in order of appearance.
+
+    With `has_none`, a negative number is no group.
+
+    Were groups numbered by sorted label, labels such as random ids would break ties.
+    """
+    labels = groups.tolist() if isinstance(groups, np.ndarray | torch.Tensor) else groups
+    if not isinstance(labels, Sequence) or isinstance(labels, str):
+        raise TypeError(f"groups is {labels!r}, expected the group of each row")
+    _check_one_per_row("groups", (len(labels),), num_rows, num_real)
+    numbers: dict[Any, int] = {}
+    number_of = []
+    for sample, label in enumerate(labels[:num_real]):
+        if not isinstance(label, Integral | str):
+            raise TypeError(
+                f"groups[{sample}] is {label!r}, expected an integer or a string that names the group"
+            )
+        is_none = has_none and isinstance(label, Integral) and label < 0
+        number_of.append(numbers.setdefault((sample, label) if is_none else label, len(numbers)))
+    return np.array(number_of, dtype=np.int64)
+
+
+def _check_one_per_row(name: str, shape: tuple[int, ...], num_rows: int, num_real: int) -> None:
+    if shape not in ((num_rows,), (num_real,)):
+        raise ValueError(
+            f"{name} has shape {shape}, expected one for each of {num_rows} rows, or only for "
+            f"the {num_real} real ones"
+        )

@@ -1,0 +1,285 @@
+"""The search for cuts: few pieces of samples, and a rank for each, so that ranks have equal loads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from ...distributed.placement import (
+    allows,
+    excess_tokens,
+    partition,
+    place_rows,
+    relative_speeds,
+    times,
+    token_tolerance,
+)
+from ...distributed.row_table import RowTable
+from ...distributed.shuffler_settings import ShufflerSettings
+from ...partition import lower_bound, rebalance
+from ...partition.problem import number_of_part
+from .cost_ranges import CostRanges, cut_heavy, level
+from .cutting import MIN_TOKENS, Cutting
+
+# Samples are cut where whole ones cannot come this close to the mean load, whatever the settings' tolerance.
+TOLERANCE = 0.01
+# Attempts to keep limits of rows and tokens; each cuts further what was too large in the one before.
+MAX_ATTEMPTS = 8
+# Attempts that also bring groups together; one where samples are more than this, because each may take most
+# of a second at 32,768.
+GROUP_ATTEMPTS, FEW_SAMPLES = 3, 8192
+
+
+def compile_search() -> None:
+    """Compiles, or loads from numba's cache, what the search calls."""
+    work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
+    rebalance(work, home, 2, tolerance=0.0)
+    ones = np.ones(2, dtype=np.int64)
+    whole = cut_heavy(ones, 1, home[:0], home[:0], home[:0])
+    level(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
+
+
+def cut_and_place(
+    samples: RowTable, settings: ShufflerSettings, cutting: Cutting
+) -> tuple[RowTable, np.ndarray]:
+    """Cuts samples that stand in the way of balance, or of `max_tokens`, and places all.
+
+    Args:
+        samples: samples of one step, as loaded.
+        settings: settings of the placement.
+        cutting: rules and costs of the samples.
+
+    Returns:
+        The samples with pieces in the places of those that are cut, and int64 `[rows]`, the rank of each.
+
+    Raises:
+        ValueError: limits cannot be kept, or no placement that keeps them was found.
+    """
+    # Added one by one, so that all processors get the same last bit.
+    total = np.bincount(np.zeros_like(samples.home), samples.workloads, minlength=1)[0]
+    speeds = relative_speeds(samples)
+    mean = float(total) / (samples.num_ranks if speeds is None else math.fsum(speeds.tolist()))
+    highest = mean * (1 + TOLERANCE)
+    has_giant = samples.workloads.max(initial=0) > highest
+    rank = None
+    if not has_giant:
+        rank = _rank_of_whole(samples, settings)
+        if rank is not None and _is_balanced(samples, settings, rank, highest):
+            return samples, rank
+    if has_giant or rank is not None:
+        pieces, rank_of_piece = _pieces_of_equal_loads(samples, settings, cutting, mean, rank)
+        if pieces.begin.any():
+            made, rank = _cut_between(samples, cutting, pieces, rank_of_piece)
+            if allows(made, rank, settings):
+                return made, _with_even_tokens(made, rank, settings, mean)
+        else:  # samples are too short to be cut
+            rank = _rank_of_whole(samples, settings) if rank is None else rank
+            if rank is not None:
+                return samples, rank
+    return _cut_by_tokens(samples, settings, cutting, highest)
+
+
+def _rank_of_whole(samples: RowTable, settings: ShufflerSettings) -> np.ndarray | None:
+    """Returns the rank of each sample; None if whole samples have no place under `max_tokens`."""
+    try:
+        return place_rows(samples, settings)
+    except ValueError:
+        if settings.max_tokens is None:
+            raise
+        return None
+
+
+def _is_balanced(samples: RowTable, settings: ShufflerSettings, rank: np.ndarray, highest: float) -> bool:
+    """Returns whether no rank is above the highest load, or whole samples can be balanced.
+
+    That the lower bound tells only for equal speeds: with others, it is well below what can be reached.
+    """
+    if times(samples, rank).max() <= highest:
+        return True
+    if relative_speeds(samples) is not None:
+        return False
+    return lower_bound(samples.workloads, samples.num_ranks, equal_size=False) <= 1 + TOLERANCE
+
+
+def _pieces_of_equal_loads(
+    samples: RowTable,
+    settings: ShufflerSettings,
+    cutting: Cutting,
+    mean: float,
+    rank: np.ndarray | None,
+) -> tuple[CostRanges, np.ndarray]:
+    """Returns as few pieces as balance takes, whatever `max_tokens` is, and int64 `[pieces]`, their ranks.
+
+    Samples that are too heavy for one rank fill whole ranks, and the rest of them is placed like any other
+    sample. Then ranks that have too much give a part of one sample to another rank.
+
+    A quarter of the tolerance is for the loads of whole ranks, a quarter for the partitioner, and a quarter
+    for what it leaves. The last is for cuts, which have to be between items.
+
+    Args:
+        samples, settings, cutting: arguments of `cut_and_place`.
+        mean: load of a rank of speed 1.
+        rank: ranks of whole samples, if none of them is too heavy for one rank.
+    """
+    full, most = int(mean * (1 + TOLERANCE / 4)), int(mean * (1 + TOLERANCE * 3 / 4))
+    giants = np.flatnonzero(samples.workloads > mean * (1 + TOLERANCE))
+    pieces = cut_heavy(samples.workloads, full, giants, *cutting.least_costs(samples, giants))
+    if rank is None:
+        share = pieces.costs / np.maximum(samples.workloads, 1)[pieces.sample]
+        rows = samples.take(pieces.sample)
+        rows = replace(rows, workloads=pieces.costs, sample_bytes=np.ceil(rows.sample_bytes * share))
+        without_tokens = {"tokens": None, "max_tokens": None, "token_tolerance": None}
+        rank = partition(rows, settings, tolerance=TOLERANCE / 4, **without_tokens)
+    loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
+    speeds = relative_speeds(samples)
+    if speeds is not None:
+        loads += full - (full * speeds).astype(np.int64)  # slower ranks start with some, and are full at once
+    is_long = samples.tokens >= 2 * MIN_TOKENS  # the others cannot be cut
+    on_heavy = np.flatnonzero((loads > most)[rank] & is_long[pieces.sample])
+    if on_heavy.size:
+        least = cutting.least_costs(samples, pieces.sample[on_heavy])
+        pieces, rank = level(pieces, rank, loads, *least, on_heavy, most, full)
+    return pieces, rank
+
+
+def _cut_between(
+    samples: RowTable, cutting: Cutting, pieces: CostRanges, rank: np.ndarray
+) -> tuple[RowTable, np.ndarray]:
+    """Cuts between pieces, as far as there are items; returns the samples and the rank of each row."""
+    later = np.flatnonzero(pieces.begin)
+    numbers = pieces.sample[later]
+    items = cutting.items_before(samples, numbers, pieces.begin[later])
+    nothing_after = np.append((numbers[1:] == numbers[:-1]) & (items[1:] == items[:-1]), False)
+    return _cut_where_ranks_change(samples, cutting, *_without(numbers, items, rank, nothing_after))
+
+
+def _with_even_tokens(
+    samples: RowTable, rank: np.ndarray, settings: ShufflerSettings, mean: float
+) -> np.ndarray:
+    """Returns int64 `[rows]`, the ranks after a few moves that even out tokens, and keep the longest time.
+
+    Groups stay as they are.
+    """
+    if excess_tokens(samples, rank, settings) == 0 or _heeds_columns(samples, settings):
+        return rank
+    longest, speeds = times(samples, rank).max() / mean, relative_speeds(samples)
+    bound = lower_bound(samples.workloads, samples.num_ranks, equal_size=False, speeds=speeds)
+    partition = rebalance(
+        samples.workloads,
+        rank,
+        samples.num_ranks,
+        max(longest / bound - 1, 0.0) + 1e-9,  # no lower, although it is rounded
+        samples.sample_bytes,
+        samples.ranks_per_node,
+        equal_size=False,
+        tokens=samples.tokens,
+        max_tokens=settings.max_tokens,
+        speeds=speeds,
+        token_tolerance=token_tolerance(samples, settings),
+    )
+    return number_of_part(partition, len(rank))
+
+
+def _without(
+    numbers: np.ndarray, items: np.ndarray, rank: np.ndarray, needless: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns cuts and the rank of each row without needless cuts, bool `[cuts]`, and the rows after them."""
+    needless = np.flatnonzero(needless)
+    if not needless.size:
+        return numbers, items, rank
+    rows_after = numbers[needless] + needless + 1
+    return np.delete(numbers, needless), np.delete(items, needless), np.delete(rank, rows_after)
+
+
+def _cut_where_ranks_change(
+    samples: RowTable, cutting: Cutting, numbers: np.ndarray, items: np.ndarray, rank: np.ndarray
+) -> tuple[RowTable, np.ndarray]:
+    """Makes those cuts that have different ranks before and after them; `rank` is of the rows after all."""
+    rows_before = numbers + np.arange(len(numbers))
+    numbers, items, rank = _without(numbers, items, rank, rank[rows_before] == rank[rows_before + 1])
+    return (cutting.cut(samples, numbers, items) if len(numbers) else samples), rank
+
+
+def _cut_by_tokens(
+    samples: RowTable, settings: ShufflerSettings, cutting: Cutting, highest: float
+) -> tuple[RowTable, np.ndarray]:
+    """Cuts for balance and limits, more often than for balance alone; then brings groups together.
+
+    Pieces of a sample have equally many tokens, and there are two for every rank that it needs. Costs grow
+    along a sample. So an early and a late piece cost as much as two from its middle, and a rank may have
+    both. Where ranks are still above the highest load, the largest piece on each is cut further.
+    """
+    cap = settings.max_tokens or np.inf
+    needed = np.maximum(samples.workloads / max(highest, 1), samples.tokens / cap)
+    num_pieces = np.where(needed > 1, 2 * np.ceil(needed), 1).astype(np.int64)
+    # Groups come last: every attempt to keep the limits would search for their places.
+    alone = replace(samples, columns={})
+    whole = _rank_of_whole(alone, settings)
+    best = None if whole is None else (alone, whole)
+    made, rank = _cut_within_limits(alone, settings, cutting, highest, num_pieces, MAX_ATTEMPTS, best)
+    columns = {name: column[made.sample_of] for name, column in samples.columns.items()}
+    made = replace(made, columns={**columns, **made.columns})
+    if not _heeds_columns(samples, settings):
+        return made, rank
+    num_pieces = np.bincount(made.sample_of, minlength=len(num_pieces))
+    attempts = GROUP_ATTEMPTS if len(num_pieces) <= FEW_SAMPLES else 1
+    return _cut_within_limits(samples, settings, cutting, highest, num_pieces, attempts, (made, rank))
+
+
+def _cut_within_limits(
+    samples: RowTable,
+    settings: ShufflerSettings,
+    cutting: Cutting,
+    highest: float,
+    num_pieces: np.ndarray,
+    attempts: int,
+    best: tuple[RowTable, np.ndarray] | None,
+) -> tuple[RowTable, np.ndarray]:
+    """Cuts samples into these many pieces, int64 `[samples]`, and into more where that does not do.
+
+    Returns `best`, samples and the rank of each, if no attempt keeps the limits and either the highest load
+    or that of `best`. A result may have more pieces than `best`.
+    """
+    most = cutting.most_pieces(samples, np.arange(len(samples.workloads)))
+    num_pieces = np.minimum(num_pieces, most)
+    for attempt in range(attempts):
+        numbers, items = cutting.even_cuts(samples, num_pieces)
+        made = cutting.cut(samples, numbers, items) if len(numbers) else samples
+        sample_of = made.sample_of
+        is_last = attempt == attempts - 1
+        try:
+            # Where nothing is cut, `best` may be that very placement.
+            rank = best[1] if best is not None and best[0] is made else place_rows(made, settings)
+        except ValueError:
+            further = np.unique(sample_of[made.tokens > made.tokens.max() / 2])
+            if best is not None:  # finer pieces do not fit the limits
+                return best
+            if is_last or not (num_pieces < most)[further].any():
+                raise
+        else:
+            loads = times(made, rank)
+            further = _largest_on(np.flatnonzero(loads > highest), made.workloads, rank, sample_of)
+            further = further[num_pieces[further] < most[further]]
+            if best is None or loads.max() <= max(times(*best).max(), highest):
+                best = _cut_where_ranks_change(samples, cutting, numbers, items, rank)
+            if is_last or not further.size:
+                return best
+        more = num_pieces[further] + np.maximum(num_pieces[further] // 2, 1)
+        num_pieces[further] = np.minimum(more, most[further])
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _heeds_columns(samples: RowTable, settings: ShufflerSettings) -> bool:
+    """Returns whether the partitioner takes an extension's column, such as groups."""
+    return any(settings.takes(name) for name in samples.columns)
+
+
+def _largest_on(
+    ranks: np.ndarray, workloads: np.ndarray, rank_of: np.ndarray, sample_of: np.ndarray
+) -> np.ndarray:
+    """Returns the samples of the largest row on each of the given ranks, int64, ascending."""
+    largest_first = np.lexsort((-workloads, rank_of))
+    first = np.searchsorted(rank_of[largest_first], ranks)
+    return np.unique(sample_of[largest_first[first]])

@@ -1,0 +1,323 @@
+"""Cuts samples into pieces: where a cut may be, and the numbers of the pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...distributed.row_table import RowTable
+from ...perf_model.cost import Cost
+from .cut_rules import PIECE, CutRules, FieldRule, spans
+
+if TYPE_CHECKING:
+    from ...sequence_batch.row_schema import Field, Schema
+
+# The column of a plan's rows with the place of each in its sample, of dtype `PIECE`.
+COLUMN = "pieces"
+# A piece is worth its row from this many tokens on: a tile of attention.
+MIN_TOKENS = 32
+# Shares of a sample's items at which the costs before them are known; between them they are interpolated.
+GRID = 128
+SHARES = np.linspace(0, 1, GRID + 1)
+_WORKLOADS = Cost.sum_of_columns(1)
+
+Counts = Mapping[str, np.ndarray]
+PrefixCost = Callable[[np.ndarray, Counts], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """Rules and costs by which the ranks cut samples; the same on all of them.
+
+    Attributes:
+        rules: rules of the batches.
+        schema: fields of the batches; None where only tokens are known, as to the advisor.
+        count_names: names of the batches' `row_counts`.
+        prefix_cost: function that `Pieces` takes.
+        cost: cost of rows, by their counts.
+    """
+
+    rules: CutRules
+    schema: Schema | None
+    count_names: tuple[str, ...]
+    prefix_cost: PrefixCost
+    cost: Cost = _WORKLOADS
+
+    def counts(self, samples: RowTable) -> dict[str, np.ndarray]:
+        """Returns what planning knows of each sample by name, int64 `[samples]` each."""
+        named: dict[str, np.ndarray] = {}
+        lengths = iter(samples.key_lengths.T)
+        for field in self._jagged_fields:
+            of_keys = {f"{field.name}.{key}": next(lengths) for key in field.keys}
+            named |= of_keys | {field.name: sum(of_keys.values(), np.zeros_like(samples.tokens))}
+        named |= dict(zip(self.count_names, samples.row_counts.T, strict=True))
+        return named | {"tokens": samples.tokens, "loss_tokens": samples.loss_tokens}
+
+    def most_pieces(self, samples: RowTable, numbers: np.ndarray) -> np.ndarray:
+        """Returns how many pieces samples of these numbers may be cut into, int64 `[numbers]`; at least 1."""
+        counts = _select(self.counts(samples), numbers)
+        last_cut = self.rules.last_cut(counts)
+        kept = counts["tokens"] - self.rules.tokens_before(last_cut, counts)
+        most = counts["tokens"] // np.maximum(kept, MIN_TOKENS)
+        return np.minimum(np.maximum(most, 1), last_cut + 1)
+
+    def least_costs(self, samples: RowTable, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the costs that pieces of samples of these numbers have at least, to have `MIN_TOKENS`.
+
+        Costs of tokens grow along a sample, so that those of the last tokens are enough anywhere.
+
+        Returns:
+            Two int64 `[numbers]`: for a piece at the start of a sample, and for any other. The second is the
+            cost of the whole sample where it cannot be cut.
+        """
+        counts = _select(self.counts(samples), numbers)
+        thrice = {name: np.concatenate([counts_of_all] * 3) for name, counts_of_all in counts.items()}
+        thrice |= self.rules.fixed_tokens(thrice)
+        items = np.concatenate([*self._useful_cuts(counts), self.rules.num_items(counts)])
+        tokens = self.rules.tokens_before(items, thrice)
+        tokens[2 * len(numbers) :] = counts["tokens"]
+        work = self._prefix_work(tokens, thrice)
+        at_end, expected = work[2 * len(numbers) :], samples.work[numbers]
+        for number in np.flatnonzero((at_end != expected).any(1))[:1]:
+            raise ValueError(
+                f"prefix_cost is {_text(at_end[number])} at the end of a sample of "
+                f"{counts['tokens'][number]} tokens, and get_workloads {_text(expected[number])}; expected "
+                "the same"
+            )
+        through_first, before_last, _ = np.split(self.cost.of(tokens > 0, tokens, work), 3)
+        return through_first, samples.workloads[numbers] - before_last
+
+    def _useful_cuts(self, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the items before the first and the last cut that leave `MIN_TOKENS` on either side.
+
+        The last is 0 where there is none.
+        """
+        num_items, last_cut = self.rules.num_items(counts), self.rules.last_cut(counts)
+        after_head = np.maximum(counts["tokens"] - self.rules.head_tokens(counts), 1)
+        few = np.minimum(-(-MIN_TOKENS * num_items // after_head), num_items)
+        return few, np.minimum(num_items - few, last_cut)
+
+    def even_cuts(self, samples: RowTable, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Divides samples into pieces of as many items each.
+
+        Args:
+            samples: samples as loaded.
+            num_pieces: int64 `[samples]`.
+
+        Returns:
+            Two int64 `[cuts]`, as `cut` takes them.
+        """
+        numbers = np.arange(len(num_pieces)).repeat(num_pieces - 1)
+        before = np.cumsum(num_pieces - 1) - (num_pieces - 1)
+        place = np.arange(1, len(numbers) + 1) - before[numbers]
+        counts = _select(self.counts(samples), numbers)
+        items = place * self.rules.num_items(counts) // num_pieces[numbers]
+        items = np.clip(items, 1, np.maximum(self.rules.last_cut(counts), 1))
+        is_new = np.append(True, (numbers[1:] != numbers[:-1]) | (items[1:] > items[:-1]))[: len(items)]
+        return numbers[is_new], items[is_new]
+
+    def items_before(self, samples: RowTable, numbers: np.ndarray, costs: np.ndarray) -> np.ndarray:
+        """Finds the cuts that have given costs before them, as far as whole items allow.
+
+        Args:
+            samples: samples as loaded.
+            numbers: int64 `[cuts]`, ascending: the sample of each cut; at least one.
+            costs: int64 `[cuts]`, ascending within a sample.
+
+        Returns:
+            int64 `[cuts]`, items before each cut. At least `MIN_TOKENS` are before and after it.
+        """
+        is_first = np.append(True, numbers[1:] != numbers[:-1])
+        owner = np.cumsum(is_first) - 1
+        chosen = numbers[is_first]
+        counts = _select(self.counts(samples), chosen)
+        fixed = self.rules.fixed_tokens(counts)
+        first, last = self._useful_cuts(counts)
+        points = np.rint(SHARES * self.rules.num_items(counts)[:, None]).ravel()
+        to_points = np.arange(len(chosen)).repeat(GRID + 1)
+        counts = _select(counts, to_points)
+        tokens = self.rules.tokens_before(points.astype(np.int64), counts)
+        work = self._prefix_work(tokens, counts | _select(fixed, to_points))
+        decreases = (work[1:] < work[:-1]).any(1) & (to_points[1:] == to_points[:-1])
+        for point in np.flatnonzero(decreases)[:1]:
+            raise ValueError(
+                f"prefix_cost decreases from {_text(work[point])} at {tokens[point]} tokens to "
+                f"{_text(work[point + 1])} at {tokens[point + 1]}; expected the cost of the first tokens' "
+                "queries"
+            )
+        known = self.cost.of(tokens > 0, tokens, work)
+        # One ascending row of numbers for all samples: sample k has those from k to k + 1.
+        whole = np.maximum(samples.workloads[chosen], 1)
+        ascending = to_points + known / whole[to_points]
+        wanted = owner + costs / whole[owner]
+        after = np.searchsorted(ascending, wanted)
+        after = np.minimum(np.maximum(after, owner * (GRID + 1) + 1), owner * (GRID + 1) + GRID)
+        step = ascending[after] - ascending[after - 1]
+        part = np.minimum((wanted - ascending[after - 1]) / np.where(step > 0, step, 1), 1)
+        items = np.rint(points[after - 1] + part * (points[after] - points[after - 1])).astype(np.int64)
+        return np.minimum(np.maximum(items, first[owner]), last[owner])
+
+    def cut(self, samples: RowTable, numbers: np.ndarray, items: np.ndarray) -> RowTable:
+        """Returns the samples with the pieces of cut ones in their places.
+
+        Args:
+            samples: samples as loaded.
+            numbers: int64 `[cuts]`, ascending: the sample of each cut.
+            items: int64 `[cuts]`, ascending within a sample: items before each cut.
+
+        Raises:
+            ValueError: a cut is not within the items of its sample, or `prefix_cost` decreases.
+        """
+        num_pieces = 1 + np.bincount(numbers, minlength=len(samples.workloads))
+        sample_of = np.arange(len(num_pieces)).repeat(num_pieces)
+        pieces = self._pieces(samples, sample_of, numbers, items)
+        whole = samples.take(sample_of)  # each row still has the numbers of its sample
+        chosen = np.flatnonzero(num_pieces.take(sample_of) > 1)
+        cut_pieces = pieces[chosen]
+        columns = (whole.row_counts, whole.key_lengths, whole.loss_tokens[:, None])
+        counts = np.concatenate([counts_of_all.take(chosen, axis=0) for counts_of_all in columns], 1)
+        begin, end = spans(self._rules_of_columns, counts, cut_pieces)
+        lengths = end - begin
+        work, workloads = self._work(whole, chosen, cut_pieces)
+        changed: dict[str, Any] = {
+            "work": work,
+            "workloads": workloads,
+            "tokens": cut_pieces["last_token"] - cut_pieces["first_token"],
+            "row_counts": lengths[:, : len(self.count_names)],
+            "key_lengths": lengths[:, len(self.count_names) : -1],
+            "loss_tokens": lengths[:, -1],
+        }
+        self._check_sums(samples, numbers, changed["loss_tokens"])
+        if self.schema is not None:
+            changed["sample_bytes"] = self.schema.row_bytes(changed["key_lengths"])
+        for name, rows in changed.items():
+            changed[name] = _with_rows(getattr(whole, name), chosen, rows)
+        changed["starts_sample"] = pieces["first_item"] == 0
+        return replace(whole, **changed, columns={**whole.columns, COLUMN: pieces})
+
+    def _check_sums(self, samples: RowTable, numbers: np.ndarray, loss_tokens: np.ndarray) -> None:
+        """Checks that the rules account for the tokens of samples that are cut, and for their loss tokens.
+
+        Args:
+            samples: samples before the cuts.
+            numbers: int64 `[cuts]`, the sample of each.
+            loss_tokens: int64, of all pieces of these samples.
+        """
+        if not len(numbers):
+            return
+        is_first = np.append(True, numbers[1:] != numbers[:-1])
+        chosen = numbers[is_first]
+        counts = _select(self.counts(samples), chosen)
+        counted = self.rules.all_tokens(counts)
+        for sample in np.flatnonzero(counted != counts["tokens"])[:1]:
+            raise ValueError(
+                f"cut_rules count {counted[sample]} tokens of a sample, and get_tokens "
+                f"{counts['tokens'][sample]}; expected the same: check head, and the tokens of each ItemGroup"
+            )
+        num_pieces = np.diff(np.append(np.flatnonzero(is_first), len(numbers))) + 1
+        summed = np.add.reduceat(loss_tokens, np.cumsum(num_pieces) - num_pieces)
+        for sample in np.flatnonzero(summed != counts["loss_tokens"])[:1]:
+            raise ValueError(
+                f"the pieces of a sample have {summed[sample]} loss tokens, and the sample "
+                f"{counts['loss_tokens'][sample]}; expected the same: check the rule of 'loss_tokens'"
+            )
+
+    def _pieces(
+        self, samples: RowTable, sample_of: np.ndarray, numbers: np.ndarray, items: np.ndarray
+    ) -> np.ndarray:
+        """Returns the place of each piece in its sample, `[pieces]` of dtype `PIECE`."""
+        counts = self.counts(samples)
+        num_items = self.rules.num_items(counts)
+        for cut in np.flatnonzero((items < 1) | (items > self.rules.last_cut(counts)[numbers]))[:1]:
+            raise ValueError(
+                f"cut {cut} of sample {numbers[cut]} is after {items[cut]} items; expected 1 to "
+                f"{self.rules.last_cut(counts)[numbers[cut]]}"
+            )
+        follows = np.flatnonzero(sample_of[1:] == sample_of[:-1]) + 1  # the piece after each cut
+        tokens = self.rules.tokens_before(items, _select(counts, numbers))
+        pieces = np.zeros(len(sample_of), dtype=PIECE)
+        for unit, totals, at_cut in (("item", num_items, items), ("token", samples.tokens, tokens)):
+            pieces[f"num_{unit}s"] = pieces[f"last_{unit}"] = totals[sample_of]
+            pieces[f"first_{unit}"][follows] = at_cut
+            pieces[f"last_{unit}"][follows - 1] = at_cut
+        return pieces
+
+    def _work(self, whole: RowTable, chosen: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the columns of `get_workloads` of each chosen row, int64 `[rows, columns]`, and its cost.
+
+        Both are differences, so that those of a sample's pieces add up to the sample's. `whole` has the
+        numbers of its sample for each row.
+        """
+        later = np.flatnonzero(pieces["first_item"])
+        counts = _select(self.counts(whole), chosen[later])
+        tokens = pieces["first_token"][later]
+        before = self._prefix_work(tokens, counts | self.rules.fixed_tokens(counts))
+        work = _differences(whole.work[chosen], before, later)
+        for piece in np.flatnonzero((work < 0).any(1))[:1]:
+            raise ValueError(
+                f"prefix_cost decreases by {_text(-work[piece])} from {pieces['first_token'][piece]} to "
+                f"{pieces['last_token'][piece]} of {pieces['num_tokens'][piece]} tokens; expected the cost "
+                "of the first tokens' queries, and that of get_workloads at a sample's end"
+            )
+        costs = self.cost.of(tokens > 0, tokens, before)
+        return work, _differences(whole.workloads[chosen], costs, later)
+
+    def _prefix_work(self, tokens: np.ndarray, counts: Counts) -> np.ndarray:
+        """Returns the columns of the first tokens of samples, int64 `[cuts, columns]`."""
+        work = np.asarray(self.prefix_cost(tokens, counts))
+        columns = work[:, None] if work.ndim == 1 else work
+        expected = (len(tokens), self.cost.num_columns)
+        if columns.shape != expected or not np.issubdtype(work.dtype, np.integer):
+            raise ValueError(
+                f"prefix_cost returned {work.dtype} of shape {work.shape}, expected integers of shape "
+                f"{expected}, with as many columns as get_workloads"
+            )
+        for place in np.flatnonzero((columns < 0).any(1))[:1]:
+            raise ValueError(
+                f"prefix_cost returned {_text(columns[place])} for {tokens[place]} tokens; expected at "
+                "least 0"
+            )
+        return np.where(tokens[:, None] == 0, 0, columns.astype(np.int64))
+
+    @property
+    def _jagged_fields(self) -> tuple[Field, ...]:
+        return () if self.schema is None else self.schema.jagged_fields
+
+    @cached_property
+    def _rules_of_columns(self) -> list[FieldRule]:
+        """The rules of all row counts, of all keys of jagged fields, and of loss tokens."""
+        keys = [f"{field.name}.{key}" for field in self._jagged_fields for key in field.keys]
+        return [self.rules.rule(name) for name in (*self.count_names, *keys, "loss_tokens")]
+
+
+def _select(counts: Counts, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: counts_of_all[numbers] for name, counts_of_all in counts.items()}
+
+
+def _with_rows(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Returns a copy of the array with these values in these rows."""
+    copied = array.copy()
+    copied[rows] = values
+    return copied
+
+
+def _differences(through: np.ndarray, before: np.ndarray, later: np.ndarray) -> np.ndarray:
+    """Returns the parts of samples between cuts.
+
+    Args:
+        through: `[rows, ...]`, of the row's whole sample.
+        before: `[cuts, ...]`, of what comes before each cut.
+        later: int64 `[cuts]`, the row after each cut.
+    """
+    start, end = np.zeros_like(through), through.copy()
+    start[later] = end[later - 1] = before
+    return end - start
+
+
+def _text(work: np.ndarray) -> str:
+    """Returns the columns of one row, as its user wrote them."""
+    return str(work[0] if len(work) == 1 else work.tolist())

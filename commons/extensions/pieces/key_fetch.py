@@ -1,0 +1,298 @@
+"""Fetches the keys and values that pieces of a sample need from the ranks that hold its other pieces.
+
+Collectives: one all-to-all per layer in forward and one in backward, in every step in which a sample is cut,
+on every rank of the group, whether or not it has a piece itself. They have a communicator of their own, and
+the computing stream launches them: they never wait for the exchange of a later batch. Their sizes come from
+the plan: host and device do not synchronize.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from ...distributed.rank_group import RankGroup
+from ...distributed.shuffle_plan import ShufflePlan
+from ...named_ranges import named_range
+from ...sequence_batch.packed_rows import to_device_together
+from .cut_rules import PIECE
+from .cutting import COLUMN
+
+
+class PlacedPieces:
+    """Places of a batch's rows in their samples, in a step in which a sample is cut; the exchange makes it.
+
+    A model that can train on pieces reads it as `batch.pieces`.
+
+    Args:
+        plan: placement of the step.
+        group: ranks of the plan.
+        count_names: names of the plan's row counts.
+
+    Attributes:
+        rows: `[rows]` of dtype `PIECE`, those of this rank's batch; zeros in padding.
+        bytes_fetched: bytes that this rank has received for its pieces, gradients included.
+        seconds: time that the host has waited for them.
+        num_started, num_landed: number of fetches that a model has started and landed.
+    """
+
+    def __init__(self, plan: ShufflePlan, group: RankGroup, count_names: tuple[str, ...]) -> None:
+        self._plan, self._group, self._count_names = plan, group, count_names
+        self._all = plan.rows.columns[COLUMN]
+        own = plan.computed_by(group.rank)
+        self.rows = np.zeros(int(plan.num_rows[group.rank]), dtype=PIECE)
+        self.rows[: len(own)] = self._all[own]
+        self.bytes_fetched, self.seconds = 0, 0.0
+        self.num_started = self.num_landed = 0
+
+    @property
+    def ends_sample(self) -> np.ndarray:
+        """bool `[rows]`, whether the row is a whole sample or its last piece; True in padding."""
+        return self.rows["last_item"] == self.rows["num_items"]
+
+    def all_rows(self) -> np.ndarray:
+        """`[rows of the step]` of dtype `PIECE`, of all ranks, the pieces of a sample one after another."""
+        return self._all
+
+    def last_piece_count(self, count: str) -> np.ndarray:
+        """int64 `[rows of the step]`, a row count of the last piece of each row's sample; zeros if batches do
+        not have it."""
+        if count not in self._count_names:
+            return np.zeros(len(self._all), dtype=np.int64)
+        rows = self._plan.rows
+        counts_of_rows = rows.row_counts[:, self._count_names.index(count)]
+        starts = np.flatnonzero(rows.starts_sample)
+        last = np.append(starts[1:], len(counts_of_rows)) - 1
+        return counts_of_rows[last][rows.sample_of]
+
+    def check_read(self) -> None:
+        """Checks that a model that has run on the batch has fetched for its pieces.
+
+        Raises:
+            RuntimeError: it has not, so it took pieces for whole samples.
+        """
+        if self.num_started != self.num_landed:
+            raise RuntimeError(
+                f"a model started {self.num_started} fetches for its pieces and landed {self.num_landed}; "
+                "every rank has to land each one, with or without a piece"
+            )
+        if not self.num_landed:
+            raise RuntimeError(
+                "samples of this batch are cut, and the model did not read batch.pieces: it took each piece "
+                "for a whole sample. Leave Pieces out (TrainerArgs.balance_split = False), or fetch "
+                "keys and values"
+            )
+
+    def fetch(self, num_seen: np.ndarray, device: torch.device) -> KeyFetch:
+        """Makes the fetch of this batch, which all layers share. On every rank of the group.
+
+        Args:
+            num_seen: int64 `[rows of the step]`: how many of its sample's tokens, from the first on, the
+                queries of each row see.
+            device: device of keys and values.
+        """
+        return KeyFetch(self, self._plan, self._group, num_seen, device)
+
+
+_NOTHING = np.zeros(0, dtype=np.int64)
+
+
+def _cut_samples(plan: ShufflePlan) -> list[np.ndarray]:
+    """Returns for each cut sample the ascending numbers of its pieces."""
+    starts = np.flatnonzero(plan.rows.starts_sample)
+    ends = np.append(starts[1:], len(plan.rows.workloads))
+    is_cut = ends - starts > 1
+    return [np.arange(start, end) for start, end in zip(starts[is_cut], ends[is_cut], strict=True)]
+
+
+def _needed(
+    pieces: np.ndarray, first: np.ndarray, last: np.ndarray, num_seen: int
+) -> Iterator[tuple[int, int]]:
+    """Yields the pieces that hold some of a sample's first `num_seen` tokens, and how many of these each
+    holds."""
+    for piece in pieces.tolist():
+        count = min(int(last[piece]), int(num_seen)) - int(first[piece])
+        if count > 0:
+            yield piece, count
+
+
+class KeyFetch:
+    """Fetches keys and values, layer by layer; `PlacedPieces.fetch` makes it.
+
+    Attributes:
+        piece_rows: rows of the rank's batch that see tokens of other pieces, ascending.
+        piece_starts: place of each one's first token in the batch.
+        piece_keys: number of its sample's tokens that each sees.
+        key_tokens: int64, for all of them, one after another, where those tokens are: among the tokens of the
+            batch, or, counted on from these, among the fetched ones.
+        sent_tokens: tokens of the batch that each rank gets, int64 on the device.
+        ranks: group that fetches from each other.
+    """
+
+    def __init__(
+        self,
+        pieces: PlacedPieces,
+        plan: ShufflePlan,
+        group: RankGroup,
+        num_seen: np.ndarray,
+        device: torch.device,
+    ) -> None:
+        self.pieces, self.ranks = pieces, group
+        self.group = group.group_for("fetch", device)
+        sent = self._work_out(plan, num_seen)
+        self.sent_counts = [len(tokens) for tokens in sent]
+        self.sent_tokens = to_device_together(sent, device)
+        self.all_sent = torch.cat(self.sent_tokens)
+
+    def _work_out(self, plan: ShufflePlan, num_seen: np.ndarray) -> list[np.ndarray]:
+        """Works out where the keys of this rank's pieces will be, and returns the tokens to send to each."""
+        rank, num_ranks = self.ranks.rank, self.ranks.num_ranks
+        own = plan.computed_by(rank)
+        pieces_of_all = plan.rows.columns[COLUMN]
+        first, last = pieces_of_all["first_token"], pieces_of_all["last_token"]
+        own_starts = np.cumsum(last[own] - first[own]) - (last[own] - first[own])
+        start_of = dict(zip(own.tolist(), own_starts.tolist(), strict=True))
+        mine = [pieces for pieces in _cut_samples(plan) if (plan.destination[pieces] == rank).any()]
+        place_of = dict(start_of)
+        place = int((last[own] - first[own]).sum())
+        sent: list[list[np.ndarray]] = [[] for _ in range(num_ranks)]
+        received = []
+        for other in range(num_ranks):
+            before = place
+            for pieces in mine if other != rank else []:
+                there, here = (pieces[plan.destination[pieces] == on] for on in (other, rank))
+                for piece, count in _needed(there, first, last, num_seen[here].max(initial=0)):
+                    place_of[piece] = place
+                    place += count
+                for piece, count in _needed(here, first, last, num_seen[there].max(initial=0)):
+                    sent[other].append(start_of[piece] + np.arange(count))
+            received.append(place - before)
+        # The first piece of a sample mostly sees itself alone, as a whole sample does.
+        sees_others = (first[own] > 0) | (num_seen[own] > last[own])
+        piece_rows = np.flatnonzero(sees_others & np.isin(own, np.concatenate([_NOTHING, *mine])))
+        pieces_of = {int(piece): pieces for pieces in mine for piece in pieces}
+        keys = [
+            place_of[piece] + np.arange(count)
+            for seeing in own[piece_rows].tolist()
+            for piece, count in _needed(pieces_of[seeing], first, last, num_seen[seeing])
+        ]
+        self.piece_rows, self.piece_starts = piece_rows, own_starts[piece_rows].tolist()
+        self.piece_keys = num_seen[own[piece_rows]].tolist()
+        self.key_tokens, self.received_counts = np.concatenate([_NOTHING, *keys]), received
+        return [np.concatenate([_NOTHING, *rank_tokens]) for rank_tokens in sent]
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, back: bool) -> dist.Work:
+        """Starts to move what other ranks need, or gradients of it back; returns what to wait for."""
+        out, into = self.sent_counts, self.received_counts
+        if back:
+            out, into = into, out
+        return dist.all_to_all_single(received, sent, into, out, group=self.group, async_op=True)
+
+    def start(self, keys: torch.Tensor, values: torch.Tensor) -> InFlight:
+        """Starts to fetch; on every rank of the group.
+
+        Args:
+            keys, values: `[tokens, num_heads, head_dim]`, those of the batch.
+        """
+        self.pieces.num_started += 1
+        flight = InFlight(self)
+        flight.received = _Launch.apply(keys, values, flight)
+        return flight
+
+
+class InFlight:
+    """Keys and values on their way."""
+
+    def __init__(self, fetch: KeyFetch) -> None:
+        self.fetch = fetch
+        self.received: Any = None
+        self._work: Any = None
+        self._sending: torch.Tensor | None = None
+        self.returned: torch.Tensor | None = None
+
+    def land(self) -> torch.Tensor:
+        """Returns the fetched keys and values, `[fetched tokens, 2, num_heads, head_dim]`.
+
+        Every rank has to use the result in its loss, empty or not: its gradient takes a collective.
+        """
+        self.fetch.pieces.num_landed += 1
+        landed = _Land.apply(self.received, self)
+        self.received = None
+        return landed
+
+    def launch(self, sent: torch.Tensor, received: torch.Tensor, back: bool = False) -> None:
+        """Starts the all-to-all, or the reverse one."""
+        self._sending = sent  # until it has arrived
+        self._work = self.fetch.all_to_all(received, sent, back)
+        self.fetch.pieces.bytes_fetched += received.numel() * received.element_size()
+
+    def wait(self) -> None:
+        """Waits for it: on CUDA the stream does, elsewhere the host."""
+        start = time.perf_counter()
+        try:
+            with named_range("## wait for keys and values ##"):
+                self._work.wait()
+        except RuntimeError as error:
+            peers = np.flatnonzero(np.add(self.fetch.sent_counts, self.fetch.received_counts)).tolist()
+            raise RuntimeError(
+                "this rank could not exchange keys and values of pieces, or their gradients, with ranks "
+                f"{peers} of the ranks to balance among; one has failed, or is slow: {error}"
+            ) from None
+        waited = time.perf_counter() - start
+        self.fetch.pieces.seconds += waited
+        self.fetch.ranks.wait_seconds += waited
+        self._work = self._sending = None
+
+
+class _Launch(torch.autograd.Function):
+    """Starts the fetch in forward, and ends that of the gradients in backward.
+
+    Whatever runs between `_Launch` and `_Land` in forward, and between their backwards, overlaps.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, keys: torch.Tensor, values: torch.Tensor, flight: InFlight) -> torch.Tensor:
+        ctx.flight, ctx.shape = flight, keys.shape
+        fetch = flight.fetch
+        sent = torch.stack([x.index_select(0, fetch.all_sent) for x in (keys, values)], 1)
+        received = sent.new_empty((sum(fetch.received_counts), *sent.shape[1:]))
+        flight.launch(sent, received)
+        return received
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        flight = ctx.flight
+        flight.wait()
+        returned, flight.returned = flight.returned, None
+        grads = returned.new_zeros((2, *ctx.shape))
+        # Rank by rank: a token may go to several, and sums must not depend on the order of threads.
+        parts = returned.split(flight.fetch.sent_counts)
+        for tokens, part in zip(flight.fetch.sent_tokens, parts, strict=True):
+            if len(tokens):
+                grads[:, tokens] += part.transpose(0, 1)
+        return grads[0], grads[1], None
+
+
+class _Land(torch.autograd.Function):
+    """Ends the fetch in forward, and starts that of the gradients in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, received: torch.Tensor, flight: InFlight) -> torch.Tensor:
+        ctx.flight = flight
+        flight.wait()
+        return received.view_as(received)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        flight = ctx.flight
+        flight.returned = grad.new_empty((len(flight.fetch.all_sent), *grad.shape[1:]))
+        flight.launch(grad.contiguous(), flight.returned, back=True)
+        return grad, None  # only ties the two together: the gradients come in `returned`

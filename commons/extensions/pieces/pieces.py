@@ -1,0 +1,227 @@
+"""Cuts samples that are too long for balance into pieces on several ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from ...checks import SettingError
+from ...distributed.batch_format import Format
+from ...distributed.extension import Extension, Place
+from ...distributed.placement import make_plan
+from ...distributed.row_table import RowTable
+from ...distributed.shuffle_plan import ShufflePlan
+from ...distributed.shuffler_settings import ShufflerSettings
+from ...perf_model.cost import Cost
+from ...sequence_batch import BaseBatch
+from ...sequence_batch.container_types import type_name
+from ...sequence_batch.row_hashes import hash_elements, mix, row_hashes
+from ...sequence_batch.row_schema import FieldValue
+from ...sequence_batch.rows import Rows
+from .cut_rules import PIECE, CutRules, cut_rows, own_spans, spans
+from .cut_search import compile_search, cut_and_place
+from .cutting import COLUMN, Cutting, PrefixCost
+from .key_fetch import PlacedPieces
+
+if TYPE_CHECKING:
+    from ...distributed.batch_shuffler import BatchShuffler
+
+
+class Pieces(Extension):
+    """Cuts samples that are too long for balance, or for `max_tokens`, into pieces on several ranks.
+
+    The shuffler and the model have to support it: `cut_rules(batch)` of the shuffler returns the `CutRules`
+    of a `BaseBatch`, and the model fetches keys and values over `batch.pieces`, a `PlacedPieces`.
+
+    Args:
+        prefix_cost: function that returns the cost of the first tokens of samples; None for the shuffler's
+            method of this name. It is called with `tokens`, int64 `[samples]`, from 0 to the sample's tokens,
+            and `counts`, what planning knows of the samples by name, int64 `[samples]` each: "tokens",
+            "loss_tokens", the batch's `row_counts`, "head_tokens" before a sample's first item, and
+            "kept_tokens" of its last items that are not cut apart. It returns int64 `[samples]`, or
+            `[samples, columns]` with the columns of `get_workloads`: the cost of these tokens' queries. No
+            column decreases from token to token, and all equal `get_workloads` at a sample's end. Every rank
+            calls it, and must get the same integers: compute in int64, because the last bits of floats may
+            differ between processors.
+
+    Raises:
+        ValueError: when a shuffler is made, if its rows are equal, or it lacks a method; at the first
+            batch, if that cannot be cut.
+    """
+
+    name = "pieces"
+    moves = True
+    reads = "prefix_cost"
+    order = 30
+    excludes: ClassVar[Mapping[str, str]] = {
+        "micro_batches": "pieces of a sample are computed at once, and micro-batches divide a step"
+    }
+    waits_on_device = "Pieces makes the device wait for keys and values of other ranks within a step"
+    faster_without = "leave Pieces out (TrainerArgs.balance_split = False)"
+
+    def __init__(self, prefix_cost: PrefixCost | None = None) -> None:
+        self._given = prefix_cost
+        self._cutting: Cutting | None = None
+        # A pipeline exchanges a few batches before it runs the first of them.
+        self._exchanged: deque[tuple[ShufflePlan, PlacedPieces]] = deque(maxlen=8)
+        self._ran: PlacedPieces | None = None  # of the step that ran last
+
+    def check(self, settings: ShufflerSettings) -> None:
+        """Checks that rows follow the load."""
+        if settings.equal_rows:
+            raise SettingError(
+                "{equal_rows} with Pieces: a piece takes a row, and rows follow the load; set it False",
+                equal_rows=True,
+            )
+
+    def uses(self, device: torch.device) -> Sequence[str]:
+        """Returns the group for the fetch."""
+        return ("fetch",)
+
+    def setup(self, shuffler: BatchShuffler) -> None:
+        """Finds the shuffler's costs and rules."""
+        prefix_cost = self._given or getattr(shuffler, "prefix_cost", None)
+        cut_rules = getattr(shuffler, "cut_rules", None)
+        if prefix_cost is None or cut_rules is None:
+            name = "cut_rules" if cut_rules is None else "prefix_cost"
+            raise ValueError(f"Pieces needs {name}: give {type(shuffler).__name__} this method")
+        self._shuffler, self._prefix_cost, self._cut_rules = shuffler, prefix_cost, cut_rules
+        self._checks_cuts = any(extension.verifies for extension in shuffler.extensions)
+
+    def warm_up(self) -> None:
+        """Compiles the search for cuts."""
+        compile_search()
+
+    def agree(self, batch: Any, row_format: Format) -> CutRules:
+        """Returns the rules by which batches are cut."""
+        if not isinstance(batch, BaseBatch):
+            raise ValueError(f"Pieces: a {type_name(batch)} cannot be cut; make it a BaseBatch")
+        rules: CutRules = self._cut_rules(batch)
+        if row_format.loss_dtype != "int64":
+            raise ValueError(
+                "Pieces: loss tokens are weights, and pieces are counted in whole loss tokens; return "
+                "integers from get_loss_tokens, or leave samples whole"
+            )
+        rules.check(row_format.schema, row_format.count_names)
+        return rules
+
+    def place(self, rows: RowTable, place: Place) -> ShufflePlan:
+        """Places whole samples and pieces."""
+        if rows.num_ranks == 1:
+            return place(rows)
+        cutting = self._make_cutting(rows.cost)
+        return make_plan(*cut_and_place(rows, self._shuffler.settings, cutting))
+
+    def before_copy(self, rows: Rows, plan: ShufflePlan) -> Rows:
+        """Returns the rows of a batch cut as planned; themselves if they are, or if none of them is cut.
+
+        Rows on the device are copied to the host for it, which waits for the device.
+        """
+        own = plan.rows.loaded_by(self._shuffler.group.rank)
+        # Padding rows are not counted: a batch with a row for each piece has more samples than were loaded.
+        if plan.rows.starts_sample.all() or rows.num_samples == len(own):
+            return rows
+        on_host, pieces = rows.on_host(), plan.rows.columns[COLUMN][own]
+        row_of = np.cumsum(plan.rows.starts_sample[own]) - 1
+        rules, _ = self._agreed()
+        cut = cut_rows(on_host, pieces, row_of, rules)
+        if not rules.has_halo:  # a batch counts its halo, too
+            self._check_counts(cut, plan, own)
+        if self._checks_cuts:
+            _check_cut(on_host, cut, pieces, row_of, rules)
+        if on_host is not rows:
+            return cut.to(rows.device)
+        return cut.pin_memory() if rows.is_pinned else cut
+
+    def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
+        """Hands the batch the places of its rows in their samples."""
+        if plan.rows.starts_sample.all() or not isinstance(batch, BaseBatch):
+            return batch
+        batch_format = self._shuffler.format
+        names = () if batch_format is None else batch_format.count_names
+        pieces = PlacedPieces(plan, self._shuffler.group, names)
+        self._exchanged.append((plan, pieces))
+        placed = copy.copy(batch)
+        placed.pieces = pieces
+        return placed
+
+    def check_ran(self, plan: ShufflePlan) -> None:
+        """Checks that the model has fetched for its pieces."""
+        self._ran = next((pieces for known, pieces in reversed(self._exchanged) if known is plan), None)
+        if self._ran is not None:
+            self._ran.check_read()
+
+    def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
+        """Returns the samples that are cut, their pieces, and what this rank fetched and waited for."""
+        rows_of_each = np.bincount(plan.rows.sample_of)
+        num_cut, pieces = int((rows_of_each > 1).sum()), int(rows_of_each[rows_of_each > 1].sum())
+        ran = self._ran
+        return {
+            "samples_cut": num_cut,
+            "pieces": pieces,
+            "bytes_fetched": 0.0 if ran is None else float(ran.bytes_fetched),
+            "fetch_seconds": 0.0 if ran is None else ran.seconds,
+        }
+
+    def _make_cutting(self, cost: Cost) -> Cutting:
+        if self._cutting is None or self._cutting.cost != cost:
+            rules, known = self._agreed()
+            self._cutting = Cutting(rules, known.schema, known.count_names, self._prefix_cost, cost)
+        return self._cutting
+
+    def _agreed(self) -> tuple[CutRules, Format]:
+        """Returns the rules and the format that the ranks agreed on at the first batch."""
+        agreed = self._shuffler.planner.format
+        if agreed is None:
+            raise RuntimeError("no rank of the group has had a batch yet")
+        return agreed.agreed[self.name], agreed
+
+    def _check_counts(self, cut: Rows, plan: ShufflePlan, own: np.ndarray) -> None:
+        """Compares a cut batch's own counts with those that the rules gave planning."""
+        shuffler = self._shuffler
+        shown = cut.to_count().batch
+        planned_counts = {"get_tokens": plan.rows.tokens, "get_loss_tokens": plan.rows.loss_tokens}
+        for name, planned in planned_counts.items():
+            counted = torch.as_tensor(getattr(shuffler, name)(shown), device="cpu")[: len(own)].numpy()
+            for row in np.flatnonzero(counted != planned[own])[:1]:
+                raise ValueError(
+                    f"{name} counts {counted[row]} in a piece, and cut_rules {planned[own][row]}; expected "
+                    f"the same: check the rules of the fields that {name} counts"
+                )
+
+
+def _check_cut(whole: Rows, cut: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules) -> None:
+    """Compares a batch as loaded with the pieces that `cut_rows` made of it, put together again."""
+    padding = np.arange(whole.num_samples, whole.num_rows)
+    row_of, pieces = np.append(row_of, padding), np.append(pieces, np.zeros(len(padding), dtype=PIECE))
+    together = torch.zeros(whole.num_rows, dtype=torch.int64, device="cpu")
+    for name, value in cut.fields.items():
+        rows, positions, hashes = hash_elements(name, value, len(row_of))
+        key, piece = rows // len(row_of), rows % len(row_of)
+        begin, own_begin, own_end = _spans(name, whole.fields[name], row_of, pieces, rules)[:, rows]
+        places = positions + begin
+        is_own = (places >= own_begin) & (places < own_end)
+        mixed = mix(hashes, places, key)[is_own]
+        together.index_add_(0, torch.from_numpy(row_of)[piece[is_own]], mixed)
+    for row in np.flatnonzero(together.numpy() != row_hashes(whole.fields, whole.num_rows))[:1]:
+        raise RuntimeError(f"the pieces of row {row} do not make up the sample that was cut")
+
+
+def _spans(
+    name: str, whole: FieldValue, row_of: np.ndarray, pieces: np.ndarray, rules: CutRules
+) -> torch.Tensor:
+    """Returns for each key and piece of a field where its elements begin in their sample, and where those
+    begin and end that no earlier piece has, int64 `[3, keys * pieces]`."""
+    keys = whole.keys() if isinstance(whole, KeyedJaggedTensor) else [""]
+    lengths = np.ones((len(row_of), 1), dtype=np.int64)
+    if not isinstance(whole, torch.Tensor):
+        lengths = whole.lengths().view(len(keys), -1).long().numpy()[:, row_of].T
+    key_spans = [rules.rule(f"{name}.{key}") for key in keys], lengths, pieces
+    key_positions = np.stack([spans(*key_spans)[0], *own_spans(*key_spans)])
+    return torch.from_numpy(key_positions).transpose(1, 2).flatten(1)

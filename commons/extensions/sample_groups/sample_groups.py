@@ -1,0 +1,155 @@
+"""Keeps samples together that belong together, so that their ids are looked up once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...checks import SettingError, require_type
+from ...distributed.extension import Extension
+from ...distributed.shuffler_settings import ShufflerSettings
+from ...partition.workloads import MOST_MOVES_PER_COPY, MOVES_PER_COPY, check_moves_per_copy
+from ...sequence_batch import BaseBatch
+from ...sequence_batch.container_types import type_name
+from .group_column import COLUMN, compile_search
+
+if TYPE_CHECKING:
+    from ...distributed.batch_shuffler import BatchShuffler
+
+GetGroups = Callable[[Any], torch.Tensor]
+
+
+class SampleGroups(Extension):
+    """Brings samples of one group to one rank, if balance and limits allow it.
+
+    Args:
+        feature: name of a feature of a `BaseBatch`, such as the user's id. Samples with the same first value
+            of it belong together: their ids are looked up once if one rank has them. An empty row belongs to
+            no group.
+        get_groups: function that returns the group of each row of a batch on the host, int64 or int32
+            `[batch_size]`; negative for none. Without it and `feature`, the shuffler has a method of this
+            name.
+        moves_per_copy: worth of having a group on one rank fewer: as much as moving its largest
+            sample this many times. It is the bytes of embeddings and gradients that ranks exchange for an id
+            of all tables ÷ the bytes of a sample per id. 64 is one table of 128 float32, and an id with an
+            action.
+
+    Raises:
+        TypeError: an argument has the wrong type, or both `feature` and `get_groups` are given.
+        ValueError: `moves_per_copy` is out of range. When a shuffler is made: its partitioner takes no
+            groups, or nothing tells the groups.
+    """
+
+    name = "sample_groups"
+    reads = "get_groups"
+    order = 40
+
+    def __init__(
+        self,
+        feature: str | None = None,
+        *,
+        get_groups: GetGroups | None = None,
+        moves_per_copy: float = MOVES_PER_COPY,
+    ) -> None:
+        require_type("SampleGroups.feature", feature, str | None)
+        require_type("SampleGroups.moves_per_copy", moves_per_copy, float)
+        if feature is not None and get_groups is not None:
+            raise TypeError(f"SampleGroups got feature={feature!r} and get_groups; expected one of them")
+        try:
+            check_moves_per_copy(moves_per_copy)
+        except ValueError:
+            raise SettingError(
+                f"{{moves_per_copy}}: expected a number from 0 to {MOST_MOVES_PER_COPY:g}",
+                moves_per_copy=moves_per_copy,
+            ) from None
+        self.feature, self.moves_per_copy, self._given = feature, moves_per_copy, get_groups
+        self.partitioner_arguments = {"moves_per_copy": moves_per_copy}
+
+    def settings(self) -> Mapping[str, Any]:
+        """Returns the arguments that are plain data."""
+        return {"feature": self.feature, "moves_per_copy": self.moves_per_copy}
+
+    def check(self, settings: ShufflerSettings) -> None:
+        """Checks that the partitioner takes groups."""
+        if self.moves_per_copy != MOVES_PER_COPY and not settings.takes("moves_per_copy"):
+            raise SettingError(
+                f"{{moves_per_copy}} has no effect on {{partitioner}}: leave it {MOVES_PER_COPY:g}",
+                moves_per_copy=self.moves_per_copy,
+                partitioner=settings.partitioner,
+            )
+        if not settings.takes(COLUMN):
+            given = "" if self.feature is None else "{feature}: "
+            raise SettingError(
+                f"{given}{{partitioner}} has no argument groups; choose another partitioner, such as "
+                '"rebalance"',
+                feature=self.feature,
+                partitioner=settings.partitioner,
+            )
+
+    def setup(self, shuffler: BatchShuffler) -> None:
+        """Finds what tells the groups."""
+        self._view = shuffler.view
+        own = getattr(shuffler, "get_groups", None)
+        self._whose = f"{type(shuffler).__name__}.get_groups"
+        if own is not None and self.feature is not None:
+            raise SettingError(
+                f"{{feature}} has no effect, because {self._whose} returns the groups; leave it out",
+                feature=self.feature,
+            )
+        if self._given is not None:
+            self._whose = "get_groups"
+        self._get_groups = self._given or own or self._read_feature
+        if self._get_groups == self._read_feature and self.feature is None:
+            raise SettingError(
+                "SampleGroups({feature}, {moves_per_copy}) does not know the groups: name a feature, give it "
+                f"get_groups=, or {type(shuffler).__name__} a method get_groups",
+                feature=None,
+                moves_per_copy=self.moves_per_copy,
+            )
+
+    def warm_up(self) -> None:
+        """Compiles the search for groups' places."""
+        compile_search()
+
+    def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
+        """Returns the group of each row, int64 `[batch_size]`.
+
+        Raises:
+            ValueError: the user's groups are not one integer for each row.
+        """
+        try:
+            groups = self._get_groups(batch)
+        except StopIteration as error:  # further up it would look like the end of the data
+            raise RuntimeError(f"{self._whose} raised {error!r}") from error
+        shape, is_tensor = (self._view(batch).num_rows,), isinstance(groups, torch.Tensor)
+        if not is_tensor or groups.shape != shape or groups.dtype not in (torch.int32, torch.int64):
+            kind = f"{groups.dtype} of {tuple(groups.shape)}" if is_tensor else type(groups).__name__
+            raise ValueError(
+                f"{self._whose} returned {kind}; expected an int64 or int32 tensor with a group for each "
+                f"row, {shape}"
+            )
+        return {COLUMN: groups.detach().cpu().long()}
+
+    def _read_feature(self, batch: Any) -> torch.Tensor:
+        name = self.feature
+        if not isinstance(batch, BaseBatch):
+            raise TypeError(
+                f"feature={name!r} is read from a BaseBatch, and this is a {type_name(batch)}: "
+                "give SampleGroups get_groups"
+            )
+        names = batch.features.keys()
+        if name not in names:
+            raise ValueError(
+                f"feature={name!r} is not among the batch's features: {sorted(names)}. For groups from "
+                "elsewhere, give SampleGroups get_groups"
+            )
+        values, lengths = batch.features[name].values(), batch.features[name].lengths().long()
+        if values.is_floating_point():
+            raise ValueError(f"feature={name!r} has {values.dtype} values, expected integers")
+        has_group, starts = lengths > 0, lengths.cumsum(0) - lengths
+        groups = torch.full_like(lengths, -1)
+        # Hashes may be negative.
+        groups[has_group] = values[starts[has_group]].long() & torch.iinfo(torch.int64).max
+        return groups

@@ -1,0 +1,208 @@
+"""Unshuffle: returns per-sample results to the rank and row that each sample was loaded on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...distributed.exchange import RowsOf, direct_route, transfer
+from ...distributed.extension import Extension
+from ...distributed.shuffle_plan import ShufflePlan
+from ...sequence_batch.leaf_fields import num_rows
+from ...sequence_batch.packed_rows import (
+    PackedRows,
+    check_extents,
+    check_jagged_fields,
+    jagged_extents,
+    read_lengths,
+    select_rows,
+    to_device_together,
+)
+from ...sequence_batch.row_lists import check_no_samples
+from ...sequence_batch.row_objects import check_results
+from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes, lengths_of
+from ...sequence_batch.rows import Rows
+from ...sequence_batch.tree import check_replaceable, paths
+
+if TYPE_CHECKING:
+    from ...distributed.batch_shuffler import BatchShuffler
+
+_COUNTS = "elements"
+_LISTS = (
+    "plain values stay where they are. Return numbers as a tensor, texts as a JaggedTensor of their bytes, "
+    "and leave out lists of a rank"
+)
+
+
+class Unshuffle(Extension):
+    """Returns per-sample results to the rank and row that each sample was loaded on."""
+
+    name = "unshuffle"
+    order = 50
+
+    def uses(self, device: torch.device) -> Sequence[str]:
+        """Returns a group of its own on GPUs, where it runs on another stream than the exchange."""
+        return () if device.type == "cpu" else ("unshuffle",)
+
+    def setup(self, shuffler: BatchShuffler) -> None:
+        """Makes a channel for the ranks to agree on what they return."""
+        self._shuffler, self._group = shuffler, shuffler.group
+        self._channel = shuffler.group.channel()
+        self._every_call = any(extension.verifies for extension in shuffler.extensions)
+        self._agreed: dict[Schema, dict[str, int]] = {}  # hashes of the lists beside the tensors
+
+    def unshuffle(self, values: Any, plan: ShufflePlan) -> Any:
+        """Returns per-sample results to the rank and row that each sample was loaded on. Collective.
+
+        One all-to-all; jagged values take one more, and a host-device synchronization, for their lengths.
+        The first call for each kind of values (their names, keys, dtypes and trailing shapes) takes a gather
+        of host numbers more, in which ranks agree on it. The order of names does not matter.
+
+        A later call in which ranks return different kinds is compared only if an extension verifies: a rank
+        whose kind is new to it waits for the others, and two known kinds are taken for each other.
+
+        Args:
+            values: a tensor, KeyedJaggedTensor or JaggedTensor, or a batch of such, with a row for each row
+                that the exchange gave this rank, or only for its `plan.num_placed[rank]` samples.
+            plan: the plan of the exchange.
+
+        Returns:
+            Values of the same kind in the order of the loaded batch, zero or empty in its padding rows. The
+            jagged values of a sample's pieces are joined, a dense value is that of the last piece.
+
+        Raises:
+            TypeError: `values` have a list of tensors that may be samples.
+            ValueError: `values` are of different kinds on the ranks, at the first call for one of them;
+                raised on every rank. One has the path of a shared field, or no rows. Or they have another
+                number of rows, or lengths that do not account for all jagged values; raised on this rank
+                alone, while the others wait for it.
+        """
+        view, rank = Rows(values), self._group.rank
+        if named := sorted(paths(view.tree) & set(self._shuffler.shared_fields)):
+            raise ValueError(
+                f"unshuffle got {named}, which the shuffler's shared_fields name: leave out what samples "
+                "share, and give a result of samples another name"
+            )
+        own = plan.rows.loaded_by(rank)
+        starts = plan.rows.starts_sample[own]
+        num_samples = int(starts.sum())
+        num_rows = int(plan.rows.batch_sizes[rank]) - (len(own) - num_samples)
+        # A rank that had no batch gave one padding row to the exchange, where batches know padding.
+        batch_format = self._shuffler.format
+        num_rows = max(num_rows, int(batch_format is None or batch_format.pads))
+        if starts.all():
+            fields, _ = self._rows_at_home(view, plan, num_rows)
+        else:
+            fields = _join_pieces(*self._rows_at_home(view, plan, len(own)), starts, num_rows)
+        return view.replaced(fields, num_rows, num_samples).put_together()
+
+    def _rows_at_home(
+        self, values: Rows, plan: ShufflePlan, num_rows: int
+    ) -> tuple[dict[str, FieldValue], np.ndarray]:
+        """Returns the values of the real rows that this rank loaded, in their order, padded to `num_rows`;
+        and their lengths, int64 `[real rows, keys]`."""
+        group, rank = self._group, self._group.rank
+        held, at_home = plan.computed_by(rank), plan.rows.loaded_by(rank)
+        fields = dict(sorted(values.fields.items()))  # the same order on every rank
+        rows = _check_rows(fields, int(plan.num_placed[rank]), int(plan.num_rows[rank]))
+        check_no_samples(values.tree)
+        check_replaceable(values.tree)
+        schema = Schema.of(fields)
+        if not self._shuffler.exchanges:
+            check_jagged_fields(fields)
+            packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, rows))
+            return select_rows([packed], np.arange(len(held)), num_rows), packed.lengths[: len(held)]
+        self._check_kind(schema, values.list_hashes())
+        device = values.device
+        use = "exchange" if device.type == "cpu" else "unshuffle"
+        to, come_from = plan.rows.home[held], plan.destination[at_home]
+
+        def move(sent: PackedRows, to_come: np.ndarray, num_rows: int) -> dict[str, FieldValue]:
+            ends = RowsOf(to, sent.lengths), RowsOf(come_from, to_come)
+            route = direct_route(sent.schema, *ends, rank, group.num_ranks, num_rows)
+            return transfer(sent, route, partial(group.group_for, use))
+
+        lengths, to_come = (np.zeros((count, 0), dtype=np.int64) for count in (rows, len(at_home)))
+        if schema.jagged_fields:
+            # Only the ranks that computed them know how long they are. The host reads all lengths at once.
+            of_fields = [
+                lengths_of(fields[field.name]).view(len(field.keys), rows) for field in schema.jagged_fields
+            ]
+            on_device = torch.cat(of_fields).long().T.contiguous()
+            counts = {_COUNTS: on_device}
+            arrived = move(PackedRows.pack(counts, Schema.of(counts), lengths), to_come, len(at_home))
+            extents, lengths, to_come = _read_together([jagged_extents(fields), on_device, arrived[_COUNTS]])
+            check_extents(fields, extents)
+        return move(PackedRows.pack(fields, schema, lengths), to_come, num_rows), to_come
+
+    def _check_kind(self, schema: Schema, lists: dict[str, int]) -> None:
+        """Checks that all ranks return values of this kind. Collective where the kind is new.
+
+        Raises:
+            ValueError: they differ, also in lists of plain values beside the tensors; on every rank. Or a
+                list has changed; on this rank.
+        """
+        if schema in self._agreed and not self._every_call:
+            if self._agreed[schema] != lists:
+                raise ValueError(
+                    f"a list in the values of unshuffle has changed since the first call: {_LISTS}"
+                )
+            return
+        kind = np.array([schema.fingerprint, hash_bytes([repr(sorted(lists.items())).encode()])])
+        kinds = self._channel.all_gather(kind)
+        for rank in np.flatnonzero((kinds != kinds[0]).any(1))[:1]:
+            schemas = self._channel.all_gather_objects(schema)
+            difference = schemas[0].difference(schemas[rank]) or f"they differ in a list: {_LISTS}"
+            raise ValueError(
+                f"unshuffle got other values on rank {rank} than on rank 0: {difference}; give it the same "
+                "names, keys, dtypes and trailing shapes on every rank"
+            )
+        self._agreed[schema] = lists
+
+
+def _read_together(tensors: Sequence[Any]) -> list[np.ndarray]:
+    """Returns int64 tensors of two dimensions on the host, which waits once."""
+    together = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().numpy()
+    parts = np.split(together, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _join_pieces(
+    fields: dict[str, FieldValue], lengths: np.ndarray, starts: np.ndarray, num_rows: int
+) -> dict[str, FieldValue]:
+    """Joins the rows of each sample's pieces: jagged values one after another, dense ones of the last piece.
+
+    Args:
+        fields, lengths: results and their lengths, in the order of the pieces.
+        starts: bool `[rows]`, whether a row is the first of its sample.
+        num_rows: rows of the result, padding included.
+    """
+    first = np.flatnonzero(starts)
+    last = np.append(first[1:], len(starts))[: len(first)] - 1
+    packed = PackedRows.pack(fields, Schema.of(fields), lengths)
+    (last_row,) = to_device_together([last], packed.sections[0].device)
+    sections = [
+        words.index_select(0, last_row) if section.is_dense else words
+        for section, words in zip(packed.schema.sections, packed.sections, strict=True)
+    ]
+    joined = replace(packed, lengths=np.add.reduceat(lengths, first, axis=0), sections=sections)
+    return select_rows([joined], np.arange(len(first)), num_rows)
+
+
+def _check_rows(fields: Mapping[str, FieldValue], num_real: int, num_padded: int) -> int:
+    """Returns the rows of all fields; raises a ValueError unless they are those of the exchanged batch."""
+    check_results(fields, "unshuffle")
+    sizes = {name: num_rows(name, value) for name, value in fields.items()}
+    first = next(iter(sizes.values()))
+    for name, rows in sizes.items():
+        if rows not in (num_real, num_padded) or rows != first:
+            raise ValueError(
+                f"unshuffle got {rows} rows in {name or 'values'!r}, expected {num_padded}, as the exchange "
+                f"gave this rank, or {num_real} without the padding; join values of micro-batches first"
+            )
+    return first

@@ -1,0 +1,125 @@
+"""Verification: ranks compare their plans, and what they exchanged; for debugging and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...distributed.extension import Extension, Fields, Place
+from ...distributed.failures import portable, raise_first
+from ...distributed.row_table import RowTable
+from ...distributed.shuffle_plan import ShufflePlan
+from ...sequence_batch.leaf_fields import num_rows
+from ...sequence_batch.packed_rows import PackedRows, select_rows
+from ...sequence_batch.row_hashes import row_hashes
+
+if TYPE_CHECKING:
+    from ...distributed.batch_shuffler import BatchShuffler
+
+
+class Verification(Extension):
+    """Compares a hash of every plan on all ranks, and the samples of every exchanged batch.
+
+    It adds an all-gather of host numbers to `plan` and two to `exchange`, and host-device synchronizations.
+    """
+
+    name = "verification"
+    order = 0
+    verifies = True
+
+    def setup(self, shuffler: BatchShuffler) -> None:
+        """Makes a channel for each thread."""
+        self._view, self._rank = shuffler.view, shuffler.group.rank
+        self._planning, self._exchanging = shuffler.group.channel(), shuffler.group.channel()
+
+    def place(self, rows: RowTable, place: Place) -> ShufflePlan:
+        """Returns the plan, once all ranks have the same.
+
+        Raises:
+            RuntimeError: the plans differ.
+            Exception: the error of the first rank whose placement has one, on every rank.
+        """
+        channel = self._planning
+        plan: ShufflePlan | None = None
+        failure: Exception | None = None
+        try:
+            plan = place(rows)
+        except Exception as error:  # raised again on all ranks below
+            failure = error
+        mine = -1 if plan is None else plan.fingerprint
+        fingerprints = channel.all_gather(np.array([mine]))[:, 0]
+        if (fingerprints < 0).any():
+            raise_first(channel.all_gather_objects(portable(failure)), failure, channel.rank)
+        if plan is None:
+            raise RuntimeError("planning failed on a rank that gave no cause")
+        _raise_if_different(fingerprints)
+        return plan
+
+    def around_exchange(
+        self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], Fields]
+    ) -> Fields:
+        """Compares the plans that ranks are about to carry out; raises RuntimeError on every rank."""
+        _raise_if_different(self._exchanging.all_gather(np.array([plan.fingerprint]))[:, 0])
+        fields, planned = exchange(rows, plan), int(plan.num_rows[self._rank])
+        found = num_rows(*next(iter(fields.items())))
+        self._loaded, self._more = rows, found - planned
+        if found == planned:
+            return fields
+        # Such a batch could not be made here, and the other ranks would wait for the comparison.
+        return select_rows([self._view(fields).packed()], np.arange(min(planned, found)), planned)
+
+    def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
+        """Compares each rank's samples with the plan and with the loaded ones.
+
+        Raises:
+            RuntimeError: a rank has more or fewer samples, of other lengths, or with other contents; on every
+                rank.
+        """
+        view = self._view(batch)
+        here, own = plan.computed_by(self._rank), plan.rows.loaded_by(self._rank)
+        num_samples = min(view.num_samples, len(here)) if not view.pads else view.num_samples
+        packed, wrong = view.packed(), 0
+        changed = np.zeros(len(plan.rows.workloads), dtype=np.int64)
+        changed[own] = row_hashes(select_rows([self._loaded], np.arange(len(own))), len(own))
+        if num_samples == len(here):
+            same = packed.lengths[:num_samples] == plan.rows.key_lengths[here]
+            wrong = len(here) - int(same.all(1).sum())
+            changed[here] -= row_hashes(select_rows([packed], np.arange(num_samples)), num_samples)
+        numbers = np.append([num_samples + self._more, wrong], changed)
+        _raise_if_wrong(self._exchanging.all_gather(numbers), plan)
+        return batch
+
+
+def _raise_if_wrong(table: np.ndarray, plan: ShufflePlan) -> None:
+    """Raises for the first rank or row that is wrong after the exchange.
+
+    `table` is int64 `[ranks, 2 + rows]`: samples of a rank, those of wrong lengths, and for each row of the
+    step the hash of what the rank brought, less that of what it has now.
+    """
+    for rank in np.flatnonzero(table[:, 0] != plan.num_placed)[:1]:
+        raise RuntimeError(
+            f"rank {rank} of the ranks to balance among has {table[rank, 0]} samples after the exchange, "
+            f"expected {plan.num_placed[rank]}"
+        )
+    for rank in np.flatnonzero(table[:, 1])[:1]:
+        raise RuntimeError(
+            f"rank {rank} of the ranks to balance among has {table[rank, 1]} samples after the exchange that "
+            "are not as long as planned"
+        )
+    for number in np.flatnonzero(table[:, 2:].sum(0))[:1]:
+        home, row = plan.rows.where_loaded(number)
+        raise RuntimeError(
+            f"row {row} of rank {home} of the ranks to balance among has other contents after the exchange, "
+            f"on rank {plan.destination[number]} of them"
+        )
+
+
+def _raise_if_different(fingerprints: np.ndarray) -> None:
+    for rank in np.flatnonzero(fingerprints != fingerprints[0])[:1]:
+        raise RuntimeError(
+            f"ranks have different plans for one step: its hash is {fingerprints[0]:#x} on rank 0 and "
+            f"{fingerprints[rank]:#x} on rank {rank} of the ranks to balance among. Every rank must compute "
+            "the same from the same numbers: check that all run the same code and versions"
+        )

@@ -1,0 +1,142 @@
+"""Numpy arrays that a controller splits and merges, and a process without TorchRec."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commons.distributed import BatchShuffler
+from commons.extensions.controller import merge, split_balanced
+from commons.sequence_batch import register_batch_type
+from commons.sequence_batch.rows import Rows
+from tests.drawn_batches import draw_batch
+
+REPOSITORY = Path(__file__).parents[4]
+
+
+def make_prompts(num_samples: int) -> dict[str, Any]:
+    """Returns tensors and arrays of objects, as of a language model's rollouts; sample r is made of r."""
+    names = np.array([f"prompt {row}" for row in range(num_samples)], dtype=object)
+    turns = np.empty((num_samples, 2), dtype=object)
+    for row in range(num_samples):
+        turns[row] = [{"row": row}, None]
+    return {
+        "ids": torch.arange(num_samples),
+        "non_tensor": {"names": names, "turns": turns, "rewards": np.arange(num_samples) / 2},
+        "temperature": 0.7,
+    }
+
+
+@settings(max_examples=20, deadline=None)
+@given(num_samples=st.integers(0, 12), num_chunks=st.integers(1, 6))
+def test_arrays_travel_with_their_samples(num_samples, num_chunks):
+    batch = make_prompts(num_samples)
+    chunks, order = split_balanced(batch, num_chunks, np.arange(num_samples))
+    for chunk, samples in zip(chunks, order.partition, strict=True):
+        assert chunk["ids"].tolist() == samples.tolist() and chunk["temperature"] == 0.7
+        for name, array in batch["non_tensor"].items():
+            assert chunk["non_tensor"][name].dtype == array.dtype
+            assert chunk["non_tensor"][name].tolist() == array[samples].tolist()
+    merged = merge(chunks, order)
+    assert merged["ids"].equal(batch["ids"])
+    for name, array in batch["non_tensor"].items():
+        assert merged["non_tensor"][name].tolist() == array.tolist()
+    texts = [chunk["non_tensor"]["names"] for chunk in chunks]
+    assert merge(texts, order).tolist() == batch["non_tensor"]["names"].tolist()
+
+
+def test_merged_arrays_have_nothing_in_padding_rows():
+    batch = draw_batch(np.random.default_rng(0), 0, 7, 5)
+    _, order = split_balanced(batch, 2, batch.workload)
+    results = [
+        {"row": np.array([*samples, *[99] * (num_rows - len(samples))], dtype=dtype)}
+        for dtype in (object, np.int64)
+        for samples, num_rows in zip(order.partition, order.chunk_rows, strict=True)
+    ]
+    assert merge(results[:2], order)["row"].tolist() == [0, 1, 2, 3, 4, None, None]
+    assert merge(results[2:], order)["row"].tolist() == [0, 1, 2, 3, 4, 0, 0]
+
+
+class NameShuffler(BatchShuffler):
+    def get_workloads(self, batch: dict[str, np.ndarray]) -> torch.Tensor:
+        return torch.tensor([len(name) for name in batch["names"]])
+
+
+def test_a_shuffler_sees_a_batch_of_arrays_alone():
+    batch = {"names": np.array(["a" * length for length in (5, 1, 4, 2)], dtype=object)}
+    chunks, order = split_balanced(batch, 2, NameShuffler())
+    assert [sum(map(len, chunk["names"])) for chunk in chunks] == [6, 6]
+    assert merge(chunks, order)["names"].tolist() == batch["names"].tolist()
+
+
+class Scores(np.ndarray):
+    """An array that a user has registered."""
+
+
+register_batch_type(
+    Scores,
+    parts=lambda scores: {"values": torch.from_numpy(np.array(scores))},
+    replaced=lambda scores, parts: parts["values"].numpy().view(Scores),
+)
+
+
+def test_a_registered_kind_of_array_moves_by_its_parts():
+    view = Rows({"scores": np.arange(3.0).view(Scores), "ids": torch.arange(3)})
+    flipped = {name: value.flip(0) for name, value in view.fields.items()}
+    moved = view.replaced(flipped, 3, 3).put_together()
+    assert moved["scores"].tolist() == [2, 1, 0] == moved["ids"].tolist()
+    assert type(moved["scores"]) is Scores
+
+
+def test_a_masked_array_is_refused():
+    with pytest.raises(TypeError, match="MaskedArray, which would stay behind"):
+        split_balanced({"x": np.ma.masked_array([1, 2], [True, False]), "ids": torch.arange(2)}, 2, [1, 2])
+
+
+def test_arrays_of_other_lengths_and_fields_are_refused():
+    with pytest.raises(ValueError, match=r"fields have different numbers of rows: .*'names .array.': 2"):
+        split_balanced({"ids": torch.arange(3), "names": np.array(["a", "b"])}, 2, [1, 2, 3])
+    _, order = split_balanced({"ids": torch.arange(2)}, 2, [1, 1])
+    with pytest.raises(ValueError, match=r"batches 0 and 1 differ: field 'x .array.' is missing"):
+        merge([{"x": np.zeros(1)}, {"x": torch.zeros(1)}], order)
+
+
+WITHOUT_TORCHREC = """
+import sys
+sys.modules.update(dict.fromkeys(("torchrec", "fbgemm_gpu", "tensordict")))
+import numpy as np, torch
+from commons.distributed import BatchShuffler
+from commons.distributed import BatchShuffler
+from commons.extensions.controller import merge, split_balanced
+from commons.sequence_batch import register_batch_type
+from commons.sequence_batch.rows import Rows
+
+class Shuffler(BatchShuffler):
+    def get_workloads(self, batch):
+        return batch["mask"].sum(1) ** 2
+
+rows = [torch.arange(row % 4 + 1) for row in range(10)]
+names = np.array([f"prompt {row}" for row in range(10)], dtype=object)
+batch = {"mask": torch.rand(10, 8) < 0.7, "names": names}
+batch["nested"] = torch.nested.nested_tensor(rows, layout=torch.jagged)
+for workloads in (np.arange(10), Shuffler()):
+    chunks, order = split_balanced(batch, 3, workloads, groups=[row // 2 for row in range(10)])
+    assert [len(chunk["names"]) for chunk in chunks] == order.num_samples.tolist()
+    merged = merge(chunks, order)
+    assert merged["mask"].equal(batch["mask"]) and merged["names"].tolist() == names.tolist()
+    assert merged["nested"].values().equal(batch["nested"].values())
+"""
+
+
+def test_a_controller_needs_neither_torchrec_nor_fbgemm():
+    command = [sys.executable, "-c", WITHOUT_TORCHREC]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,101 @@
+"""The cost of each column of workloads is learned."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from commons.distributed import BatchShuffler, ShufflePlan
+from commons.extensions.learned_costs import LearnedCosts
+from commons.perf_model import Cost
+from commons.perf_model.cost import LINEAR
+from tests.commons.distributed.column_costs import Lengths, lengths_batch, once, squared
+from tests.commons.distributed.errors_and_warnings import warnings_of
+from tests.commons.extensions.learned_costs.learning_pipelines import learned
+from tests.on_ranks import on_ranks
+
+
+def _learned(shuffler: BatchShuffler, first: int, last: int) -> ShufflePlan:
+    """Plans and records steps in which attention is slow."""
+    for step in range(first, last):
+        plan = shuffler.plan(lengths_batch(step))
+        seconds = plan.counts[:, 0] * 1e-4 + 1e-6 * np.bincount(
+            plan.destination, plan.rows.tokens**2, minlength=plan.num_ranks
+        )
+        learned(shuffler).record(plan, float(seconds[dist.get_rank()]))
+    return plan
+
+
+def _warnings(columns: tuple[Any, ...]) -> list[str]:
+    with warnings_of("commons.extensions.learned_costs.learning") as told:
+        _learned(Lengths(*columns, extensions=[LearnedCosts()]), 0, 60)
+    return told
+
+
+def test_workloads_that_are_linear_in_tokens_are_named_once(pools):
+    pool = pools(2)
+    assert pool.run(_warnings, (once,)) == [[LINEAR], []]
+    assert pool.run(_warnings, (once, squared)) == pool.run(_warnings, (squared,)) == [[], []]
+
+
+def _resumed_with(columns: tuple[Any, ...], is_old: bool) -> tuple[list[str], bool, bool, bool]:
+    """Returns warnings, whether costs are known at once and at last, and whether the ranks plan alike."""
+    before = Lengths(once, extensions=[LearnedCosts()])
+    saved = learned(before).state(_learned(before, 0, 40))
+    if is_old:
+        arrays = dict(np.load(io.BytesIO(saved["learned"])))
+        arrays["coefficients"] = arrays.pop("nanoseconds")
+        file = io.BytesIO()
+        np.savez(file, **arrays)
+        saved["learned"] = file.getvalue()
+    with warnings_of("commons.extensions.learned_costs.learning") as told:
+        after = Lengths(*columns, extensions=[LearnedCosts()])
+        learned(after).load_state(saved)
+        first = _learned(after, 40, 41)
+        last = _learned(after, 41, 90)
+    known = [plan.predicted_seconds is not None for plan in (first, last)]
+    return [line for line in told if line != LINEAR], *known, len(learned(after).cost().coefficients)
+
+
+def test_what_does_not_fit_the_columns_is_learned_anew(pools):
+    pool = pools(2)
+    assert pool.run(_resumed_with, (once,), False) == [([], True, True, 3)] * 2
+    changed = pool.run(_resumed_with, (once, squared), False)
+    old = pool.run(_resumed_with, (once,), True)
+    for (told, *others), columns, reason in (
+        (changed[0], 2, "costs of 1 columns"),
+        (old[0], 1, "older versions"),
+    ):
+        assert len(told) == 1 and reason in told[0] and told[0].endswith("costs and speeds are learned anew")
+        assert others == [False, True, 2 + columns]
+    assert changed[1][0] == old[1][0] == []
+
+
+@on_ranks(2)
+def test_the_cost_of_each_column_is_learned():
+    shuffler = Lengths(once, squared, extensions=[LearnedCosts()])
+    _learned(shuffler, 0, 60)
+    coefficients = np.array(learned(shuffler).cost().coefficients)
+    per_sample, per_token, linear, quadratic = coefficients
+    assert quadratic == pytest.approx(1e3, rel=0.02) and per_sample == pytest.approx(1e5, rel=0.3)
+    assert per_token + linear < 100
+
+
+def _in_a_file(path: str) -> bool:
+    shuffler = Lengths(once, squared, extensions=[LearnedCosts()])
+    last = _learned(shuffler, 0, 60)
+    if dist.get_rank() == 0:
+        learned(shuffler).cost().save(path)
+    dist.barrier()
+    calibrated = Lengths(once, squared, cost=Cost.load(path))
+    plan = calibrated.plan(lengths_batch(59))
+    return np.array_equal(plan.rows.workloads, last.rows.workloads) and plan.predicted_seconds is not None
+
+
+def test_a_learned_cost_can_be_saved_and_balanced_by(pools, tmp_path):
+    assert pools(2).run(partial(_in_a_file, str(tmp_path / "cost.json"))) == [True, True]

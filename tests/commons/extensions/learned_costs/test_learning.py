@@ -1,0 +1,303 @@
+"""Costs and speeds that are learned from recorded times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from commons.distributed import BatchShuffler, IdentityShuffler
+from commons.distributed.rank_group import RankGroup
+from commons.distributed.row_table import RowTable
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.extensions.learned_costs import LearnedCosts
+from commons.perf_model import Cost
+from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.commons.extensions.learned_costs.learning_pipelines import learned
+from tests.on_ranks import on_ranks
+
+ROWS, NOISE = 16, 0.02
+STEPS_TO_FOLLOW = 50
+
+
+class LengthShuffler(BatchShuffler):
+    """The workload is the square of the length, and time is not."""
+
+    def get_workloads(self, batch):
+        return batch["length"] ** 2
+
+    def get_tokens(self, batch):
+        return batch["length"]
+
+
+def _batch(step: int, lengths: tuple[int, int] = (20, 2000), rows: int = ROWS) -> dict[str, torch.Tensor]:
+    rng = np.random.default_rng((step, dist.get_rank()))
+    return {"length": torch.from_numpy(rng.integers(*lengths, rows))}
+
+
+def _seconds(plan: ShufflePlan, step: int, speeds: list[float]) -> np.ndarray:
+    """`[ranks]`, the times that a step takes; some steps stand out."""
+    of_samples = 2e-3 + 1e-5 * plan.rows.tokens
+    seconds = 5e-3 + np.bincount(plan.destination, of_samples, minlength=plan.num_ranks)
+    noise = np.random.default_rng(step).lognormal(0, NOISE, plan.num_ranks)
+    return seconds / np.array(speeds) * noise * (5 if step % 17 == 3 else 1)
+
+
+def _train(
+    shuffler: BatchShuffler, first: int, last: int, speeds: list[float], **drawn: Any
+) -> tuple[list[ShufflePlan], list[float]]:
+    """The plans, and largest ÷ mean time of each step without noise."""
+    plans, imbalance = [], []
+    for step in range(first, last):
+        batch = _batch(step, **drawn)
+        plan = shuffler.plan(batch)
+        learned(shuffler).record(plan, float(_seconds(plan, step, speeds)[shuffler.group.rank]))
+        plans.append(plan)
+        exact = (5e-3 + np.bincount(plan.destination, 2e-3 + 1e-5 * plan.rows.tokens)) / np.array(speeds)
+        imbalance.append(float(exact.max() / exact.mean()))
+    return plans, imbalance
+
+
+def _follows(speeds: list[float], settings: dict[str, Any]) -> list[Any]:
+    shuffler = LengthShuffler(extensions=[LearnedCosts()], equal_rows=False, **settings)
+    equal = [1.0] * len(speeds)
+    _, before = _train(shuffler, 0, 60, equal)
+    _, during = _train(shuffler, 60, 130, speeds)
+    followed = learned(shuffler)._learning.state.speeds.tolist()
+    _, after = _train(shuffler, 130, 200, equal)
+    trace = learned(shuffler)._learning.state.speeds.tolist()
+    return [before, during, after, followed, trace, learned(shuffler).cost().median_error]
+
+
+@pytest.mark.parametrize("settings", [{}, {"partitioner": "refined"}, {"partitioner": "karmarkar_karp"}])
+def test_loads_follow_times_and_speeds_within_fifty_steps(pools, settings):
+    results = pools(3).run(_follows, [1.0, 0.5, 1.0], settings)
+    assert results[0] == results[1] == results[2]
+    before, during, after, followed, ended, error = results[0]
+    if settings.get("partitioner") != "karmarkar_karp":
+        assert np.mean(before[40:]) < 1.03 < 1.2 < np.mean(during[:5])
+        assert np.mean(during[STEPS_TO_FOLLOW:]) < 1.05
+        assert np.mean(after[STEPS_TO_FOLLOW:]) < 1.04
+    assert followed[1] / followed[0] == pytest.approx(0.5, rel=0.1)
+    assert ended == [1.0, 1.0, 1.0]
+    assert error < 1.5 * NOISE
+
+
+@on_ranks(2)
+def test_speeds_stay_within_the_limit():
+    shuffler = LengthShuffler(extensions=[LearnedCosts(1.2)], equal_rows=False)
+    plans, _ = _train(shuffler, 0, 80, [1.0, 0.4])
+    assert np.ptp(learned(shuffler)._learning.state.speeds) > 0.8  # measured, and named, as it is
+    speeds = plans[-1].rows.speeds.tolist()
+    assert speeds == pytest.approx([1.2, 1 / 1.2], rel=1e-3)
+
+
+@on_ranks(2)
+def test_a_rank_too_slow_for_a_sample_can_recover():
+    shuffler = LengthShuffler(extensions=[LearnedCosts(30.0)], equal_rows=False)
+    plans, _ = _train(shuffler, 0, 120, [1.0, 0.03], rows=2)
+    is_starved = all((plan.destination == 0).all() for plan in plans[-4:])
+    _train(shuffler, 120, 400, [1.0, 1.0], rows=2)
+    speeds = learned(shuffler)._learning.state.speeds.tolist()
+    assert is_starved and speeds == pytest.approx([1.0, 1.0], rel=0.1)
+
+
+@pytest.mark.parametrize("planned_ahead", [0, 4])
+@on_ranks(2)
+def test_a_resumed_run_plans_as_the_uninterrupted_one(planned_ahead):
+    whole, resumed, other = (LengthShuffler(extensions=[LearnedCosts()], equal_rows=False) for _ in range(3))
+    speeds = [1.0, 0.5]
+    last = _train(whole, 0, 45, speeds)[0][-1]
+    ahead = [whole.plan(_batch(step)) for step in range(45, 45 + planned_ahead)]
+    if not planned_ahead:
+        whole.plan(None)  # a loader's end, which the resumed run does not meet
+    saved = learned(whole).state(last)
+    for step, plan in enumerate(ahead, 45):
+        learned(whole).record(plan, float(_seconds(plan, step, speeds)[whole.group.rank]))
+    rest = ahead + _train(whole, 45 + planned_ahead, 90, speeds)[0]
+    learned(resumed).load_state(saved)
+    assert [
+        _train(resumed, 45, 90, speeds)[0] == rest,
+        _train(other, 45, 90, speeds)[0] != rest,
+        rest[-1].rows.speeds is not None and rest[-1].predicted_seconds is not None,
+    ] == [True, True, True]
+
+
+def _saved_by(num_ranks: int) -> dict[str, bytes]:
+    shuffler = LengthShuffler(extensions=[LearnedCosts()], equal_rows=False)
+    plans, _ = _train(shuffler, 0, 60, [1.0] * (num_ranks - 1) + [0.5])
+    return learned(shuffler).state(plans[-1])
+
+
+def _loaded(saved: dict[str, bytes], other_host: bool) -> tuple[bool, bool, list[float]]:
+    shuffler = LengthShuffler(extensions=[LearnedCosts()], equal_rows=False)
+    if other_host:
+        learned(shuffler)._learning._hosts = ["another", "host"]
+    learned(shuffler).load_state(saved)
+    state, measured = learned(shuffler)._learning.state, learned(shuffler).cost()
+    _train(shuffler, 60, 62, [1.0, 1.0])
+    return state.cost is not None, measured is not None, state.speeds.tolist()
+
+
+def test_another_number_of_ranks_or_another_host_drops_the_speeds(pools):
+    (of_three, *_), (of_two, *_) = pools(3).run(_saved_by, 3), pools(2).run(_saved_by, 2)
+    pool = pools(2)
+    assert pool.run(_loaded, {"learned": of_three["learned"]}, False) == [(True, False, [1.0, 1.0])] * 2
+    assert pool.run(_loaded, of_two, True) == [(True, False, [1.0, 1.0])] * 2
+    kept = pool.run(_loaded, of_two, False)
+    assert kept[0] == kept[1] and kept[0][2][0] > 1.2 > 0.8 > kept[0][2][1]
+
+
+class UnknownCost(LengthShuffler):
+    """Has no idea of workloads, always or once."""
+
+    steps = range(0)
+    planned = 0
+
+    def get_workloads(self, batch):
+        self.planned += 1
+        return (
+            torch.zeros_like(batch["length"]) if self.planned in self.steps else super().get_workloads(batch)
+        )
+
+
+@pytest.mark.parametrize("steps", [range(1, 91), range(30, 31)])
+@on_ranks(2)
+def test_workloads_may_be_zero(steps):
+    shuffler = UnknownCost(extensions=[LearnedCosts()], equal_rows=False)
+    shuffler.steps = steps
+    imbalance = _train(shuffler, 0, 90, [1.0, 0.5])[1]
+    assert np.mean(imbalance[60:]) < 1.05
+
+
+def _error_of_different_states() -> str:
+    shuffler, slow = LengthShuffler(extensions=[LearnedCosts()], equal_rows=False), [1.0, 0.5]
+    plans, _ = _train(shuffler, 0, 60, slow)
+    resumed = LengthShuffler(extensions=[LearnedCosts()], equal_rows=False)
+    if dist.get_rank() == 0:
+        learned(resumed).load_state(learned(shuffler).state(plans[-1]))
+    return error_of(resumed.plan, _batch(60))
+
+
+@on_ranks(2)
+def test_errors():
+    rank = dist.get_rank()
+    shuffler = LengthShuffler(extensions=[LearnedCosts()])
+    plans = [shuffler.plan(_batch(step)) for step in range(30)]
+    expected = [
+        "the plan is none of the last",
+        "the plan is none of the last",
+        "record got nan seconds",
+        "record got 0.0 seconds",
+        "the plan's step has a time: record each step once",
+        "rank 1's shuffler has the extensions ['learned_costs'], that of rank 0 []; all ranks need the same",
+        "LengthShuffler.cost = 'measured': expected a Cost; for costs that are learned, use extensions=[L",
+        "has no effect with LearnedCosts: leave out one of them",
+        "speed_limit=0.5: expected 1 to",
+        "an IdentityShuffler moves no sample, which LearnedCosts rely on",
+        "has the keys ['times']; expected",
+        "load_state came after the first plan",
+        "extensions of the ranks 0 and 1 have restored different states",
+    ]
+    errors = [
+        error_of(learned(shuffler).record, plans[0], 1.0),
+        error_of(learned(shuffler).state, plans[0]),
+        error_of(learned(shuffler).record, plans[-1], float("nan")),
+        error_of(learned(shuffler).record, plans[-1], 0.0),
+        error_of(lambda: [learned(shuffler).record(plans[-1], 1.0) for _ in range(2)]),
+        error_of(LengthShuffler, extensions=[LearnedCosts()] if rank else []),
+        error_of(LengthShuffler, cost="measured"),
+        error_of(LengthShuffler, cost=Cost((0.0, 0.0, 1.0)), extensions=[LearnedCosts()]),
+        error_of(LearnedCosts, 0.5),
+        error_of(IdentityShuffler, extensions=[LearnedCosts()]),
+        error_of(learned(LengthShuffler(extensions=[LearnedCosts()])).load_state, {"times": b""}),
+        error_of(learned(shuffler).load_state, learned(shuffler).state(plans[-1])),
+        _error_of_different_states(),
+    ]
+    assert all(part in error for part, error in zip(expected, errors, strict=True)), errors
+
+
+def _warnings(settings: dict[str, Any], recorded: int, speeds: Sequence[float] = (1.0, 0.5)) -> list[str]:
+    with (
+        warnings_of("commons.extensions.learned_costs.learned_costs") as of_plans,
+        warnings_of("commons.extensions.learned_costs.learning") as told,
+    ):
+        shuffler = LengthShuffler(extensions=[LearnedCosts()], **settings)
+        _train(shuffler, 0, recorded, speeds, lengths=(900, 1100))
+        for _ in range(120 - recorded):
+            shuffler.plan(_batch(0))
+    return [*of_plans, *told]
+
+
+def test_loads_that_do_not_follow_speeds_are_said_once(pools):
+    pool = pools(2)
+    equal, second = pool.run(_warnings, {}, 120)
+    assert second == []
+    assert len(equal) == 2 and sum("loads do not follow: equal_rows=True" in line for line in equal) == 1
+    slow = [line for line in equal if "times as fast as the other rank" in line]
+    assert [line[:10] for line in slow] == ["rank 1 on "] and slow[0].endswith("GPU or host is slower")
+    for settings in (
+        {"max_tokens": ROWS * 1200},
+        {"partitioner": "karmarkar_karp"},
+        {},
+    ):
+        told, _ = pool.run(_warnings, {"equal_rows": False, **settings}, 120)
+        assert sum("loads do not follow" in line for line in told) == bool(settings)
+
+
+def test_a_rank_faster_than_the_others_is_called_faster(pools):
+    told, *_ = pools(3).run(_warnings, {}, 120, (1.0, 1.0, 2.0))
+    named = [line for line in told if "times as fast as" in line]
+    assert [line[:10] for line in named] == ["rank 2 on "] and named[0].endswith("GPU or host is faster")
+
+
+@pytest.mark.parametrize("recorded", [0, 40])
+def test_missing_times_are_named_once(pools, recorded):
+    told, second = pools(2).run(_warnings, {"equal_rows": False}, recorded)
+    missing = "for 50 plans, and learns nothing from them; they are missing from ranks [0, 1]"
+    assert sum(missing in line for line in told) == 1
+    assert second == []
+
+
+def _copies_of_samples() -> tuple[int, bool]:
+    """Returns how often planning copied samples, and whether speeds differ."""
+    group = [dist.new_group(ranks) for ranks in ([0, 1], [2])][dist.get_rank() // 2]
+    shuffler = LengthShuffler(group, extensions=[LearnedCosts()], equal_rows=False)
+    shuffler.plan_over(RankGroup.of())
+    copies, take, speeds = 0, RowTable.take, [1.0, 0.5][: shuffler.group.num_ranks]
+
+    def counted(rows: RowTable, numbers: np.ndarray) -> RowTable:
+        nonlocal copies
+        copies += 1
+        return take(rows, numbers)
+
+    with mock.patch.object(RowTable, "take", counted):
+        for step in range(60):
+            plan = shuffler.plan(_batch(step))
+            learned(shuffler).record(plan, float(_seconds(plan, step, speeds)[shuffler.group.rank]))
+    return copies, plan.rows.speeds is not None
+
+
+def test_no_rank_copies_plans_to_see_whether_loads_follow_speeds(pools):
+    first, second, alone = pools(3).run(_copies_of_samples)
+    assert first == second and first[1] and not alone[1]
+
+
+def _plans_where_a_group_has_no_batch() -> tuple[bool, int]:
+    """Returns whether a plan knows of a batch of other ranks, and rows of this rank's batch for it."""
+    pairs, rank = [dist.new_group(ranks) for ranks in ([0, 2], [1])], dist.get_rank()
+    shuffler = LengthShuffler(pairs[rank % 2], extensions=[LearnedCosts()])
+    shuffler.plan_over(RankGroup.of())
+    batch = _batch(0) if rank == 1 else None
+    plan = shuffler.plan(batch)
+    assert shuffler.plan(_batch(0)).has_batch  # later they have
+    return plan.whole.has_batch, len(shuffler.prepare(batch, plan)["length"])
+
+
+def test_a_group_without_a_first_batch_gets_a_row_of_another(pools):
+    assert pools(3).run(_plans_where_a_group_has_no_batch) == [(True, 1), (True, ROWS), (True, 1)]

@@ -1,0 +1,274 @@
+"""Micro-batches of any container, and samples above the cap."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from commons.distributed import (
+    BalanceReport,
+    BatchShuffler,
+    BatchShufflerFactory,
+    IdentityShuffler,
+    ShufflePlan,
+)
+from commons.distributed.placement import arguments_of, token_tolerance
+from commons.distributed.rank_group import RankGroup
+from commons.distributed.row_table import RowTable
+from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.extensions.micro_batches import MicroBatches
+from commons.extensions.micro_batches.divided_batch import micro_batches, rows_of_micro_batches
+from commons.extensions.micro_batches.micro_batches import micro_batch_loads
+from tests.commons.distributed.compiled_kernels import before_and_after_placing
+from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
+from tests.commons.distributed.counted_collectives import (
+    no_synchronization,
+    recorded_collectives,
+    wrong_counts_on_host,
+)
+from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch, many_fields
+from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
+from tests.commons.extensions.micro_batches.divided import check_divided
+from tests.commons.histories import TokenShuffler, draw_histories
+from tests.drawn_batches import sample_contents
+
+
+@pytest.mark.parametrize("cap", [0, -3])
+def test_a_cap_below_one_token_is_refused(cap):
+    with pytest.raises(ValueError, match=f"max_tokens={cap}: expected an integer"):
+        MicroBatches(cap)
+
+
+@pytest.mark.parametrize("partitioner", ["refined", "rebalance"])
+def test_a_token_tolerance_is_off_with_micro_batches(partitioner):
+    rows = RowTable.empty(2)
+    settings = ShufflerSettings(partitioner)
+    assert token_tolerance(rows, settings) == settings.token_tolerance
+    assert token_tolerance(replace(rows, arguments=arguments_of([MicroBatches(9)])), settings) is None
+
+
+def _error_of_another_cap() -> str:
+    cap = 8 if dist.get_rank() == 1 else 16
+    return error_of(FieldShuffler(extensions=[MicroBatches(cap)]).plan, lopsided_batch())
+
+
+def test_ranks_that_would_divide_differently_are_refused(pools):
+    first, second = pools(2).run(_error_of_another_cap)
+    assert first == second
+    assert first.startswith("ValueError: rank 1's shuffler has") and "all ranks need the same" in first
+
+
+def divided(shuffler: BatchShuffler, batch: Any, plan: ShufflePlan) -> list[Any]:
+    """Returns the micro-batches that the shuffler's only extension makes."""
+    (extension,) = shuffler.extensions
+    return extension.micro_batches(batch, plan)
+
+
+CAPS = [1, 6, 12, 13, 30, 10**6]
+
+
+def _divide(case: Case) -> tuple[ShufflePlan, BalanceReport] | None:
+    """Checks that micro-batches have the samples of the batch in its order, and no padding."""
+    step = exchanged(case)
+    if step is None:
+        return None
+    shuffler, plan, _, moved = step
+    every, of_rank = sample_contents(moved), rows_of_micro_batches(plan, shuffler.group.rank)
+    for micro_batch, rows in zip(divided(shuffler, moved, plan), of_rank, strict=True):
+        assert sample_contents(micro_batch) == [every[row] for row in rows]
+        assert (micro_batch.batch_size, micro_batch.num_samples) == (max(len(rows), 1), len(rows))
+        assert type(micro_batch) is type(moved) and micro_batch.shared is moved.shared
+        assert micro_batch.extension_to_max_seqlen == moved.extension_to_max_seqlen
+    report = BalanceReport.of(plan, case.equal_rows, extensions=shuffler.extensions[0].report(plan))
+    return plan, report
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    case=st.sampled_from([2, 3, 3, 4]).flatmap(
+        lambda ranks: cases(ranks, extensions=[[MicroBatches(cap)] for cap in CAPS])
+    )
+)
+def test_every_sample_is_in_one_micro_batch_and_the_lightest_come_first(pools, case):
+    results = pools(len(case.batches)).run(_divide, case)
+    if results[0] is None:
+        return
+    for plan, report in results:
+        assert plan == results[0][0]
+        check_divided(plan, case.settings["extensions"][0].max_tokens)
+        for rank, samples in enumerate(plan.partition):
+            loads = [plan.rows.workloads[samples[rows]].sum() for rows in rows_of_micro_batches(plan, rank)]
+            assert loads == sorted(loads) == micro_batch_loads(plan)[rank].tolist()
+        assert report.extensions["micro_batches"] == plan.num_parts
+        assert report.extensions["micro_batch_imbalance"] >= report.imbalance_after - 1e-12
+
+
+def _whole() -> None:
+    shuffler, batch = FieldShuffler(), lopsided_batch()
+    plan = shuffler.plan(batch)
+    moved = shuffler.exchange(batch, plan)
+    assert rows_of_micro_batches(plan, dist.get_rank()) == []
+    (micro_batch,) = micro_batches(shuffler, moved, plan)
+    assert micro_batch is moved
+
+
+def test_without_a_cap_the_batch_is_the_only_micro_batch(pools):
+    pools(2).run(_whole)
+
+
+def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> int:
+    shuffler = ContainerShuffler(extensions=[MicroBatches(cap)])
+    rank = dist.get_rank()
+    batch = make_batch(kind, seed, 1000 * (rank + 1), rows[rank])
+    plan = shuffler.plan(batch)
+    check_divided(plan, cap)
+    moved = shuffler.exchange(batch, plan)
+    every = contents(moved)
+    for micro_batch, of_one in zip(
+        divided(shuffler, moved, plan), rows_of_micro_batches(plan, rank), strict=True
+    ):
+        assert type(micro_batch) is type(batch)
+        got = contents(micro_batch)
+        assert got[: len(of_one)] == [every[row] for row in of_one]
+        assert len(got) == max(len(of_one), 1)
+        if kind == "dict":
+            assert list(micro_batch) == list(batch)
+            for shared in ("name", "rate", "limits", "nothing"):
+                assert micro_batch[shared] is batch[shared]
+        elif kind == "tensordict":
+            assert micro_batch.batch_size == (len(got),)
+    return plan.num_parts
+
+
+@settings(max_examples=15)
+@given(
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 10**6),
+    rows=st.tuples(*[st.integers(1, 6)] * 3),
+    cap=st.sampled_from([4, 9, 10**6]),
+)
+def test_any_container_is_divided(pools, kind, seed, rows, cap):
+    (count,) = set(pools(3).run(_divide_container, kind, seed, rows, cap))
+    assert count == 1 or cap < 10**6
+
+
+def _collectives(exchange: str, cap: int | None) -> list[str]:
+    """Returns those of a step; to divide it takes none, and waits for no device."""
+    shuffler = DictShuffler(exchange=exchange, extensions=[] if cap is None else [MicroBatches(cap)])
+    shuffler.shuffle(many_fields(0))
+    batch = many_fields(1)
+    with recorded_collectives() as calls:
+        plan = shuffler.plan(batch)
+        with no_synchronization():
+            parts = micro_batches(shuffler, shuffler.exchange(batch, plan), plan)
+    assert plan.moves and (len(parts) > 1) == (cap is not None)
+    return [name for name, _ in calls]
+
+
+@pytest.mark.parametrize("exchange", BOTH)
+def test_micro_batches_take_no_collective_and_never_wait_for_the_device(pools, exchange):
+    whole, divided = (pools(3).run(_collectives, exchange, cap) for cap in (None, 9))
+    assert divided == whole and all(map(len, whole))
+
+
+def _histories(lengths: list[int]) -> dict:
+    """Makes a batch of samples of so many tokens and equal cost."""
+    ids = KeyedJaggedTensor(["items"], torch.arange(sum(lengths)), lengths=torch.tensor(lengths))
+    return {"ids": ids, "workload": torch.ones(len(lengths), dtype=torch.int64)}
+
+
+NAMED = "row {} of a batch of {} has {} tokens, above MicroBatches.max_tokens=20: it gets a micro"
+
+
+def test_a_sample_above_the_cap_is_named_once_until_a_longer_one_comes(caplog):
+    shuffler = BatchShufflerFactory.create("identity", extensions=[MicroBatches(20)])
+    named = []
+    for lengths in ([3, 20], [3, 50, 21], [50, 49, 30], [20, 9, 51], [51]):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            plan = shuffler.plan(_histories(lengths))
+        check_divided(plan, 20)
+        messages = [record.getMessage() for record in caplog.records]
+        named.append([message for message in messages if "above MicroBatches" in message])
+    assert [len(messages) for messages in named] == [0, 1, 0, 1, 0]
+    assert named[1][0].startswith(NAMED.format(1, "rank 0", 50))
+    assert named[3][0].startswith(NAMED.format(2, "rank 0", 51))
+
+
+def _named_samples(lengths: tuple[list[int], ...]) -> list[str]:
+    with warnings_of("commons.extensions.micro_batches.micro_batches") as messages:
+        DictShuffler(extensions=[MicroBatches(20)]).plan(_histories(lengths[dist.get_rank()]))
+    return messages
+
+
+def test_rank_0_names_a_sample_above_the_cap_and_the_rank_that_loaded_it(pools):
+    named, *nothing = pools(3).run(_named_samples, ([2, 30], [4, 5, 99, 7], [98]))
+    assert [len(messages) for messages in (named, *nothing)] == [1, 0, 0]
+    assert named[0].startswith(NAMED.format(2, "rank 1", 99))
+
+
+def _wrong_counts() -> list[str]:
+    rng, shuffler = np.random.default_rng(dist.get_rank()), TokenShuffler(extensions=[MicroBatches(20)])
+    wrong, count = [], 0
+    for _ in range(4):
+        loaded = draw_histories(rng, 4)
+        plan = shuffler.plan(loaded)
+        parts = divided(shuffler, shuffler.exchange(loaded, plan), plan)
+        wrong += [name for one in parts for name in wrong_counts_on_host(one)]
+        count = max(count, len(parts))
+    return wrong if count > 1 else ["no micro-batches"]
+
+
+def test_counts_follow_samples_into_their_micro_batches(pools):
+    assert pools(3).run(_wrong_counts) == [[]] * 3
+
+
+def _counts_within_pairs(identity: bool) -> tuple[int, int]:
+    """Returns the micro-batches of a plan in step with all ranks, and those of a plan alone."""
+    pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
+    cap = {"extensions": [MicroBatches(13)]}
+    shuffler = IdentityShuffler(**cap) if identity else FieldShuffler(pairs[dist.get_rank() % 2], **cap)
+    alone = shuffler.plan(lopsided_batch())
+    shuffler.plan_over(RankGroup.of())
+    return shuffler.plan(lopsided_batch()).num_parts, alone.num_parts
+
+
+@pytest.mark.parametrize("identity", [False, True])
+def test_groups_of_ranks_have_as_many_micro_batches_as_the_largest_needs(pools, identity):
+    results = pools(3).run(_counts_within_pairs, identity)
+    most = max(alone for _, alone in results)
+    assert min(alone for _, alone in results) > 0
+    assert {in_step for in_step, _ in results} == {most}
+
+
+def _micro_batches_where_rank_1_has_no_samples() -> list[int]:
+    shuffler = IdentityShuffler(extensions=[MicroBatches(9)])
+    shuffler.plan_over(RankGroup.of())
+    ids = KeyedJaggedTensor(["id"], torch.arange(12), lengths=torch.full((3,), 4))
+    loaded = {"ids": ids} if dist.get_rank() == 0 else None
+    plan = shuffler.plan(loaded)
+    batch = shuffler.exchange(shuffler.prepare(loaded, plan), plan)
+    return [one["ids"].stride() for one in divided(shuffler, batch, plan)]
+
+
+def test_a_rank_without_samples_repeats_its_only_row_in_each_micro_batch(pools):
+    with_samples, without = pools(2).run(_micro_batches_where_rank_1_has_no_samples)
+    assert sum(with_samples) == 3 and without == [1] * len(with_samples) == [1, 1]
+
+
+def test_no_step_compiles():
+    setup = "from commons.extensions.micro_batches.micro_batches import MicroBatches, divide"
+    before, after = before_and_after_placing(
+        f"{setup}; extensions = [MicroBatches(100)]", then="divide(plan, 100)", partitioner="refined"
+    )
+    assert before == after and len(before) > 4

@@ -1,0 +1,271 @@
+"""Steps in micro-batches: gradients, lookups, reductions, and memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+
+from commons.extensions.micro_batches import run_micro_batches
+from tests.commons.extensions.micro_batches.divided import in_micro_batches
+from tests.commons.histories import TokenShuffler, draw_histories, histories
+from tests.commons.pipeline.ranking_pipelines import (
+    RankingModel,
+    pipeline_of,
+    ranking_pipeline,
+    sharded_ranking_model,
+    steps_of,
+)
+from tests.commons.pipeline.runs import (
+    check_printed,
+    check_spans,
+    check_summed,
+    printed_report,
+    spans,
+    summed_outputs,
+)
+from tests.on_ranks import on_ranks
+
+both_pipelines = pytest.mark.parametrize("name", ["none", "native"])
+CAP = 24
+
+
+@both_pipelines
+@on_ranks(2)
+def test_tables_are_looked_up_and_gradients_reduced_as_often_as_without(name):
+    counts = []
+    for cap in (None, CAP):
+        pipeline = ranking_pipeline(name, TokenShuffler(extensions=in_micro_batches(cap)))
+        (replicated,) = (m for m in pipeline._model.modules() if isinstance(m, DistributedDataParallel))
+        reduced = []
+
+        def counting_hook(group, bucket, reduced=reduced):
+            reduced.append(bucket.index())
+            return allreduce_hook(group, bucket)
+
+        replicated.register_comm_hook(None, counting_hook)
+        rng = np.random.default_rng(dist.get_rank())
+        loader = iter([draw_histories(rng, 6) for _ in range(5)])
+        for _ in range(2):
+            pipeline.progress(loader)
+        reduced.clear()
+        compute = ShardedEmbeddingCollection.compute_and_output_dist
+        micro_batches = 0
+        with mock.patch.object(
+            ShardedEmbeddingCollection, "compute_and_output_dist", autospec=True, side_effect=compute
+        ) as lookups:
+            for _ in range(3):
+                pipeline.progress(loader)
+                micro_batches += pipeline.report.extensions.get("micro_batches", 1)
+        pipeline.reset()
+        counts.append((lookups.call_count, len(reduced), micro_batches))
+    (*whole, once), (*divided, several) = counts
+    assert divided == whole and min(whole) > 0
+    assert once == 3 and several > 6
+
+
+class _Kept:
+    """A tensor kept for the backward pass, counted while it is kept."""
+
+    def __init__(self, tensor: torch.Tensor, count: _CountKept) -> None:
+        self.tensor = tensor
+        self._count = count
+        self._key = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
+        count.change(self._key, 1)
+
+    def __del__(self) -> None:
+        self._count.change(self._key, -1)
+
+
+class _CountKept:
+    """Counts the most bytes kept for backward passes at a time, each storage once."""
+
+    def __init__(self) -> None:
+        self._users: Counter[tuple[int, int]] = Counter()
+        self._bytes = self.peak = 0
+
+    def change(self, key: tuple[int, int], users: int) -> None:
+        before = self._users[key]
+        self._users[key] += users
+        if 0 in (before, self._users[key]):
+            self._bytes += users * key[1]
+        self.peak = max(self.peak, self._bytes)
+
+
+def _kept_for_backward(name: str, cases: list[tuple[int, int | None]]) -> list[int]:
+    """Returns for rows and caps the bytes of activations at the peak of a step of equal samples."""
+    model, optimizer = sharded_ranking_model()
+    peaks = []
+    for rows, cap in cases:
+        pipeline = pipeline_of(name, model, optimizer, TokenShuffler(extensions=in_micro_batches(cap)))
+        kept = _CountKept()
+        forward = pipeline._stage.forward
+
+        def watched(batch, kept=kept, forward=forward):
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda tensor: _Kept(tensor, kept), lambda saved: saved.tensor
+            ):
+                return forward(batch)
+
+        pipeline._stage.forward = watched
+        pipeline.progress(iter([histories([10] * rows)]))
+        pipeline.reset()
+        peaks.append(kept.peak)
+    return peaks
+
+
+@both_pipelines
+def test_activations_grow_with_the_cap_and_not_with_the_batch(pools, name):
+    cases = [(64, None), (16, None), (64, 2 * 21), (16, 2 * 21), (64, 8 * 21)]  # a sample has 21 tokens
+    of_ranks = pools(2).run(_kept_for_backward, name, cases)
+    whole_64, whole_16, twos_64, twos_16, eights_64 = map(max, zip(*of_ranks, strict=True))
+    per_sample = (whole_64 - whole_16) / 48
+    # Only the ids of the lookups grow.
+    assert twos_64 - twos_16 <= 0.05 * 48 * per_sample
+    assert eights_64 - twos_64 == pytest.approx(6 * per_sample, rel=0.05)
+
+
+def _evaluated(cap: int | None) -> tuple[float, list[torch.Tensor]]:
+    """Returns the loss sum of an evaluation step, and what it left in the gradients."""
+    pipeline = ranking_pipeline("native", TokenShuffler(extensions=in_micro_batches(cap)))
+    pipeline._model.eval()
+    with torch.no_grad():
+        batch = draw_histories(np.random.default_rng(dist.get_rank()), 6)
+        outputs = pipeline.progress(iter([batch]))
+    pipeline.reset()
+    assert cap is None or len(outputs) > 1
+    dist.all_reduce(pipeline.loss_sum)
+    return float(pipeline.loss_sum), [p.grad for p in pipeline._model.parameters() if p.grad is not None]
+
+
+def test_evaluation_in_micro_batches_has_the_same_loss_and_no_gradients(pools):
+    for (whole, _), (divided, gradients) in zip(
+        pools(2).run(_evaluated, None), pools(2).run(_evaluated, CAP), strict=True
+    ):
+        assert divided == pytest.approx(whole, rel=1e-5) and not gradients
+
+
+def test_a_model_alone_runs_in_micro_batches():
+    model = RankingModel()
+    batch = draw_histories(np.random.default_rng(1), 12)
+    gradients = []
+    for cap in (None, CAP):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        pipeline = pipeline_of("none", model, optimizer, TokenShuffler(extensions=in_micro_batches(cap)))
+        outputs = pipeline.progress(iter([batch]))
+        assert cap is None or len(outputs) > 1
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for whole, divided in zip(*gradients, strict=True):
+        torch.testing.assert_close(whole, divided)
+
+
+@on_ranks(2)
+def test_a_custom_loop_trains_as_the_pipeline_does():
+    parameters = []
+    for with_pipeline in (False, True):
+        model, optimizer = sharded_ranking_model(0.5)
+        shuffler = TokenShuffler(extensions=in_micro_batches(CAP))
+        rng = np.random.default_rng(dist.get_rank())
+        batches = [histories(rng.integers(3, 12, 6), rng) for _ in range(2)]
+        if with_pipeline:
+            assert len(list(steps_of(pipeline_of("none", model, optimizer, shuffler), batches))) == 2
+        else:
+            for batch, plan in shuffler.plan_ahead(batches):
+                assert plan.num_parts > 1
+                optimizer.zero_grad()
+                exchanged = shuffler.exchange(batch, plan)
+                loss, _, _ = run_micro_batches(model, exchanged, shuffler, plan, "sum")
+                loss.backward()
+                optimizer.step()
+        parameters.append([parameter.detach().clone() for parameter in model.module.dense.parameters()])
+    assert all(map(torch.equal, *parameters))
+
+
+class FailingOnce(nn.Module):
+    """Raises in its second step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = RankingModel()
+        self.calls = 0
+
+    def forward(self, batch: Any) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            raise RuntimeError("out of memory")
+        return self.model(batch)
+
+
+@pytest.mark.parametrize("cap", [None, 10**6])
+def test_a_step_that_raises_can_be_tried_again_with_its_own_plan(cap):
+    model = FailingOnce()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    pipeline = pipeline_of("none", model, optimizer, TokenShuffler(extensions=in_micro_batches(cap)))
+    rng = np.random.default_rng(3)
+    batches = [draw_histories(rng, 6) for _ in range(3)]
+    loader = iter(batches)
+    tokens = []
+    for fails in (False, True, False, False):
+        with pytest.raises(RuntimeError, match="out of memory") if fails else nullcontext():
+            pipeline.progress(loader)
+            tokens.append(pipeline.loss_tokens)
+    assert tokens == [int(batch.num_loss_tokens().sum()) for batch in batches]
+    assert len(set(tokens)) == 3
+
+
+def _of_halved_losses(cap: int | None, accumulates: bool) -> list[torch.Tensor]:
+    """Returns the dense gradients and the tables after the backward of half the loss.
+
+    With `accumulates`, the dense gradients of the batch before it stay.
+    """
+    model, _ = sharded_ranking_model(0.5)
+    shuffler = TokenShuffler(extensions=in_micro_batches(cap))
+    rng = np.random.default_rng(dist.get_rank())
+    for factor in (1.0, 0.5) if accumulates else (0.5,):
+        batch = histories(rng.integers(3, 12, 6), rng)
+        plan = shuffler.plan(batch)
+        exchanged = shuffler.exchange(batch, plan)
+        if cap is None:
+            loss = shuffler.scale(model(exchanged)[0], plan, "sum")
+        else:
+            assert plan.num_parts > 1
+            loss, _, _ = run_micro_batches(model, exchanged, shuffler, plan, "sum")
+        (loss * factor).backward()
+    tables = [value for value in model.state_dict().values() if hasattr(value, "local_shards")]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert tables and gradients
+    return gradients + [shard.tensor for table in tables for shard in table.local_shards()]
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_a_factor_of_the_loss_reaches_all_gradients(pools, accumulates):
+    for whole, divided in zip(
+        pools(2).run(_of_halved_losses, None, accumulates),
+        pools(2).run(_of_halved_losses, CAP, accumulates),
+        strict=True,
+    ):
+        for expected, got in zip(whole, divided, strict=True):
+            assert float((got - expected).norm()) <= 1e-5 * float(expected.norm())
+
+
+def test_outputs_add_up_to_those_of_all_samples(pools):
+    check_summed(pools(2).run(summed_outputs, {"extensions": in_micro_batches(1)}))
+
+
+def test_a_report_names_micro_batches(pools):
+    check_printed(pools(2).run(printed_report, {"extensions": in_micro_batches(6)}), ", 2 micro batches")
+
+
+@pytest.mark.parametrize("sharded_tables", [True, False])
+def test_a_slow_rank_computes_and_the_others_wait(pools, sharded_tables):
+    check_spans(pools(2).run(spans, "none", sharded_tables, {"extensions": in_micro_batches(40)}), 2)

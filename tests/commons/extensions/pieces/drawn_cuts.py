@@ -1,0 +1,62 @@
+"""Cuts and placements of samples, drawn from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from commons.distributed.extension import Place
+from commons.distributed.placement import make_plan
+from commons.distributed.row_table import RowTable
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.extensions.pieces import Pieces
+from commons.extensions.pieces.cutting import Cutting
+
+# Of samples as loaded: for each cut the sample and the items before it, and for each row the rank.
+Cuts = Callable[[RowTable, Cutting], tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+class GivenCuts(Pieces):
+    """Cuts and places samples as a function says, which may be exchanged between plans."""
+
+    def __init__(self, cuts: Cuts) -> None:
+        super().__init__()
+        self.cuts = cuts
+
+    def place(self, rows: RowTable, place: Place) -> ShufflePlan:
+        cutting = self._make_cutting(rows.cost)
+        numbers, items, ranks = self.cuts(rows, cutting)
+        return make_plan(cutting.cut(rows, numbers, items) if len(numbers) else rows, ranks)
+
+
+class DrawnCuts(GivenCuts):
+    """Cuts anywhere and places each row on any rank, by a seed which may be changed between plans."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(self._draw)
+        self.seed = seed
+
+    def _draw(self, samples: RowTable, cutting: Cutting) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return drawn_cuts(samples, cutting, self.seed)
+
+
+def is_cut(plan: ShufflePlan) -> bool:
+    """Whether the step has a piece of a sample."""
+    return not plan.rows.starts_sample.all()
+
+
+def drawn_cuts(samples: RowTable, cutting: Cutting, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draws cuts anywhere and a rank for each row; one rank in three has no row, another no piece."""
+    rng = np.random.default_rng(seed)
+    last_cut = cutting.rules.last_cut(cutting.counts(samples))
+    numbers, items = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for number, last in enumerate(last_cut.tolist()):
+        count = min(int(rng.integers(0, 5)) if rng.random() < 0.6 else 0, last)
+        numbers.append(np.full(count, number))
+        items.append(np.sort(rng.permutation(last)[:count]) + 1)
+    cuts = np.concatenate(numbers), np.concatenate(items)
+    num_rows = len(last_cut) + len(cuts[0])
+    ranks = np.arange(samples.num_ranks)
+    allowed = ranks[rng.random(len(ranks)) < 0.7] if rng.random() < 0.5 else ranks
+    return *cuts, rng.choice(allowed if len(allowed) else ranks, num_rows)

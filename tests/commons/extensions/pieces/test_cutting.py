@@ -1,0 +1,243 @@
+"""Cuts of samples: where they are, what pieces are, and how well ranks are balanced with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commons.distributed.row_table import RowTable
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+from commons.extensions.pieces import Pieces
+from commons.extensions.pieces.cutting import MIN_TOKENS, Cutting
+from commons.partition import lower_bound
+from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.column_costs import (
+    COSTS,
+    SLOW_ATTENTION,
+    planned_by_calibrated_cost,
+    planned_by_one_column_and_two,
+)
+from tests.commons.distributed.compiled_kernels import compiled
+from tests.commons.distributed.shufflers import LIMITED
+from tests.commons.extensions.pieces.cut_samples import (
+    KINDS,
+    batch_of,
+    check_cut,
+    check_pieces,
+    flops,
+    loaded_by,
+    placed,
+)
+from tests.commons.histories import TokenShuffler, drawn_lengths
+from tests.process_pool import ProcessPool
+
+
+def _placed(samples: RowTable, cutting: Cutting | None, **options) -> ShufflePlan:
+    return placed(samples, cutting, ShufflerSettings(equal_rows=False, **options))
+
+
+def _imbalance(plan: ShufflePlan) -> float:
+    loads = np.bincount(plan.destination, plan.rows.workloads, minlength=plan.num_ranks)
+    return loads.max() / max(loads.mean(), 1)
+
+
+def _drawn(seed: int, kind: str, rows: int, num_ranks: int) -> tuple[BaseBatch, RowTable, Cutting]:
+    batch = batch_of(kind, drawn_lengths(np.random.default_rng(seed), rows * num_ranks))
+    return batch, *loaded_by([rows] * num_ranks, batch)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    kind=st.sampled_from(KINDS),
+    partitioner=st.sampled_from(sorted(PARTITIONERS)),
+    num_ranks=st.integers(2, 12),
+    rows=st.sampled_from([2, 8, 32]),
+)
+def test_pieces_are_those_of_the_batch_and_balance_it(seed, kind, partitioner, num_ranks, rows):
+    batch, samples, cutting = _drawn(seed, kind, rows, num_ranks)
+    plan = _placed(samples, cutting, partitioner=partitioner)
+    can_be_balanced = lower_bound(samples.workloads, num_ranks, equal_size=False) <= 1.01
+    if can_be_balanced:
+        assert plan == _placed(samples, None, partitioner=partitioner)
+    elif samples.tokens.sum() >= 2000 * num_ranks:  # or pieces would be too short
+        assert _imbalance(plan) <= 1.01
+    if plan.rows.starts_sample.all():
+        return
+    check_pieces(plan, samples, cutting)
+    check_cut(batch, plan, cutting)
+
+
+def _fingerprint() -> int:
+    _, samples, cutting = _drawn(0, "history", 32, 16)
+    return _placed(samples, cutting).fingerprint
+
+
+@pytest.mark.parametrize("partitioner", ["rebalance", "refined"])
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), num_ranks=st.integers(2, 8), slow=st.floats(0.4, 0.9))
+def test_pieces_follow_the_speeds_of_ranks(seed, partitioner, num_ranks, slow):
+    _, samples, cutting = _drawn(seed, "history", 16, num_ranks)
+    speeds = np.where(np.arange(num_ranks) == 1, slow, 1.0)
+    chosen = ShufflerSettings(partitioner, equal_rows=False)
+    plan = placed(replace(samples, speeds=speeds), cutting, chosen)
+    ideal = plan.rows.workloads.sum() / speeds.sum()
+    bound = lower_bound(samples.workloads, num_ranks, equal_size=False, speeds=speeds)
+    assert (plan.loads / speeds).max() <= 1.05 * ideal * (bound if plan.rows.starts_sample.all() else 1)
+
+
+def test_equal_speeds_cut_no_more():
+    settings = ShufflerSettings("longest_processing_time", equal_rows=False)
+    for seed in range(50):
+        _, samples, cutting = _drawn(seed, "history", 8, 4)
+        equal, none = (
+            placed(replace(samples, speeds=speeds), cutting, settings) for speeds in (np.full(4, 1.3), None)
+        )
+        assert np.array_equal(equal.destination, none.destination)
+
+
+def test_all_processes_cut_alike(pools):
+    fingerprints = {_fingerprint(), _fingerprint(), *pools(2).run(_fingerprint)}
+    assert len(fingerprints) == 1
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 10**6),
+    kind=st.sampled_from(KINDS),
+    partitioner=st.sampled_from(LIMITED),
+    num_ranks=st.integers(2, 8),
+    slack=st.sampled_from([1.15, 1.5]),
+)
+def test_pieces_keep_to_max_tokens(seed, kind, partitioner, num_ranks, slack):
+    _, samples, cutting = _drawn(seed, kind, 8, num_ranks)
+    max_tokens = int(samples.tokens.sum() / num_ranks * slack) + 4 * MIN_TOKENS
+    plan = _placed(samples, cutting, partitioner=partitioner, max_tokens=max_tokens)
+    assert np.bincount(plan.destination, plan.rows.tokens).max() <= max_tokens
+    if not plan.rows.starts_sample.all():
+        check_pieces(plan, samples, cutting)
+
+
+@pytest.mark.parametrize("partitioner", LIMITED)
+def test_max_tokens_gives_a_rank_an_early_and_a_late_piece(partitioner):
+    samples, cutting = loaded_by([1, 0], batch_of("history", np.array([5000])))
+    plan = _placed(samples, cutting, partitioner=partitioner, max_tokens=5600)
+    assert np.bincount(plan.destination, plan.rows.tokens).max() <= 5600
+    assert _imbalance(plan) <= 1.01
+    assert len(plan.rows.workloads) == 3
+
+
+def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(80, 120, 256)
+    lengths[5] = 1200
+    samples, cutting = loaded_by([32] * 8, batch_of("history", lengths))
+    moved = {}
+    for partitioner, tolerance in (("refined", None), ("rebalance", None), ("rebalance", 0.1)):
+        plan = _placed(samples, cutting, partitioner=partitioner, tolerance=tolerance)
+        assert _imbalance(plan) <= 1 + (tolerance or 0.01)
+        moved[partitioner, tolerance] = (plan.rows.home != plan.destination).sum()
+    assert moved["rebalance", 0.1] <= moved["rebalance", None] < moved["refined", None] / 2
+
+
+@pytest.mark.parametrize("partitioner", ["refined", "rebalance"])
+def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
+    fewer = 0
+    for seed in range(5):
+        lengths = np.random.default_rng(seed).lognormal(5, 1.4, 128).clip(1, 4096).astype(np.int64)
+        samples, cutting = loaded_by([16] * 8, batch_of("history", lengths))
+        plans = [
+            _placed(samples, cutting, partitioner=partitioner, token_tolerance=each) for each in (None, 0.1)
+        ]
+        loads = [plan.loads.max() for plan in plans]
+        tokens = [np.bincount(plan.destination, plan.rows.tokens).max() for plan in plans]
+        if not plans[0].rows.starts_sample.all():
+            assert loads[1] <= loads[0] and tokens[1] <= tokens[0]
+            fewer += tokens[1] < tokens[0]
+    assert fewer >= 3
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_ranks", "most"),
+    [
+        ([10_000], 64, 1.02),
+        ([10_000, 1, 1], 7, 1.01),
+        ([3000, 3000, 3000], 2, 1.01),
+        ([20], 64, np.inf),
+        ([1, 1, 1], 8, np.inf),
+    ],
+)
+def test_few_samples_are_cut_as_far_as_pieces_are_of_use(lengths, num_ranks, most):
+    batch = batch_of("history", np.array(lengths))
+    samples, cutting = loaded_by([len(lengths)] + [0] * (num_ranks - 1), batch)
+    plan = _placed(samples, cutting)
+    assert _imbalance(plan) <= most
+    if most < np.inf:
+        check_pieces(plan, samples, cutting)
+    else:
+        assert plan.rows.starts_sample.all()
+
+
+def test_samples_without_cost_stay_whole():
+    samples, cutting = loaded_by([3, 2], batch_of("history", np.array([500, 9, 9, 9, 9])))
+    samples = replace(samples, workloads=0 * samples.workloads, work=0 * samples.work)
+    assert _placed(samples, cutting).rows.starts_sample.all()
+
+
+def test_a_cost_that_decreases_is_named():
+    samples, cutting = loaded_by([1, 0], batch_of("history", np.array([500])))
+    cutting = Cutting(
+        cutting.rules, cutting.schema, cutting.count_names, lambda tokens, counts: 2 * flops(tokens, counts)
+    )
+    with pytest.raises(ValueError, match="prefix_cost decreases"):
+        cutting.cut(samples, np.array([0]), np.array([400]))
+    with pytest.raises(ValueError, match="cut 0 of sample 0 is after 500 items; expected 1 to 499"):
+        cutting.cut(samples, np.array([0]), np.array([500]))
+
+
+def test_plans_and_pieces_cannot_be_written_to():
+    samples, cutting = loaded_by([3, 2, 1], batch_of("history", np.array([9000, 9, 9, 9, 700, 9])))
+    plan, of_whole = placed(samples, cutting), placed(samples, None)
+    assert not plan.rows.starts_sample.all()
+    for made in (plan, of_whole):
+        assert not any(array.flags.writeable for array in made.rows.arrays())
+
+
+def test_planning_becomes_faster_without_pieces():
+    shuffler = TokenShuffler(equal_rows=False, extensions=[Pieces()])
+    assert "leave Pieces out (TrainerArgs.balance_split = False)" in shuffler.faster_planning()[1]
+
+
+def _compiled_before_and_after_cutting() -> tuple[list[str], list[str]]:
+    before = compiled()
+    for ranks, lengths in (([9, 0], [3000] + [200] * 8), ([3, 0], [200] * 3)):
+        samples, cutting = loaded_by(ranks, batch_of("history", np.array(lengths)))
+        assert not _placed(samples, cutting).rows.starts_sample.all()
+    return before, compiled()
+
+
+def test_nothing_is_compiled_after_the_warm_up():
+    pool = ProcessPool(1)  # a new process, in which warm_up has run and nothing else
+    ((before, after),) = pool.run(_compiled_before_and_after_cutting)
+    pool.close()
+    assert before == after and "_level" in before
+
+
+def test_columns_that_add_up_to_one_are_cut_as_it_is(pools):
+    for plans in pools(3).run(planned_by_one_column_and_two, {"equal_rows": False}, [Pieces]):
+        assert sum(not plan.rows.starts_sample.all() for plan in plans) >= 6
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_pieces_level_the_costs_that_were_calibrated(pools, cost):
+    for plans in pools(3).run(planned_by_calibrated_cost, cost, [Pieces]):
+        largest = [
+            plan.loads.max() / plan.loads.mean() for plan in plans if not plan.rows.starts_sample.all()
+        ]
+        assert len(largest) >= (3 if cost is SLOW_ATTENTION else 0)
+        assert max(largest, default=1) <= 1.02

@@ -1,0 +1,224 @@
+"""Pieces of a batch of one's own arrive as cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from commons.distributed import BatchShuffler
+from commons.extensions.pieces import Pieces
+from commons.extensions.pieces.cut_rules import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
+from commons.sequence_batch import move_to
+from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.loaded_batches import BOTH
+from tests.commons.extensions.pieces.cut_samples import RULES, AheadBatch, ahead_batch
+from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
+from tests.commons.histories import TokenShuffler
+from tests.on_ranks import on_ranks
+
+
+def splitting(shuffler: type[TokenShuffler] = TokenShuffler) -> TokenShuffler:
+    return shuffler(extensions=[Pieces()], equal_rows=False)
+
+
+def cutting_anywhere(seed: int, **settings: Any) -> TokenShuffler:
+    return TokenShuffler(extensions=[DrawnCuts(seed)], equal_rows=False, **settings)
+
+
+def draw_history(rng: np.random.Generator, num_rows: int, num_real: int, longest: int = 12) -> AheadBatch:
+    return ahead_batch(rng, rng.integers(0, longest, num_real), num_rows - num_real)
+
+
+def rows_of(batch: AheadBatch) -> list[dict[str, list]]:
+    """Returns the values of each real row by field."""
+    jagged = {**batch.features.to_dict(), "labels": batch.labels["label"], "frames": batch.frames}
+    rows = []
+    for row in range(batch.num_samples):
+        of_row = {
+            name: value.values()[value.offsets()[row] : value.offsets()[row + 1]].tolist()
+            for name, value in jagged.items()
+        }
+        rows.append({**of_row, "number": batch.number[row].item(), "times": batch.times[row].tolist()})
+    return rows
+
+
+def _exchanged(exchange: str, num_real: tuple[int, ...], seed: int, on_device: bool) -> Any:
+    rng = np.random.default_rng(seed + 100 * dist.get_rank())
+    batch = draw_history(rng, 5, num_real[dist.get_rank()])
+    shuffler = cutting_anywhere(seed, exchange=exchange)
+    plan = shuffler.plan(batch)
+    if plan.rows.starts_sample.all():
+        return None
+    arrived = shuffler.exchange(shuffler.prepare(batch, plan) if on_device else batch, plan)
+    assert arrived.num_samples == plan.num_placed[dist.get_rank()]
+    mine = {name: counts.tolist() for name, counts in arrived.row_counts_on_host().items()}
+    lengths = arrived.features.lengths().view(3, -1)
+    assert mine == {f"features.{key}": lengths[at].tolist() for at, key in enumerate(arrived.features.keys())}
+    places = arrived.pieces.rows[: arrived.num_samples].tolist()
+    numbers = plan.computed_by(dist.get_rank()).tolist()
+    return list(zip(numbers, places, rows_of(arrived), strict=True)), rows_of(batch)
+
+
+@pytest.mark.parametrize("num_real", [(5, 3), (4, 0, 5)])
+def test_pieces_arrive_as_cut_by_both_exchanges(pools, num_real):
+    for seed in range(4):
+        results = [
+            pools(len(num_real)).run(_exchanged, exchange, num_real, seed, exchange == "all_to_all")
+            for exchange in BOTH
+        ]
+        assert results[0] == results[1]
+        if results[0][0] is None:
+            continue
+        pieces = sorted((piece for of_rank, _ in results[0] for piece in of_rank), key=lambda piece: piece[0])
+        samples = iter(sample for _, of_rank in results[0] for sample in of_rank)
+        sample: dict[str, list] = {}
+        for _, (first, last, num_items, *_), got in pieces:
+            sample = next(samples) if first == 0 else sample
+            ends, num_labels = last == num_items, len(sample["labels"])
+            unlabeled = num_items - num_labels
+            assert got == {
+                "user": sample["user"] if first == 0 else [],
+                "item": sample["item"][first : last + 1],
+                "negative": sample["negative"],
+                "labels": sample["labels"][max(first - unlabeled, 0) : max(last - unlabeled, 0)],
+                "frames": sample["frames"][2 * first : 2 * last],
+                "number": sample["number"] if ends else 0,
+                "times": sample["times"],
+            }
+        assert next(samples, None) is None
+
+
+class WithoutCost(TokenShuffler):
+    prefix_cost = None
+
+
+class CostShuffler(TokenShuffler):
+    def get_workloads(self, batch):
+        return batch["cost"]
+
+
+class WithoutRules(TokenShuffler):
+    cut_rules = None
+
+
+@on_ranks(2)
+def test_a_cut_batch_is_not_cut_again_however_it_is_copied():
+    batch = draw_history(np.random.default_rng(dist.get_rank()), 5, 4)
+    shuffler = cutting_anywhere(2)
+    plan = shuffler.plan(batch)
+    assert not plan.rows.starts_sample.all()
+    cut = shuffler.prepare(batch, plan)
+    cpu = torch.device("cpu")
+    copies = (batch, cut, cut.to(cpu), move_to(cut, cpu), replace(cut))
+    as_loaded, *copies = [rows_of(shuffler.exchange(one, plan)) for one in copies]
+    assert all(of_copy == as_loaded for of_copy in copies)
+
+
+@on_ranks(2)
+def test_what_cannot_be_cut_is_refused_with_one_sentence():
+    makers: list[Callable[[], Any]] = [
+        partial(splitting, WithoutCost),
+        partial(splitting, WithoutRules),
+        partial(TokenShuffler, extensions=[Pieces()]),
+        partial(splitting(CostShuffler).plan, {"cost": torch.ones(3).long()}),
+    ]
+    errors = [error_of(maker) for maker in makers]
+    expected = [
+        "Pieces needs prefix_cost: give WithoutCost this method",
+        "Pieces needs cut_rules: give WithoutRules this method",
+        "equal_rows=True with Pieces: a piece takes a row, and rows follow the load; set it False",
+        "Pieces: a dict cannot be cut; make it a BaseBatch",
+    ]
+    for error, part in zip(errors, expected, strict=True):
+        assert part in error
+
+
+@on_ranks(2)
+def test_a_model_that_takes_pieces_for_samples_is_an_error():
+    batch = draw_history(np.random.default_rng(dist.get_rank()), 2, 2, longest=400)
+    shuffler = cutting_anywhere(1)
+    plan = shuffler.plan(batch)
+    arrived = shuffler.exchange(batch, plan)
+    loss = arrived.features.values().float().sum()
+    unread = error_of(shuffler.scale, loss, plan, "sum")
+    fetch = arrived.pieces.fetch(plan.rows.columns["pieces"]["last_token"], torch.device("cpu"))
+    tokens = torch.zeros(
+        int((arrived.pieces.rows["last_token"] - arrived.pieces.rows["first_token"]).sum()), 1, 1
+    )
+    flight = fetch.start(tokens, tokens)
+    not_landed = error_of(shuffler.scale, loss, plan, "sum")
+    flight.land()
+    not_landed, read = not_landed, error_of(shuffler.scale, loss, plan, "sum")
+    assert "the model did not read batch.pieces: it took each piece for a whole sample" in unread
+    assert "a model started 1 fetches for its pieces and landed 0" in not_landed
+    assert read == "no error"
+
+
+class WithOtherCosts(TokenShuffler):
+    def __init__(self, factor):
+        super().__init__(extensions=[Pieces()], equal_rows=False)
+        self.factor = factor
+
+    def prefix_cost(self, tokens, counts):
+        return self.factor(tokens, counts["tokens"])
+
+
+class WithOtherRules(AheadBatch):
+    changed: ClassVar[dict[str, Any]] = {}
+
+    def cut_rules(self):
+        return replace(RULES, **self.changed)
+
+
+def _wrong_contracts() -> list[str]:
+    """Returns the errors of costs and rules that do not fit the batch, in which a sample has to be cut."""
+    costs = [
+        lambda tokens, of_all: tokens**2 // 2,
+        lambda tokens, of_all: tokens**2 / 2,
+        lambda tokens, of_all: np.where(tokens == of_all, tokens**2, -1 - tokens),
+        lambda tokens, of_all: np.where(tokens == of_all, tokens**2, of_all**2 + 1 - tokens),
+    ]
+    rules = [
+        {"head": ()},
+        {"items": (ItemGroup("features.item", tokens=2),)},
+        {"fields": {**RULES.fields, "loss_tokens": TO_EVERY}},
+        {"fields": {**RULES.fields, "features.item": ALONG_ITEMS, "features.user": TO_EVERY}},
+        {"fields": {**RULES.fields, "features.item": ALONG_ITEMS, "loss_tokens": WITH_FIRST}},
+    ]
+    batch = draw_history(np.random.default_rng(dist.get_rank()), 2, 2, longest=400 if dist.get_rank() else 20)
+    errors = [error_of(WithOtherCosts(cost).shuffle, batch) for cost in costs]
+    batch.__class__ = WithOtherRules
+    for changed in rules:
+        WithOtherRules.changed = changed
+        errors.append(error_of(partial(_cut_batch, splitting()), batch))
+    return errors
+
+
+def _cut_batch(shuffler: BatchShuffler, batch: AheadBatch) -> None:
+    """Plans, which is collective, and cuts this rank's batch, which is not."""
+    shuffler.prepare(batch, shuffler.plan(batch))
+
+
+def test_costs_and_rules_that_do_not_fit_are_errors(pools):
+    expected = [
+        "prefix_cost is",
+        "prefix_cost returned float64",
+        "prefix_cost returned -",
+        "prefix_cost decreases from",
+        "check head, and the tokens of each ItemGroup",
+        "check head, and the tokens of each ItemGroup",
+        "check the rule of 'loss_tokens'",
+    ]
+    ranks = pools(2).run(_wrong_contracts)
+    for errors in ranks:
+        for error, part in zip(errors, expected, strict=False):
+            assert part in error
+    # Only the rank that has the sample can see that its fields disagree.
+    assert "get_tokens counts" in ranks[1][-2] and "get_loss_tokens counts" in ranks[1][-1]

@@ -1,0 +1,65 @@
+"""Each field that extensions make has memory of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from commons.distributed import BatchShuffler
+from commons.extensions.controller import merge, split_balanced
+from commons.extensions.micro_batches import MicroBatches
+from commons.extensions.unshuffle import Unshuffle
+from tests.commons.distributed.shufflers import FieldShuffler
+from tests.drawn_batches import draw_batch
+from tests.on_ranks import on_ranks
+from tests.own_memory import check_own_memory
+
+
+def test_chunks_and_what_is_merged_of_them_share_no_memory():
+    loaded = draw_batch(np.random.default_rng(0), 0, 9, 8)
+    chunks, order = split_balanced(loaded, 3, loaded.workload + 1)
+    for number, chunk in enumerate(chunks):
+        check_own_memory(chunk, loaded, *chunks[number + 1 :])
+    check_own_memory(merge(chunks, order), loaded, *chunks)
+
+
+@pytest.mark.parametrize("num_samples", [(6, 5), (1, 0)])
+@on_ranks(2)
+def test_micro_batches_and_values_that_return_share_no_memory(num_samples):
+    micro, unshuffle, rank = MicroBatches(max_tokens=8), Unshuffle(), dist.get_rank()
+    shuffler = FieldShuffler(extensions=[micro, unshuffle], equal_rows=False)
+    loaded = draw_batch(np.random.default_rng(rank), 100 * rank, 6, num_samples[rank])
+    plan = shuffler.plan(loaded)
+    batch = shuffler.exchange(loaded, plan)
+    parts = micro.micro_batches(batch, plan)
+    for number, part in enumerate(parts):
+        check_own_memory(part, batch, loaded, *parts[number + 1 :])
+    values = [{"extensions": part.features, "jagged": part.jagged, "flags": part.flags} for part in parts]
+    joined = micro.join_values(values, plan)
+    check_own_memory(joined, *parts)
+    check_own_memory(unshuffle.unshuffle(joined, plan), joined, *parts)
+
+
+class IdleShuffler(BatchShuffler):
+    """Nothing costs anything, so that nothing moves."""
+
+    def get_workloads(self, batch):
+        return 0 * batch["tokens"]
+
+    def get_tokens(self, batch):
+        return batch["tokens"]
+
+
+@on_ranks(2)
+def test_a_rank_without_samples_gets_a_row_for_each_micro_batch():
+    micro, rank = MicroBatches(max_tokens=8), dist.get_rank()
+    shuffler = IdleShuffler(extensions=[micro], equal_rows=False)
+    loaded = {"tokens": torch.tensor([8, 8, 8]), "ids": torch.arange(3)}
+    plan = shuffler.plan(loaded if rank else None)
+    batch = shuffler.exchange(loaded if rank else shuffler.padding_batch(), plan)
+    parts = micro.micro_batches(batch, plan)
+    assert plan.num_placed.tolist() == [0, 3] and len(parts) == 3
+    for number, part in enumerate(parts):
+        check_own_memory(part, *parts[number + 1 :])

@@ -1,0 +1,127 @@
+"""Pieces of samples with the way back, verification, groups, and costs that are learned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from commons.distributed import Extension, ShufflePlan, ShufflerSettings
+from commons.distributed.row_table import RowTable
+from commons.extensions.micro_batches import MicroBatches
+from commons.extensions.pieces import Pieces
+from commons.extensions.sample_groups import SampleGroups
+from commons.extensions.unshuffle import Unshuffle
+from commons.extensions.verification import Verification
+from tests.commons.distributed.loaded_batches import BOTH
+from tests.commons.extensions.learned_costs.learning_pipelines import check_resumed
+from tests.commons.extensions.pieces.cut_samples import (
+    AheadBatch,
+    ahead_batch,
+    batch_of,
+    loaded_by,
+    placed,
+)
+from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
+from tests.commons.extensions.pieces.ranking_on_pieces import sharded_model_for_pieces
+from tests.commons.histories import TokenShuffler, drawn_lengths
+
+
+def own_items(batch: AheadBatch) -> JaggedTensor:
+    """Returns the items of each row without the one after them."""
+    items, places = batch.features["item"], batch.pieces.rows
+    parts = [
+        items.values()[start : start + int(last - first)]
+        for start, first, last in zip(
+            items.offsets().tolist(), places["first_item"], places["last_item"], strict=False
+        )
+    ]
+    lengths = places["last_item"] - places["first_item"]
+    return JaggedTensor(torch.cat(parts), lengths=torch.from_numpy(lengths))
+
+
+def _there_and_back(exchange: str, num_real: tuple[int, ...], seed: int) -> bool:
+    """Returns whether a sample was cut."""
+    rank = dist.get_rank()
+    rng = np.random.default_rng(seed + 100 * rank)
+    batch = ahead_batch(rng, rng.integers(0, 12, num_real[rank]), 5 - num_real[rank])
+    unshuffle = Unshuffle()
+    extensions = [unshuffle, Verification(), DrawnCuts(seed)]
+    shuffler = TokenShuffler(extensions=extensions, equal_rows=False, exchange=exchange)
+    plan = shuffler.plan(batch)
+    if plan.rows.starts_sample.all():
+        return False
+    arrived = shuffler.exchange(batch, plan)
+    items, number = unshuffle.unshuffle((own_items(arrived), arrived.number), plan)
+    expected = batch.features["item"]
+    assert torch.equal(number, batch.number)
+    assert torch.equal(items.values(), expected.values()) and torch.equal(items.lengths(), expected.lengths())
+    return True
+
+
+@pytest.mark.parametrize("exchange", BOTH)
+@pytest.mark.parametrize("num_real", [(5, 3), (4, 0, 5)])
+def test_results_of_pieces_come_back_as_those_of_samples(pools, exchange, num_real):
+    pool = pools(len(num_real))
+    assert sum(pool.run(_there_and_back, exchange, num_real, seed)[0] for seed in range(4)) >= 2
+
+
+def test_pieces_are_not_divided_into_micro_batches():
+    message = "pieces excludes micro_batches: pieces of a sample are computed at once"
+    with pytest.raises(ValueError, match=message):
+        TokenShuffler(equal_rows=False, extensions=[MicroBatches(8), Pieces()])
+
+
+def _imbalance(plan: ShufflePlan) -> float:
+    return plan.loads.max() / max(plan.loads.mean(), 1)
+
+
+def _groups_per_rank(samples: RowTable, plan: ShufflePlan) -> int:
+    return len(
+        set(
+            zip(
+                samples.columns["groups"][plan.rows.sample_of].tolist(),
+                plan.destination.tolist(),
+                strict=True,
+            )
+        )
+    )
+
+
+def test_pieces_under_max_tokens_keep_groups_together():
+    """With groups nothing is refused that has a place without, and ranks share fewer groups."""
+    apart = together = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        rows, num_ranks = rng.integers(2, 9, 2).tolist()
+        lengths = drawn_lengths(np.random.default_rng(seed), rows * num_ranks)
+        samples, cutting = loaded_by([rows] * num_ranks, batch_of("history", lengths))
+        settings = partial(ShufflerSettings, equal_rows=False)
+        num_samples = len(samples.workloads)
+        groups = rng.integers(0, max(num_samples // 3, 1), num_samples)
+        with_groups = replace(samples, columns={"groups": groups})
+        cap = int(samples.tokens.sum() / samples.num_ranks * rng.choice([1.02, 1.1, 1.3]))
+        try:
+            alone = placed(samples, cutting, settings(max_tokens=cap))
+        except ValueError:
+            continue
+        plan = placed(with_groups, cutting, settings(max_tokens=cap), [SampleGroups("user")])
+        assert np.array_equal(plan.rows.columns["groups"], groups[plan.rows.sample_of])
+        assert np.bincount(plan.destination, plan.rows.tokens).max() <= cap
+        assert _imbalance(plan) <= max(_imbalance(alone), 1.011)
+        apart += _groups_per_rank(with_groups, alone)
+        together += _groups_per_rank(with_groups, plan)
+    assert 0 < together < 0.9 * apart
+
+
+def _splitting() -> list[Extension]:
+    return [Pieces(), Verification()]
+
+
+def test_a_resumed_pipeline_plans_as_the_one_that_went_on(pools):
+    pools(2).run(check_resumed, "native", {}, sharded_model_for_pieces, _splitting)

@@ -1,0 +1,242 @@
+"""Outputs of all kinds come back; values that do not fit the plan are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from commons.distributed import BatchShuffler, ShufflePlan
+from commons.extensions.unshuffle import Unshuffle
+from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
+from tests.commons.distributed.counted_collectives import (
+    no_synchronization,
+    recorded_collectives,
+)
+from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.loaded_batches import (
+    BOTH,
+    agreed,
+    check_identical,
+    expected_outputs,
+    lopsided_batch,
+    model_outputs,
+    sample_ids,
+)
+from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
+from tests.commons.pipeline.click_models import check_trained, trained
+from tests.drawn_batches import draw_batch
+
+
+def back_of(shuffler: BatchShuffler) -> Callable[[Any, ShufflePlan], Any]:
+    """Returns the way back of a shuffler."""
+    (unshuffle,) = shuffler.extensions
+    assert isinstance(unshuffle, Unshuffle)
+    return unshuffle.unshuffle
+
+
+def returning(*arguments: Any, **settings: Any) -> FieldShuffler:
+    return FieldShuffler(*arguments, extensions=[Unshuffle()], **settings)
+
+
+FIELDS = ("scores", "keyed", "tokens", "right")  # of the outputs
+
+
+def _there_and_back(case: Case, padded: bool) -> None:
+    """Checks that a batch comes back, and outputs, all together and one field alone."""
+    step, alone = exchanged(case), FIELDS[case.seed % len(FIELDS)]
+    if step is None:
+        return
+    shuffler, plan, brought, moved = step
+    check_identical(back_of(shuffler)(moved, plan), brought)
+    outputs, expected = model_outputs(moved, padded), expected_outputs(brought)
+    check_identical(back_of(shuffler)(outputs, plan), expected)
+    check_identical(back_of(shuffler)(outputs[alone], plan), expected[alone], alone)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    case=st.sampled_from([2, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, extensions=[[Unshuffle()]])),
+    padded=st.booleans(),
+)
+def test_results_come_back_to_their_rows(pools, case, padded):
+    pools(len(case.batches)).run(_there_and_back, case, padded)
+
+
+def _container_there_and_back(kind: str, seed: int, rows: tuple[int | None, ...], settings: dict) -> None:
+    """Checks a step in which ranks with None have no batch."""
+    shuffler, rank = ContainerShuffler(**settings), dist.get_rank()
+    batch = None if rows[rank] is None else make_batch(kind, seed, 1000 * (rank + 1), rows[rank])
+    plan = shuffler.plan(batch)
+    moved = shuffler.exchange(shuffler.prepare(batch, plan), plan)
+    back = back_of(shuffler)(moved, plan)
+    if batch is not None:
+        check_identical(*((vars(back), vars(batch)) if kind == "torchrec" else (back, batch)))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 10**6),
+    rows=st.tuples(st.integers(1, 5), st.integers(1, 5), st.none() | st.integers(1, 5)),
+    exchange=st.sampled_from(BOTH),
+    equal_rows=st.booleans(),
+)
+def test_any_container_comes_back(pools, kind, seed, rows, exchange, equal_rows):
+    changed = {"exchange": exchange, "equal_rows": equal_rows, "extensions": [Unshuffle()]}
+    pools(3).run(_container_there_and_back, kind, seed, rows, changed)
+
+
+def _after_the_last_batch() -> None:
+    shuffler = agreed(returning())
+    plan = shuffler.plan(None)
+    assert not plan.has_batch
+    padding = shuffler.padding_batch()
+    moved = shuffler.exchange(padding, plan)
+    check_identical(moved, padding)
+    check_identical(back_of(shuffler)(moved, plan), padding)
+    check_identical(back_of(shuffler)(torch.ones(1, 2), plan), torch.zeros(1, 2))
+
+
+def _other_outputs() -> None:
+    shuffler = agreed(returning())
+    batch = lopsided_batch()
+    plan = shuffler.plan(batch)
+    assert plan.moves
+    ids = shuffler.exchange(batch, plan).matrix[:, 0, 0]
+    learned = (ids * torch.ones((), dtype=ids.dtype, requires_grad=True))[:, None]
+    assert back_of(shuffler)(learned, plan)[:, 0].tolist() == sample_ids(batch)
+    assert back_of(shuffler)(learned.cfloat(), plan)[:, 0].real.tolist() == sample_ids(batch)
+    transposed = torch.stack([ids, -ids]).T
+    assert back_of(shuffler)(transposed, plan)[:, 1].tolist() == [-s for s in sample_ids(batch)]
+    without_bytes = torch.zeros(int(plan.num_rows[dist.get_rank()]), 0)
+    assert back_of(shuffler)(without_bytes, plan).shape == (4, 0)
+
+
+@pytest.mark.parametrize("run", [_after_the_last_batch, _other_outputs])
+def test_padding_and_unusual_tensors_come_back(pools, run: Callable[[], None]):
+    pools(2).run(run)
+
+
+def _errors() -> list[str]:
+    shuffler = agreed(returning())
+    plan = shuffler.plan(draw_batch(np.random.default_rng(0), 0, 4, 3))
+    real = int(plan.num_placed[dist.get_rank()])
+    wrong: list[Any] = [
+        torch.zeros(5),
+        torch.zeros(real - 1),
+        JaggedTensor(torch.zeros(0), lengths=torch.zeros(7).int()),
+        {"rows": torch.zeros(4), "samples": torch.zeros(real)},
+        torch.zeros(()),
+    ]
+    return [error_of(back_of(shuffler), given, plan) for given in wrong]
+
+
+def test_values_of_other_rows_are_refused(pools):
+    expected = [
+        "unshuffle got 5 rows in 'values', expected 4, as the exchange gave this rank, or 3 without",
+        "got 2 rows",
+        "got 7 rows",
+        "got 3 rows in 'samples'",
+        "0-d",
+    ]
+    for errors in pools(2).run(_errors):
+        for error, part in zip(errors, expected, strict=True):
+            assert error.startswith("ValueError") and part in error
+
+
+def test_a_rank_alone_gets_its_rows_back_with_padding():
+    batch = draw_batch(np.random.default_rng(0), 0, 4, 3)
+    shuffler = returning()
+    plan = shuffler.plan(batch)
+    check_identical(back_of(shuffler)(batch, plan), batch)
+    assert torch.equal(back_of(shuffler)(batch.small, plan), batch.small)
+    assert torch.equal(back_of(shuffler)(batch.small[:3], plan), batch.small)
+    with pytest.raises(ValueError, match="unshuffle got 99 rows"):
+        back_of(shuffler)(torch.ones(99), plan)
+
+
+def _values_of_kinds() -> tuple[bool, list[str]]:
+    """Returns whether dicts in two orders come back, and the errors of values that differ between ranks."""
+    rank, shuffler = dist.get_rank(), agreed(returning())
+    batch = lopsided_batch()
+    plan = shuffler.plan(batch)
+    ids = shuffler.exchange(batch, plan).matrix[:, 0, 0].clone()
+    ones = torch.ones(len(ids), dtype=torch.int32)
+    named = {"positive": ids, "negative": -ids}
+    returned = back_of(shuffler)(dict(reversed(named.items())) if rank else named, plan)
+    keys = ["p", "q"] if rank else ["q", "p"]
+    of_ranks: list[Any] = [
+        ids.float() if rank else ids.float().view(torch.int32),
+        ids[:, None].expand(-1, 2 - rank).reshape(-1, 2 - rank),
+        {"score" if rank else "scores": ids},
+        KeyedJaggedTensor(keys, torch.cat([ids, ids]), lengths=torch.cat([ones, ones])),
+        JaggedTensor(ids, lengths=ones.long() if rank else ones),
+    ]
+    errors = [error_of(back_of(shuffler), values, plan) for values in of_ranks]
+    again = back_of(shuffler)(named, plan)  # after errors of all ranks, the next call is like any other
+    expected = sample_ids(batch)
+    comes_back = all(
+        values["positive"].tolist() == expected and values["negative"].tolist() == [-s for s in expected]
+        for values in (returned, again)
+    )
+    return comes_back, errors
+
+
+def test_values_of_another_kind_on_one_rank_are_refused_on_all_and_the_order_of_names_is_not(pools):
+    results = pools(2).run(_values_of_kinds)
+    assert results[0] == results[1]
+    comes_back, errors = results[0]
+    assert comes_back
+    differences = [
+        "field '' has dtype torch.float32, expected torch.int32",
+        "field '' has trailing_shape (1,), expected (2,)",
+        "field 'scores' is missing",
+        "field '' has keys ('p', 'q'), expected ('q', 'p')",
+        "field '' has lengths_dtype torch.int64, expected torch.int32",
+    ]
+    for error, difference in zip(errors, differences, strict=True):
+        assert error.startswith("ValueError: unshuffle got other values on rank 1 than on rank 0: ")
+        assert difference in error
+
+
+def _collectives_of_unshuffle() -> list[list[str]]:
+    """Returns the collectives of a first call for each kind of values, and of a second one."""
+    shuffler = agreed(returning())
+    batch = lopsided_batch()
+    plan = shuffler.plan(batch)
+    moved = shuffler.exchange(batch, plan)
+    kinds = moved.small, {"small": moved.small, "matrix": moved.matrix}, moved.weighted, moved
+    counted = []
+    for values in (*kinds, *kinds):
+        with recorded_collectives() as calls:
+            back_of(shuffler)(values, plan)
+        counted.append([name for name, _ in calls])
+    with no_synchronization():
+        back_of(shuffler)(moved.small[: moved.num_samples].clone(), plan)
+    return counted
+
+
+def test_unshuffle_takes_one_collective_and_one_more_for_lengths_and_for_a_first_call(pools):
+    one, two = ["all_to_all_single"], ["all_to_all_single"] * 2
+    later = [one, one, two, two]
+    first = [["all_gather", *calls] for calls in later]
+    assert pools(2).run(_collectives_of_unshuffle) == [first + later] * 2
+
+
+def unshuffled(shuffler: FieldShuffler, plan: ShufflePlan, output: Any) -> tuple[list[int], torch.Tensor]:
+    """Returns the numbers of the samples that this rank has loaded, and the score of each."""
+    numbers = np.flatnonzero(plan.rows.home == dist.get_rank()).tolist()
+    return numbers, back_of(shuffler)(output, plan)[: len(numbers)]
+
+
+@pytest.mark.parametrize("kind", ["dict", "padded"])
+def test_outputs_of_a_pipeline_come_back(pools, kind):
+    check_trained(pools(2).run(trained, kind, "native", {}, {"extensions": [Unshuffle()]}, unshuffled))
