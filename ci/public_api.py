@@ -1,0 +1,110 @@
+"""Writes docs/api.md, the names and parameters that are the public API: `python -m ci.public_api`.
+
+A test compares the page with the code, so a change of the API shows in a change of the page.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import commons
+
+PAGE = Path(__file__).parents[1] / "docs" / "api.md"
+PACKAGES = (
+    *("sequence_batch", "partition", "distributed", "pipeline", "perf_model"),
+    *(f"extensions.{name}" for name in ("sample_groups", "pieces", "micro_batches", "learned_costs")),
+    *("extensions.unshuffle", "extensions.verification", "extensions.controller"),
+    *("check_equal", "balance_meter", "datasets", "training", "unbounded_ids"),
+)
+INTRODUCTION = """\
+# Public API
+
+`rebalance` of `workload_balancer.partition` is on this page, for example: its name, its parameters and their
+defaults are public. What is not here may change in any version. A change of this page is a line in the
+[changelog](../CHANGELOG.md). `python -m ci.public_api` writes it, and a test compares it with the code.
+"""
+
+
+def make_page() -> str:
+    """Returns the page as Markdown."""
+    sections = [INTRODUCTION]
+    for package in PACKAGES:
+        module = import_module(f"commons.{package}")
+        public = {name: getattr(module, name) for name in sorted(_public_names(module))}
+        lines = [_entry(name, value, list(public.values())) for name, value in public.items()]
+        sections.append("\n".join([f"## {package}", "", *lines, ""]))
+    return "\n".join(sections)
+
+
+def _public_names(module: ModuleType) -> list[str]:
+    """Returns what a package exports, or the names without underscore that a module of one file defines."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+
+
+def _entry(name: str, value: object, public: list[object]) -> str:
+    """Returns a line, and one more for each member of a class that no other of the public ones defines."""
+    if not callable(value):
+        return f"- `{name}`"
+    lines = [f"- `{name}{_parameters(value)}`"]
+    if inspect.isclass(value):
+        lines += [f"  - `{member}`" for member in sorted(_members(value, public))]
+    return "\n".join(lines)
+
+
+def _members(of: type, public: list[object]) -> Iterator[str]:
+    """Yields the methods and properties of a class that no other library or public class defines."""
+    bases = [each for each in of.__mro__ if each.__module__.split(".")[0] == commons.__name__]
+    own = [each for each in bases if each is of or each not in public]
+    for name in {name for each in own for name in vars(each) if not name.startswith("_")}:
+        member = inspect.getattr_static(of, name)
+        if isinstance(member, staticmethod | classmethod):
+            member = member.__func__
+        if inspect.isfunction(member):
+            yield f"{name}{_parameters(member)}"
+        elif isinstance(member, property) or hasattr(member, "func"):  # a cached property has one
+            yield name
+
+
+def _parameters(function: object) -> str:
+    """Returns the signature without types and without `self`."""
+    try:
+        signature = inspect.signature(function)  # type: ignore[arg-type]
+    except ValueError:  # of a class in C
+        return "(…)"
+    parameters = [
+        each.replace(annotation=inspect.Parameter.empty, default=_shown(each.default))
+        for name, each in signature.parameters.items()
+        if name not in ("self", "cls")
+    ]
+    return str(inspect.Signature(parameters))
+
+
+class _Text:
+    """A default that is shown as it is written."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _shown(default: object) -> object:
+    """Returns a default, or "…" for an object whose text changes from process to process."""
+    if default is inspect.Parameter.empty:
+        return default
+    return _Text("…") if " at 0x" in repr(default) or "factory" in repr(default) else default
+
+
+if __name__ == "__main__":
+    PAGE.write_text(make_page())
