@@ -41,7 +41,7 @@ def add_up(ranks: int, node_gbit: float = NODE_GBIT, gpu_gbit: float = GPU_GBIT)
         "hidden behind the step before": rounds + plan["median"],
         "host time of the exchange, measured": exchange["median"],
         "bytes ÷ bandwidth, computed": wire,
-        "added to a step, at most": exchange["median"] + wire,
+        "added to a step, without NCCL's latency": exchange["median"] + wire,
     }
 
 

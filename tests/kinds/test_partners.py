@@ -303,6 +303,28 @@ def test_an_evaluation_pipeline_of_torchrec_between_steps_does_not_disturb_train
     assert trained(True) == pytest.approx(trained(False), rel=1e-6)
 
 
+def outputs_of(pipeline: Any, loader: Iterator[Any]) -> Iterator[Any]:
+    """Yields what a pipeline returns until its loader ends."""
+    while True:
+        try:
+            yield pipeline.progress(loader)
+        except StopIteration:
+            return
+
+
+@on_ranks(2)
+def test_one_evaluation_pipeline_of_torchrec_sees_all_batches_after_each_reset():
+    model, optimizer = sharded_ranking_model(0.1)
+    evaluation, rows = EvalPipelineSparseDist(model, optimizer, CPU), []
+    for _ in losses_of(pipeline_of("native", model, optimizer, TokenShuffler()), drawn(3)):
+        model.eval()
+        with torch.no_grad():
+            rows.append([len(output.lengths()) for output in outputs_of(evaluation, iter(drawn(2)))])
+        evaluation.reset()
+        model.train()
+    assert rows == [[3, 3]] * 3
+
+
 @pytest.mark.parametrize("cap", [None, 10])
 @on_ranks(2)
 def test_gradient_accumulation_of_torchrec_adds_up_the_gradients_of_balanced_steps(cap):
