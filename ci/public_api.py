@@ -23,19 +23,20 @@ PACKAGES = (
 INTRODUCTION = """\
 # Public API
 
-`rebalance` of `workload_balancer.partition` is on this page, for example: its name, its parameters and their
-defaults are public. What is not here may change in any version. A change of this page is a line in the
-[changelog](../CHANGELOG.md). `python -m ci.public_api` writes it, and a test compares it with the code.
+These names, their parameters and their defaults stay as they are in all versions 0.1. Anything else may change in
+any version. What each does is in its docstring: `help(workload_balancer.partition.rebalance)`, for example. A
+change of this page is a line in the [changelog](../CHANGELOG.md). `python -m ci.public_api` writes the page, and a
+test compares it with the code.
 """
 
 
 def make_page() -> str:
     """Returns the page as Markdown."""
+    modules = {package: import_module(f"commons.{package}") for package in PACKAGES}
+    public = [getattr(module, name) for module in modules.values() for name in _public_names(module)]
     sections = [INTRODUCTION]
-    for package in PACKAGES:
-        module = import_module(f"commons.{package}")
-        public = {name: getattr(module, name) for name in sorted(_public_names(module))}
-        lines = [_entry(name, value, list(public.values())) for name, value in public.items()]
+    for package, module in modules.items():
+        lines = [_entry(name, getattr(module, name), public) for name in sorted(_public_names(module))]
         sections.append("\n".join([f"## {package}", "", *lines, ""]))
     return "\n".join(sections)
 

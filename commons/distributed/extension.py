@@ -167,7 +167,7 @@ def order_extensions(extensions: Sequence[Extension]) -> tuple[Extension, ...]:
 
 
 def chain(extensions: Sequence[Extension], hook: str, innermost: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function in a method of each feature that has one of its own, the first outermost."""
+    """Wraps a function in a method of each extension that has one of its own, the first outermost."""
     wrapped = innermost
     for extension in reversed(extensions):
         if getattr(type(extension), hook) is not getattr(Extension, hook):

@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import IdentityShuffler
 from tests.commons.distributed.errors_and_warnings import error_of
-from tests.commons.features.micro_batches.divided import in_micro_batches
+from tests.commons.extensions.micro_batches.divided import in_micro_batches
 from tests.commons.pipeline.click_models import (
     Clicks,
     FirstFieldShuffler,
@@ -38,7 +38,7 @@ from tests.commons.pipeline.ranking_pipelines import CPU, pipeline_of
     ],
 )
 def test_any_batch_trains_in_micro_batches_as_in_one_process(pools, kind, pipeline_name, cap):
-    settings = {"features": in_micro_batches(cap)}
+    settings = {"extensions": in_micro_batches(cap)}
     results = pools(2).run(trained, kind, pipeline_name, {}, settings, None)
     check_trained(results)
     assert all((count > 1) == (cap == 12) for *_, count in results)
@@ -70,7 +70,7 @@ def _compare_tables_alone(name: str) -> None:
         # TorchRec 1.4 shards a module under its first name only; nothing looks up what the second one keeps.
         state = sharded.state_dict().items()
         tables = {name for name, value in state if hasattr(value, "local_shards")}
-        shuffler = IdentityShuffler(features=in_micro_batches(cap))
+        shuffler = IdentityShuffler(extensions=in_micro_batches(cap))
         pipeline = pipeline_of(name, sharded, sharded.fused_optimizer, shuffler)
         num_real = 12 if dist.get_rank() else 1
         pipeline.progress(iter([padded_batch(*kjt_and_labels(0, num_real, 0), num_padding=12 - num_real)]))
@@ -97,7 +97,7 @@ class Rebuilding(Clicks):
 
 
 def _hidden_features() -> str:
-    model, shuffler = Rebuilding(), FirstFieldShuffler(features=in_micro_batches(12))
+    model, shuffler = Rebuilding(), FirstFieldShuffler(extensions=in_micro_batches(12))
     sharded = DistributedModelParallel(model, device=CPU, plan=sharding(model.tables, True))
     optimizer = torch.optim.SGD(model.head.parameters(), lr=0.5)
     pipeline = pipeline_of("none", sharded, optimizer, shuffler, "mean")

@@ -36,7 +36,7 @@ def test_micro_batches_and_values_that_return_share_no_memory(num_samples):
     parts = micro.micro_batches(batch, plan)
     for number, part in enumerate(parts):
         check_own_memory(part, batch, loaded, *parts[number + 1 :])
-    values = [{"extensions": part.features, "jagged": part.jagged, "flags": part.flags} for part in parts]
+    values = [{"features": part.features, "jagged": part.jagged, "flags": part.flags} for part in parts]
     joined = micro.join_values(values, plan)
     check_own_memory(joined, *parts)
     check_own_memory(unshuffle.unshuffle(joined, plan), joined, *parts)
