@@ -23,10 +23,10 @@ PACKAGES = (
 INTRODUCTION = """\
 # Public API
 
-These names, their parameters and their defaults stay as they are in all versions 0.1. Anything else may change in
-any version. What each does is in its docstring: `help(workload_balancer.partition.rebalance)`, for example. A
-change of this page is a line in the [changelog](../CHANGELOG.md). `python -m ci.public_api` writes the page, and a
-test compares it with the code.
+These names, their parameters and their defaults stay as they are in all versions 0.1. Anything else may
+change in any version. What each does is in its docstring: `help(workload_balancer.partition.rebalance)`, for
+example. A change of this page is a line in the [changelog](../CHANGELOG.md). `python -m ci.public_api` writes
+the page, and a test compares it with the code.
 """
 
 

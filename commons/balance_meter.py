@@ -45,9 +45,9 @@ class BalanceMeter:
             raise ValueError(f"window={window}; expected a number of steps of at least 1")
         shuffler = pipeline._stage._shuffler
         self._pipeline, self._window = pipeline, window
-        self._clock = ComputeClock.of(
-            pipeline._model, torch.device(pipeline._device), lambda: shuffler.group.wait_seconds
-        )
+        group = shuffler.group  # alone: the clock outlives no model that its shuffler holds
+        device = torch.device(pipeline._device)
+        self._clock = ComputeClock.of(pipeline._model, device, lambda: group.wait_seconds)
         self._ids = ReceivedIds(pipeline._model) if count_ids else None
         self._channel = RankGroup.of().channel()
         self.figures: dict[str, Any] = {}

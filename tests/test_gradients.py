@@ -32,9 +32,9 @@ def _compare(
     for changed in settings:
         config: dict[str, Any] = {**case.shuffler, **changed, "extensions": []}
         if config.pop("capped", False):
-            config["features"].append(MicroBatches(case.cap))
+            config["extensions"].append(MicroBatches(case.cap))
         if config.pop("verified", False):
-            config["features"].append(Verification())
+            config["extensions"].append(Verification())
         if config["type"] == "identity":
             del config["flops"]
         shuffler = BatchShufflerFactory.create_from_config(config)

@@ -35,7 +35,7 @@ MODELS = [
 
 def _shuffler(config: dict[str, Any], *extensions: Extension, **settings: Any) -> BatchShuffler:
     return BatchShufflerFactory.create_from_config(
-        {**config, "equal_rows": False, "features": extensions, **settings}
+        {**config, "equal_rows": False, "extensions": extensions, **settings}
     )
 
 

@@ -139,6 +139,8 @@ class Format:
             batch = batch.with_row_counts(dict(zip(names, padded, strict=True)))
         made = rows.view(batch)
         made.fields, made.shared_leaves = rows.fields, rows.shared_leaves
+        if names:  # what the model's batch keeps of them is recorded on streams, too
+            made.fields = {**rows.fields, "features": batch.features}
         return made
 
     def check_same(self, first: int, rank: int, other: Format) -> None:

@@ -229,11 +229,11 @@ class BatchShuffler(ABC):
         """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""
         name = type(self).__name__
         counters: dict[str, Counter] = {f"{name}.get_workloads": lambda rows: self.get_workloads(rows.batch)}
-        if _is_default(type(self).get_tokens):
+        if type(self).get_tokens is BatchShuffler.get_tokens:
             counters[f"{type(rows.batch).__name__}.num_tokens"] = Rows.num_tokens
         else:
             counters[f"{name}.get_tokens"] = lambda rows: self.get_tokens(rows.batch)
-        if _is_default(type(self).get_loss_tokens):
+        if type(self).get_loss_tokens is BatchShuffler.get_loss_tokens:
             counters[f"{type(rows.batch).__name__}.num_loss_tokens"] = Rows.num_loss_tokens
         else:
             counters[f"{name}.get_loss_tokens"] = lambda rows: self.get_loss_tokens(rows.batch)
@@ -481,7 +481,3 @@ class BatchShuffler(ABC):
                 f"fields; the plan is for {rows.num_rows} rows with {planned} elements"
                 f"{'; ' if difference else ''}{difference}: give exchange the batch that plan was made for"
             )
-
-
-def _is_default(method: Callable[..., Any]) -> bool:
-    return method.__qualname__.startswith("BatchShuffler.")

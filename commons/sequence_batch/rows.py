@@ -186,18 +186,21 @@ class Rows:
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses the rows, and the tensors that samples share."""
-        for leaf in (*self.fields.values(), *self.shared_leaves.values()):
+        for leaf in (*self.fields.values(), *self._shared_tensors().values()):
             record_stream(leaf, stream)
 
-    def _moved(self, move: Callable[[Any], Any]) -> Self:
-        shared = self.shared_leaves or {
+    def _shared_tensors(self) -> Mapping[str, Any]:
+        """Returns the tensors that all samples share, by path."""
+        return self.shared_leaves or {
             part.path: part.value
             for part in self.tree.each()
             if part.is_shared and isinstance(part.value, Leaf)
         }
+
+    def _moved(self, move: Callable[[Any], Any]) -> Self:
         fields = {name: move(field) for name, field in self.fields.items()}
         moved = self.replaced(fields, self.num_rows, self.num_samples)
-        moved.shared_leaves = {path: move(leaf) for path, leaf in shared.items()}
+        moved.shared_leaves = {path: move(leaf) for path, leaf in self._shared_tensors().items()}
         return moved
 
     def on_host(self) -> Self:

@@ -106,15 +106,17 @@ class LearnedCosts(Extension):
         """Measures the steps of a pipeline, by hooks that stay on the model."""
         check_waits(model, device, self._shuffler, loss_reduction)
         self._model = model
-        self._clock = ComputeClock.of(model, device, lambda: self._shuffler.group.wait_seconds)
+        group = self._shuffler.group  # alone: the clock outlives no model that its shuffler holds
+        self._clock = ComputeClock.of(model, device, lambda: group.wait_seconds)
 
     def forward(self, step: Step, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Measures the step, which ends with its backward."""
         span = self._clock.begin()
         result = forward(step)
-        if self._model.training and torch.is_grad_enabled():
-            self._learning.record(step.plan, span)
-        self._last = step.plan
+        if step.plan.has_batch:  # else its ranks have nothing to time, and others of the job still train
+            if self._model.training and torch.is_grad_enabled():
+                self._learning.record(step.plan, span)
+            self._last = step.plan
         return result
 
     def record(self, plan: ShufflePlan, seconds: float) -> None:
