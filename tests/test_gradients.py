@@ -40,7 +40,7 @@ def _compare(
         shuffler = BatchShufflerFactory.create_from_config(config)
         results.append(comparison(plain, steps(case.make_model(), pipeline, shuffler, [batch])))
     capped = BatchShufflerFactory.create("identity", extensions=[MicroBatches(case.cap)])
-    return results, capped.features[0].report(capped.plan(batch))["micro_batches"]
+    return results, capped.extensions[0].report(capped.plan(batch))["micro_batches"]
 
 
 # By name: real rows per rank, whether they have labels, and settings of the shuffler.

@@ -78,7 +78,7 @@ def test_rows_and_losses_do_not_depend_on_where_a_sample_is_computed(
 
 @on_ranks(2)
 def test_there_are_far_more_ids_than_rows():
-    own = torch.cat([batch.extensions["item"].values() for batch in small_dataset(120, unbounded_ids=True)])
+    own = torch.cat([batch.features["item"].values() for batch in small_dataset(120, unbounded_ids=True)])
     gathered = [own] * dist.get_world_size()
     dist.all_gather_object(gathered, own)
     assert len(torch.cat(gathered).unique()) > 10 * VOCABULARY

@@ -88,7 +88,7 @@ def _divide(case: Case) -> tuple[ShufflePlan, BalanceReport] | None:
         assert sample_contents(micro_batch) == [every[row] for row in rows]
         assert (micro_batch.batch_size, micro_batch.num_samples) == (max(len(rows), 1), len(rows))
         assert type(micro_batch) is type(moved) and micro_batch.shared is moved.shared
-        assert micro_batch.extension_to_max_seqlen == moved.extension_to_max_seqlen
+        assert micro_batch.feature_to_max_seqlen == moved.feature_to_max_seqlen
     report = BalanceReport.of(plan, case.equal_rows, extensions=shuffler.extensions[0].report(plan))
     return plan, report
 
