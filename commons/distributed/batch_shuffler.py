@@ -107,32 +107,52 @@ class BatchShuffler(ABC):
         if isinstance(cost, str):
             raise TypeError(f"{name}.cost = {cost!r}: expected a Cost; for costs that are learned, {LEARNED}")
         require_type(f"{name}.cost", cost, Cost | None)
-        self.cost, self.extensions = cost, order_extensions(extensions)
-        for extension in self.extensions:
+        shared = self.shared_fields
+        if isinstance(shared, str):
+            raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
+        self.cost, self.extensions = cost, order_extensions(())  # none yet
+        self._process_group, self._enabled = process_group, enabled
+        self._routes: tuple[tuple[ShufflePlan, Route], ...] = ()  # replaced whole: two threads read it
+        self.expects_scale = True
+        self._take(extensions)
+        warn_of_unread_method(self, {extension.reads for extension in self.extensions})
+
+    def add_extension(self, extension: Extension) -> None:
+        """Adds an extension, as if the constructor had been given it, too. Collective like the constructor.
+
+        For code that is handed a shuffler, before it plans and before a pipeline takes it.
+
+        Raises:
+            RuntimeError: a step has been planned.
+            Exception: errors of the constructor.
+        """
+        if self.format is not None:
+            raise RuntimeError(f"this {type(self).__name__} has planned a step; add {extension.name} before")
+        self._take([extension])
+
+    def _take(self, extensions: Sequence[Extension]) -> None:
+        """Makes what depends on extensions, for these and those that are here."""
+        ordered, name = order_extensions(extensions, self.extensions), type(self).__name__
+        for extension in ordered:
             extension.check(self.settings)
-        moving = [type(extension).__name__ for extension in self.extensions if extension.moves]
+        moving = [type(extension).__name__ for extension in ordered if extension.moves]
         if moving and not self.moves_samples:
-            off = f"{name}(enabled=False)" if not enabled else f"an {name}"
+            off = f"{name}(enabled=False)" if not self._enabled else f"an {name}"
             raise ValueError(
                 f"{off} moves no sample, which {' and '.join(moving)} rely on: leave them out of a run to "
                 "compare with"
             )
         # Connected here, so that no step waits for it.
-        uses = ["exchange", *(use for extension in self.extensions for use in extension.uses(job_device()))]
-        self.group = RankGroup.of(process_group, uses) if self.moves_samples else RankGroup.alone()
-        shared = self.shared_fields
-        if isinstance(shared, str):
-            raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
+        uses = ["exchange", *(use for extension in ordered for use in extension.uses(job_device()))]
+        self.group = RankGroup.of(self._process_group, uses) if self.moves_samples else RankGroup.alone()
+        self.extensions = ordered
         self._plan_within(self.group, None)
-        self._routes: tuple[tuple[ShufflePlan, Route], ...] = ()  # replaced whole: two threads read it
-        self._move = chain(self.extensions, "around_exchange", self._move_rows)
-        self.expects_scale = True
+        self._move = chain(ordered, "around_exchange", self._move_rows)
         if self.moves_samples and dist.is_initialized() and dist.get_world_size() > 1:
             # A rank alone, too: it places the others' rows in a pipeline, and would wait for them there.
-            warm_up(self.settings, self.extensions)
-        for extension in self.extensions:
+            warm_up(self.settings, ordered)
+        for extension in ordered:
             extension.is_taken = True
-        warn_of_unread_method(self, {extension.reads for extension in self.extensions})
 
     @property
     def format(self) -> Format | None:

@@ -141,8 +141,10 @@ class Extension:
         return {}
 
 
-def order_extensions(extensions: Sequence[Extension]) -> tuple[Extension, ...]:
-    """Returns the extensions, outermost first.
+def order_extensions(
+    extensions: Sequence[Extension], taken: Sequence[Extension] = ()
+) -> tuple[Extension, ...]:
+    """Returns the extensions, and those that their shuffler has `taken` before, outermost first.
 
     Raises:
         TypeError: one is no `Extension`, or they are no list.
@@ -153,10 +155,10 @@ def order_extensions(extensions: Sequence[Extension]) -> tuple[Extension, ...]:
     for extension in extensions:
         if not isinstance(extension, Extension):
             raise TypeError(f"extensions has {extension!r}; expected objects such as Pieces()")
-    ordered = tuple(sorted(extensions, key=lambda extension: (extension.order, extension.name)))
+    ordered = tuple(sorted([*taken, *extensions], key=lambda extension: (extension.order, extension.name)))
     names = [extension.name for extension in ordered]
     for extension in ordered:
-        if extension.is_taken:
+        if extension.is_taken and extension not in taken:
             raise ValueError(f"{extension.name} is part of another shuffler; make an object for each")
         if names.count(extension.name) > 1:
             raise ValueError(f"extensions has {extension.name} twice; expected one of each")

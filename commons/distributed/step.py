@@ -40,7 +40,7 @@ class Step(Pipelineable):
     failures: list[Exception] = field(default_factory=list)
 
     @property
-    def scale(self) -> float:
+    def scale_to_mean(self) -> float:
         """Factor of a rank's loss sum, for the gradient of the mean over all loss tokens; 0 without any."""
         whole = self.plan.whole
         return whole.num_ranks / whole.num_loss_tokens if whole.num_loss_tokens else 0.0
@@ -77,7 +77,8 @@ class Step(Pipelineable):
 
 def check_not_hidden(batch: Any) -> None:
     """Raises a TypeError if TorchRec would find an attribute of a step in place of the batch's own."""
-    for name in Step.__dataclass_fields__:
+    names = Step.__dataclass_fields__.keys() | {name for name in dir(Step) if not name.startswith("_")}
+    for name in sorted(names):
         if tensors_and_arrays(take_apart(getattr(batch, name, None))):
             raise TypeError(
                 f"a {type_name(batch)} has tensors in {name!r}, in place of which TorchRec would see what "

@@ -130,7 +130,7 @@ class ShuffleStage:
         is_copy = not (step.plan.num_placed[self.rank] or step.rows.pads)
         if is_copy and not self._model.training:
             output = without_copied_row(output)
-        return total * step.scale, total.detach(), output
+        return total * step.scale_to_mean, total.detach(), output
 
     @property
     def runs_in_parts(self) -> list[str]:

@@ -69,8 +69,10 @@ class TrainingTask:
     def make_shuffler(self, args: TrainerArgs, *extensions: Extension) -> BatchShuffler:
         """Creates the shuffler that the arguments name, with more extensions. Collective over all ranks.
 
-        A user's own shuffler gets the settings of `ShufflerSettings` that differ from their defaults, and
-        extensions, as keyword arguments. Its method `get_groups` asks for the extension `SampleGroups`.
+        A user's own shuffler gets the settings of `ShufflerSettings` that differ from their defaults, and the
+        extensions that flags ask for, as keyword arguments. So without such flags it needs to take none; more
+        extensions are added to it once it is made. Its method `get_groups` asks for the extension
+        `SampleGroups`.
 
         Raises:
             KeyError: an unknown name.
@@ -97,9 +99,11 @@ class TrainingTask:
                 )
                 tells_groups = ""
         with errors_name_flags():
-            if all_extensions := [*extensions, *make_extensions(args, tells_groups)]:
-                settings["extensions"] = all_extensions
+            if asked := make_extensions(args, tells_groups):
+                settings["extensions"] = asked
             shuffler = BatchShufflerFactory.create(name, **settings)
+            for extension in extensions:
+                shuffler.add_extension(extension)
         if args.single_rank_load and shuffler.group.num_ranks < dist.get_world_size():
             raise ValueError(
                 f"TrainerArgs.single_rank_load: batch shuffler {name!r} balances among "

@@ -98,7 +98,7 @@ class MicroBatches(Extension):
             return forward(step)
         model, reduction = self._model, self._loss_reduction
         return run_micro_batches(
-            model, step.batch, self._shuffler, step.plan, reduction, step.scale, step.failures
+            model, step.batch, self._shuffler, step.plan, reduction, step.scale_to_mean, step.failures
         )
 
     def report(self, plan: ShufflePlan) -> Mapping[str, Any]:

@@ -208,6 +208,51 @@ def test_a_extension_serves_one_shuffler():
         FieldShuffler(extensions=[extension])
 
 
+class Connected(Noting):
+    """Needs a process group of its own."""
+
+    def uses(self, device):
+        return (self.name,)
+
+
+def _notes_of_added_ones() -> list[str]:
+    notes: list[str] = []
+    a, b, c = (Connected(name, order, notes) for order, name in enumerate("abc"))
+    shuffler, batch = FieldShuffler(extensions=[b]), lopsided_batch()
+    shuffler.add_extension(c)
+    notes.clear()
+    shuffler.add_extension(a)
+    assert shuffler.extensions == (a, b, c) and all(each.is_taken for each in (a, b, c))
+    plan = shuffler.plan(batch)
+    shuffler.exchange(batch, plan)
+    shuffler.scale(torch.zeros(()), plan, None)
+    for name in "abc":
+        assert dist.get_world_size(shuffler.group.group_for(name, torch.device("cpu"))) == 2
+    assert "has planned a step; add named before" in error_of(shuffler.add_extension, Named())
+    return notes
+
+
+def test_an_added_extension_is_as_one_given_to_the_constructor(pools):
+    assert pools(2).run(_notes_of_added_ones) == [NOTES] * 2
+
+
+def test_an_added_extension_is_checked_as_one_given_to_the_constructor():
+    shuffler = FieldShuffler(extensions=[Named("a", excludes={"b": "both want the last word"})])
+    refused = [
+        error_of(shuffler.add_extension, Named("a")),
+        error_of(shuffler.add_extension, Named("b")),
+        error_of(shuffler.add_extension, *shuffler.extensions),
+        error_of(FieldShuffler().add_extension, *shuffler.extensions),
+    ]
+    assert refused == [
+        "ValueError: extensions has a twice; expected one of each",
+        "ValueError: a excludes b: both want the last word",
+        "ValueError: extensions has a twice; expected one of each",
+        "ValueError: a is part of another shuffler; make an object for each",
+    ]
+    assert len(shuffler.extensions) == 1
+
+
 def _posts(counts: list[int]) -> list[list[list[int]]]:
     extensions = [Posting(f"{i}", i, count) for i, count in enumerate(counts)]
     shuffler = FieldShuffler(extensions=extensions[::-1])

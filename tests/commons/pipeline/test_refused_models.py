@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torchrec import EmbeddingCollection, EmbeddingConfig
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShufflerFactory
 from commons.pipeline import TrainPipelineFactory
@@ -40,6 +41,13 @@ class CountingModel(LoopingModel):
         return rows[0].sum() * int(batch.features.lengths().sum()), None
 
 
+class ModelOfScale(LoopingModel):
+    """Looks up a field that is named `scale`."""
+
+    def forward(self, batch):
+        return self.embeddings(batch.scale)["item"].values().sum(), None
+
+
 class Returning(torch.nn.Module):
     """Returns a loss in its own way."""
 
@@ -66,9 +74,11 @@ def test_a_pipeline_without_a_shuffler_says_how_to_make_one(name):
 
 @dataclass(eq=False)
 class Planned(BaseBatch):
-    """Has a field of a name that a step has, too."""
+    """Has fields whose names a step could have, too."""
 
     plan: torch.Tensor | None = None
+    let_go: torch.Tensor | None = None
+    scale: KeyedJaggedTensor | None = None
 
 
 def _error_of_model(name: str, model: torch.nn.Module, **more: Any) -> str:
@@ -98,8 +108,16 @@ def test_models_and_devices_that_a_pipeline_cannot_run_are_refused():
 
 @on_ranks(2)
 def test_fields_that_a_step_would_hide_from_torchrec_are_refused():
-    assert "Planned has tensors in 'plan'" in _error_of_model("native", RankingModel(), plan=torch.ones(1))
-    assert "Planned" not in _error_of_model("none", RankingModel(), plan=torch.ones(1))
+    for name in ("plan", "let_go"):
+        field = {name: torch.ones(1)}
+        assert f"Planned has tensors in {name!r}" in _error_of_model("native", RankingModel(), **field)
+        assert "Planned" not in _error_of_model("none", RankingModel(), **field)
+
+
+@on_ranks(2)
+def test_a_field_may_be_named_scale():
+    ids = KeyedJaggedTensor(["item"], torch.arange(3), lengths=torch.tensor([3]))
+    assert _error_of_model("native", ModelOfScale(), scale=ids) == "no error"
 
 
 @on_ranks(2)

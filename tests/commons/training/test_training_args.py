@@ -9,8 +9,10 @@ import torch
 from commons.distributed import BatchShuffler, BatchShufflerFactory
 from commons.extensions.learned_costs.learned_costs import SPEED_LIMIT
 from commons.extensions.micro_batches.divided_batch import COLUMN
+from commons.extensions.unshuffle import Unshuffle
 from commons.perf_model import Cost
 from commons.training import TrainerArgs, TrainingTask
+from commons.training.step_vote import StepVote
 from tests.commons.training.small_task import small_task
 from tests.hstu.hstu_samples import Sample, hstu_batch
 from tests.on_ranks import on_ranks
@@ -123,21 +125,38 @@ def test_defaults_are_those_of_the_extensions():
     assert TrainerArgs.balance_speed_limit == SPEED_LIMIT
 
 
-class _Grouped(BatchShuffler):
+class _Plain(BatchShuffler):
     def get_workloads(self, batch):
         return batch.num_tokens()
 
+
+class _Grouped(_Plain):
     def get_groups(self, batch):
         return torch.arange(batch.batch_size)
 
 
-def _shuffler(**settings) -> BatchShuffler:
-    BatchShufflerFactory.register("grouped", _Grouped)
+class _WithoutArguments(_Plain):
+    def __init__(self):
+        super().__init__(partitioner="refined")
+
+
+class _WithExtensions(_Plain):
+    def __init__(self, **settings):
+        super().__init__(extensions=[Unshuffle()], **settings)
+
+
+OWN = {"grouped": _Grouped, "without arguments": _WithoutArguments, "with extensions": _WithExtensions}
+
+
+def _shuffler(*extensions, **settings) -> BatchShuffler:
+    for name, kind in OWN.items():
+        BatchShufflerFactory.register(name, kind)
     args = TrainerArgs(train_batch_size=1, enable_balanced_shuffler=True, **settings)
     try:
-        return small_task().make_shuffler(args)
+        return small_task().make_shuffler(args, *extensions)
     finally:
-        BatchShufflerFactory.unregister("grouped")
+        for name in OWN:
+            BatchShufflerFactory.unregister(name)
 
 
 def test_the_shufflers_own_groups_are_heeded():
@@ -149,6 +168,20 @@ def test_the_shufflers_own_groups_are_heeded():
 @on_ranks(2)
 def test_partitioners_that_take_no_groups_ignore_the_shufflers_own():
     assert _shuffler(batch_shuffler="grouped", balance_partitioner="refined").extensions == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("grouped", {}, {"sample_groups", "step_vote"}),
+        ("without arguments", {}, {"step_vote"}),
+        ("with extensions", {"balance_partitioner": "refined"}, {"unshuffle", "step_vote"}),
+    ],
+)
+@on_ranks(2)
+def test_a_shuffler_need_not_take_what_no_flag_asks_for(name, settings, expected):
+    shuffler = _shuffler(StepVote(), batch_shuffler=name, **settings)
+    assert {extension.name for extension in shuffler.extensions} == expected
 
 
 @pytest.mark.parametrize(
