@@ -26,7 +26,8 @@ class BalanceReport:
 
     Attributes:
         loads_before, loads_after: float64 `[ranks]`, sums of costs, in `unit`.
-        job_loads_before, job_loads_after: the same, of all ranks of the job.
+        job_loads_before, job_loads_after: the same, of all ranks of the job. Where these exchange in several
+            sets, each of which may learn costs of its own, they are by the shuffler's cost.
         tokens_before, tokens_after: int64 `[ranks]`; memory of activations follows them.
         counts_after: float64 `[ranks, 2 + columns]`, samples, tokens, and the columns of `get_workloads`.
         samples_moved: samples that left the rank they were loaded on.

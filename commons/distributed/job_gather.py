@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..perf_model.cost import Cost
 from .failures import portable, raise_first
 from .rank_group import RankGroup
 from .shuffle_plan import JobStep, ShufflePlan, sum_loss_tokens
@@ -22,13 +23,14 @@ class JobGather:
     Args:
         job: all ranks. Construction is collective over them.
         rank: this process's place among the ranks of its plans.
+        cost: the shuffler's, which all ranks have alike; None for the sum of the columns of `get_workloads`.
 
     Attributes:
         channel: of all ranks, for the thread that plans.
     """
 
-    def __init__(self, job: RankGroup, rank: int) -> None:
-        self.channel, self._rank = job.channel(), rank
+    def __init__(self, job: RankGroup, rank: int, cost: Cost | None) -> None:
+        self.channel, self._rank, self._cost = job.channel(), rank, cost
 
     def share(
         self, plan: ShufflePlan | None, failure: Exception | None, posts: Mapping[str, np.ndarray]
@@ -67,9 +69,16 @@ class JobGather:
         return replace(plan, num_parts=int(columns[_PARTS].max()), job=job)
 
     def _numbers(self, plan: ShufflePlan) -> list[int]:
-        """Returns what this rank tells of a plan; floats as the integers that have their bits."""
-        rank = self._rank
-        loss_tokens = np.array([plan.loss_tokens_on(rank)], dtype=plan.rows.loss_tokens.dtype)
-        loads = np.array([plan.loads_before[rank], plan.loads[rank]])
+        """Returns what this rank tells of a plan; floats as the integers that have their bits.
+
+        Loads are in one unit on all ranks, whatever costs those that exchange have learned.
+        """
+        rank, rows = self._rank, plan.rows
+        loss_tokens = np.array([plan.loss_tokens_on(rank)], dtype=rows.loss_tokens.dtype)
+        cost = self._cost if plan.has_batch else None  # without rows there may be other columns
+        cost = cost or Cost.sum_of_columns(rows.work.shape[1])
+        workloads = cost.of(rows.starts_sample, rows.tokens, rows.work)
+        alike = replace(plan, rows=replace(rows, workloads=workloads))
+        loads = np.array([alike.loads_before[rank], alike.loads[rank]])
         bits = [*loss_tokens.view(np.int64).tolist(), *loads.view(np.int64).tolist()]
         return [plan.has_batch, int(plan.num_placed[rank]), plan.num_parts, *bits]

@@ -67,7 +67,7 @@ class Planner:
         _check_same_extensions(self.ranks, [extension.name for extension in extensions])
         described = _describe_settings(settings, extensions, cost)
         channel = group.channel()
-        self._job = None if job is None else JobGather(job, group.rank)
+        self._job = None if job is None else JobGather(job, group.rank, cost)
         agrees = channel if self._job is None else self._job.channel
         self._gather = PlanGather(channel, agrees, described, extensions, view, exchanges)
         self._place = chain(self._extensions, "place", self._place_rows)

@@ -23,7 +23,8 @@ class JobStep:
         has_batch: whether any of them loaded one.
         num_loss_tokens: of all of them; a float where they are weights.
         num_placed: int64 `[ranks]`, rows that each computes.
-        loads_before, loads: float64 `[ranks]`, sums of workloads, as loaded and as placed.
+        loads_before, loads: float64 `[ranks]`, sums of workloads, as loaded and as placed; by the shuffler's
+            cost, never by one that ranks have learned, which others have not.
         posts: int64 `[ranks, numbers]` each, what extensions posted that have a `take`, by their names.
     """
 

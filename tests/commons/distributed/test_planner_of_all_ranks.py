@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from commons.distributed import BatchShufflerFactory, IdentityShuffler
+from commons.distributed import BalanceReport, BatchShufflerFactory, Extension, IdentityShuffler
 from commons.distributed.rank_group import RankGroup
+from commons.perf_model.cost import Cost
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import lopsided_batch
@@ -47,6 +48,38 @@ def test_a_plan_in_step_with_all_ranks_is_that_of_its_group_and_tells_of_all(poo
             assert after == [loads[rank] for rank in range(3)] and (before == after) == identity
             assert sum(before) == sum(after) and sum(placed) == 12 and loss_tokens > 0
             assert posted == [10, 11, 12]
+
+
+class Learned(Extension):
+    """Balances rank 1, which exchanges with no other, by a cost that it alone has learned."""
+
+    name, order = "learned", 10
+
+    def place(self, rows, place):
+        return place(rows.with_cost(Cost((0.0, 0.0, 1000.0))) if rows.num_ranks == 1 else rows)
+
+
+def _loads_by(cost: Cost | None) -> tuple[int, list[float], list[float]]:
+    """Returns this rank's load by a shuffler's cost, and those of all ranks that a report has."""
+    pairs, rank = [dist.new_group(ranks) for ranks in ([0, 2], [1])], dist.get_rank()
+    shuffler, batch = FieldShuffler(pairs[rank % 2], cost=cost, extensions=[Learned()]), lopsided_batch()
+    shuffler.plan_over(RankGroup.of())
+    plan = shuffler.plan(batch)
+    report = BalanceReport.of(plan, equal_rows=True)
+    ended = shuffler.plan(None if rank == 1 else batch)  # a set without rows has loads, too
+    assert ended.whole.loads.tolist()[1] == 0
+    cost = cost or Cost.sum_of_columns(1)
+    own = cost.of(1, shuffler.get_tokens(batch).numpy(), batch.workload[:, None].numpy())
+    return int(own.sum()), report.job_loads_before.tolist(), report.job_loads_after.tolist()
+
+
+@pytest.mark.parametrize("cost", [None, Cost((7.0, 0.0, 3.0))])
+def test_loads_of_all_ranks_are_in_one_unit_whatever_a_set_has_learned(pools, cost):
+    results = pools(3).run(_loads_by, cost)
+    loaded = [own for own, *_ in results]
+    for _, before, after in results:
+        assert before == loaded and after[1] == loaded[1] and sum(after) == sum(loaded)
+        assert after[0] < loaded[0]
 
 
 def _failures_of_one_set(failing: int) -> tuple[str, bool, int]:
