@@ -286,7 +286,7 @@ def _check_tokens(rows: RowTable, max_tokens: int | None) -> None:
     if over.size:
         rank, row = rows.where_loaded(over[0])
         raise ValueError(
-            f"row {row} of rank {rank} has {rows.tokens[over[0]]} tokens, above "
+            f"row {row} of rank {rows.ranks[rank]} has {rows.tokens[over[0]]} tokens, above "
             f"max_tokens={max_tokens}: truncate histories, raise the limit, or override get_tokens, which "
             "counts them"
         )

@@ -16,6 +16,7 @@ from .batch_format import LIST_REMEDY, Format
 from .extension import Extension
 from .failures import portable, raise_first
 from .rank_group import Channel, to_bytes
+from .rank_sets import Ranks
 from .row_table import RowTable
 
 logger = logging.getLogger(__name__)
@@ -158,13 +159,14 @@ class PlanGather:
                 failure = error
         sent = mine, num_rows, portable(failure), self._settings, num_posted
         agrees = self._agrees
+        names = agrees.ranks
         formats, rows, failed, settings, posts = zip(*agrees.all_gather_objects(sent), strict=True)
-        _check_same_settings(settings)
-        for rank, num in enumerate(posts):
+        _check_same_settings(settings, names)
+        for rank, num in zip(names, posts, strict=True):
             if num != posts[0]:
                 raise ValueError(
-                    f"extensions of the ranks 0 and {rank} have restored different states; restore them on "
-                    "every rank"
+                    f"extensions of the ranks {names[0]} and {rank} have restored different states; restore "
+                    "them on every rank"
                 )
         raise_first(failed, failure, agrees.rank)
         ranks = [rank for rank, of_rank in enumerate(formats) if of_rank is not None]
@@ -172,9 +174,9 @@ class PlanGather:
             return
         first: Format = formats[ranks[0]]
         schemas = [None if of_rank is None else of_rank.schema for of_rank in formats]
-        _raise_if_different(first.schema, f"rank {ranks[0]}", schemas)
+        _raise_if_different(first.schema, f"rank {names[ranks[0]]}", schemas, names)
         for rank in ranks:
-            first.check_same(ranks[0], rank, formats[rank])
+            first.check_same(names[ranks[0]], names[rank], formats[rank])
         if agrees.rank == 0:
             _warn_of_shared([formats[rank].shared for rank in ranks])
         if len(ranks) < len(formats):
@@ -209,26 +211,28 @@ class PlanGather:
             failures = self._channel.all_gather_objects(portable(failure))
             raise_first(failures, failure, self._channel.rank)
         if (table[:, 0] == _CHANGED).any() and (table[:, 0] == _NO_BATCH).any() and self._moves:
+            without = np.flatnonzero(table[:, 0] == _NO_BATCH)[0]
             raise ValueError(
-                f"rank {np.flatnonzero(table[:, 0] == _NO_BATCH)[0]} has no batch in a step, and would "
+                f"rank {self._channel.ranks[without]} has no batch in a step, and would "
                 "compute samples with what they shared in the first batch, which has changed since: end all "
                 "loaders in the same step, or give shared tensors a row per sample"
             )
         differs = (table[:, 0] != _FAILED) & (table[:, 0] != _NO_BATCH) & (table[:, 1] != schema.fingerprint)
         if differs.any():
             mine = None if counted is None else counted[1].schema
-            _raise_if_different(schema, "the first batch", self._channel.all_gather_objects(mine))
+            schemas = self._channel.all_gather_objects(mine)
+            _raise_if_different(schema, "the first batch", schemas, self._channel.ranks)
 
 
-def _check_same_settings(settings: Sequence[Mapping[str, str]]) -> None:
+def _check_same_settings(settings: Sequence[Mapping[str, str]], ranks: Ranks) -> None:
     first = settings[0]
-    for rank, rank_settings in enumerate(settings):
+    for rank, rank_settings in zip(ranks, settings, strict=True):
         for name in sorted(first.keys() | rank_settings.keys()):
             here, there = first.get(name, "absent"), rank_settings.get(name, "absent")
             if here != there:
                 raise ValueError(
-                    f"rank {rank}'s shuffler has {name}={there}, that of rank 0 {here}; all ranks need the "
-                    "same settings"
+                    f"rank {rank}'s shuffler has {name}={there}, that of rank {ranks[0]} {here}; all ranks "
+                    "need the same settings"
                 )
 
 
@@ -243,8 +247,8 @@ def _warn_of_shared(hashes: Sequence[Mapping[str, int]]) -> None:
         )
 
 
-def _raise_if_different(expected: Schema, whose: str, schemas: Sequence[Schema | None]) -> None:
-    for rank, schema in enumerate(schemas):
+def _raise_if_different(expected: Schema, whose: str, schemas: Sequence[Schema | None], ranks: Ranks) -> None:
+    for rank, schema in zip(ranks, schemas, strict=True):
         difference = "" if schema is None else expected.difference(schema)
         if difference:
             raise ValueError(
@@ -261,8 +265,9 @@ def _broadcast(channel: Channel, sender: int, batch: Any) -> Any:
             pickled = to_bytes(batch)
         except Exception as error:
             failure = TypeError(
-                f"a batch of rank {sender} does not pickle ({error}), and a rank that has none yet needs it "
-                "for its type and what its samples share; keep functions and handles out of batches"
+                f"a batch of rank {channel.ranks[sender]} does not pickle ({error}), and a rank that has "
+                "none yet needs it for its type and what its samples share; keep functions and handles out "
+                "of batches"
             )
     gathered = channel.all_gather_objects((pickled, portable(failure)))
     raise_first([failed for _, failed in gathered], failure, channel.rank)

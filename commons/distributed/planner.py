@@ -155,7 +155,8 @@ class Planner:
         start = time.perf_counter()
         if rows.batch_sizes.any():
             nodes, arguments = self._group.ranks_per_node, self._arguments
-            rows = replace(rows, posts=posted, ranks_per_node=nodes, arguments=arguments)
+            ranks = self._group.ranks
+            rows = replace(rows, posts=posted, ranks=ranks, ranks_per_node=nodes, arguments=arguments)
             with named_range("## plan: placement ##"):
                 plan = self._place(self._with_cost(rows))
             if self._cost is not None:
@@ -195,9 +196,9 @@ def _describe_settings(
 def _check_same_extensions(ranks: RankGroup, names: list[str]) -> None:
     """Compares extensions before their `setup`, whose collectives would wait for ranks without them."""
     gathered = ranks.all_gather_objects(names)
-    for rank, others in enumerate(gathered):
+    for rank, others in zip(ranks.ranks, gathered, strict=True):
         if others != gathered[0]:
             raise ValueError(
-                f"rank {rank}'s shuffler has the extensions {others}, that of rank 0 {gathered[0]}; "
-                "all ranks need the same"
+                f"rank {rank}'s shuffler has the extensions {others}, that of rank {ranks.ranks[0]} "
+                f"{gathered[0]}; all ranks need the same"
             )

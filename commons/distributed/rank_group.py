@@ -49,15 +49,20 @@ class Channel:
 
     Attributes:
         rank: this process's place among the ranks.
-        num_ranks: ranks that gather.
+        ranks: ranks of the job that gather.
         group: gloo; None for a single rank.
         tag: message tag, unique to the channel within its group.
     """
 
     rank: int
-    num_ranks: int
+    ranks: Ranks
     group: dist.ProcessGroup | None
     tag: int
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that gather."""
+        return len(self.ranks)
 
     def all_gather(self, row: np.ndarray) -> np.ndarray:
         """Gathers numbers `[n]`, the same n and dtype on every rank, to `[ranks, n]`.
@@ -124,7 +129,7 @@ class RankGroup:
         self.ranks, self.rank, self.control = ranks, rank, control
         self._tags = itertools.count(1)
         self._groups: dict[tuple[str, str], dist.ProcessGroup] = {}  # by use and backend
-        self._base = Channel(rank, len(ranks), control, tag=0)
+        self._base = Channel(rank, ranks, control, tag=0)
         self.hosts: list[str] = self._base.all_gather_objects(socket.gethostname())
         self.ranks_per_node = ranks_per_node(self.hosts)
         self.wait_seconds = 0.0
@@ -175,7 +180,7 @@ class RankGroup:
         mine = np.array([next(self._tags)])
         tag = int(self._base.all_gather(mine).max())  # a rank may have made one that failed on others
         self._tags = itertools.count(tag + 1)
-        return Channel(self.rank, self.num_ranks, self.control, tag)
+        return Channel(self.rank, self.ranks, self.control, tag)
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         """Gathers anything that pickles, while something is constructed."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..perf_model.cost import Cost
+from .rank_sets import Ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,7 @@ class RowTable:
         posts: int64 `[ranks, numbers]` each, what extensions posted, by their names.
         arguments: of partitioners, by name, in place of those from settings.
         cost: of rows by their counts; None for the sum of the columns of `work`.
+        ranks: of the job, those that loaded the rows; None for 0 and those that follow.
         speeds: float64 `[ranks]`, for loads to be proportional to; None if all ranks are equally fast.
         ranks_per_node: consecutive ranks per node, where moves across nodes cost more; None if they do not.
     """
@@ -59,6 +61,7 @@ class RowTable:
     posts: Mapping[str, np.ndarray] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     cost: Cost = None  # type: ignore[assignment]
+    ranks: Ranks = None  # type: ignore[assignment]
     speeds: np.ndarray | None = None
     ranks_per_node: int | None = None
 
@@ -74,6 +77,8 @@ class RowTable:
             object.__setattr__(self, "starts_sample", np.ones(len(self.workloads), dtype=bool))
         if self.cost is None:
             object.__setattr__(self, "cost", Cost.sum_of_columns(max(self.work.shape[1], 1)))
+        if self.ranks is None:
+            object.__setattr__(self, "ranks", tuple(range(self.num_ranks)))
         for spec in fields(self):
             value = getattr(self, spec.name)
             if isinstance(value, np.ndarray):
@@ -155,7 +160,7 @@ class RowTable:
         return [np.asarray(value) for value in (*values, *columns) if value is not None]
 
     def _row_columns(self) -> list[str]:
-        others = (*self._per_rank, "columns", "posts", "arguments", "cost", "ranks_per_node")
+        others = (*self._per_rank, "columns", "posts", "arguments", "cost", "ranks", "ranks_per_node")
         return [spec.name for spec in fields(self) if spec.name not in others]
 
 

@@ -156,11 +156,11 @@ class Unshuffle(Extension):
         kind = np.array([schema.fingerprint, hash_bytes([repr(sorted(lists.items())).encode()])])
         kinds = self._channel.all_gather(kind)
         for rank in np.flatnonzero((kinds != kinds[0]).any(1))[:1]:
-            schemas = self._channel.all_gather_objects(schema)
+            schemas, ranks = self._channel.all_gather_objects(schema), self._channel.ranks
             difference = schemas[0].difference(schemas[rank]) or f"they differ in a list: {_LISTS}"
             raise ValueError(
-                f"unshuffle got other values on rank {rank} than on rank 0: {difference}; give it the same "
-                "names, keys, dtypes and trailing shapes on every rank"
+                f"unshuffle got other values on rank {ranks[rank]} than on rank {ranks[0]}: {difference}; "
+                "give it the same names, keys, dtypes and trailing shapes on every rank"
             )
         self._agreed[schema] = lists
 

@@ -119,6 +119,35 @@ def _errors_of_inconsistent_ranks() -> list[str]:
     ]
 
 
+class WorkloadTokens(FieldShuffler):
+    """A sample has as many tokens as its workload."""
+
+    def get_tokens(self, batch):
+        return batch.workload
+
+
+def _errors_of_the_last_rank() -> list[str]:
+    """Returns errors of rank 2, the second of its set: of a batch, of tokens, and of settings."""
+    pairs, rank = [dist.new_group(ranks) for ranks in ([0, 2], [1])], dist.get_rank()
+    batch, errors = lopsided_batch(), []
+    for wrong in (replace(batch, matrix=batch.matrix.half()), replace(batch, workload=batch.workload + 999)):
+        shuffler = WorkloadTokens(pairs[rank % 2], max_tokens=900)
+        shuffler.plan_over(RankGroup.of())
+        shuffler.plan(batch)
+        errors.append(error_of(shuffler.plan, wrong if rank == 2 else batch))
+    alone = FieldShuffler(pairs[rank % 2], equal_rows=rank == 2)
+    return [error.split("\n")[0] for error in (*errors, error_of(alone.plan, batch))]
+
+
+def test_errors_of_a_set_name_ranks_of_the_job(pools):
+    first, second, third = pools(3).run(_errors_of_the_last_rank)
+    assert first == third and second == [*first[:2], "no error"]
+    kind, tokens, settings = first
+    assert kind.startswith("ValueError: rank 2 has a batch that differs from that of the first batch")
+    assert tokens.startswith("ValueError: row 0 of rank 2 has")
+    assert settings.startswith("ValueError: rank 2's shuffler has equal_rows=True, that of rank 0 False")
+
+
 def _errors_of_other_settings() -> list[str]:
     """Returns the errors of a pipeline's planner, and of a plan among the group."""
     other = {"equal_rows": dist.get_rank() == 1}
