@@ -120,10 +120,13 @@ class BalanceMeter:
 
     def _sums(self) -> dict[str, Any]:
         """Returns the figures that differ by rank; waits for the device."""
-        reports = self._reports
+        reports, rank = self._reports, self._pipeline._stage.rank
         return {
             "loss": float(self._loss_sum),
-            **figures_of_rank(reports, self._pipeline._stage.rank),
+            **figures_of_rank(reports, rank),
+            # All ranks that exchange report the same samples.
+            "samples_cut": 0 if rank else _sum_of(reports, "samples_cut"),
+            "pieces": 0 if rank else _sum_of(reports, "pieces"),
             "bytes_sent": sum(report.bytes_sent for report in reports),
             "bytes_received": sum(report.bytes_received for report in reports),
             "plan_wait_seconds": sum(report.plan_wait_seconds for report in reports),
@@ -158,7 +161,8 @@ def window_figures(
     `get_workloads`, to calibrate by. `imbalance_*` is the largest load ÷ the mean load: as loaded, as
     planned, and as measured in compute time. Where speeds differ, loads are divided by them.
     `token_imbalance_*` are tokens of the fullest rank ÷ the mean, as loaded and as planned.
-    Where samples are cut, `imbalance_bound` is what no placement of whole ones beats. Where the measured one
+    Where samples are cut, and all ranks exchange, `imbalance_bound` is what no placement of whole ones beats.
+    Where the measured one
     exceeds the planned one, the costs did not predict it. `slowest_rank` was the slowest in most steps, in
     `slowest_share` of them. A rank's `waiting_ms` is how much the slowest rank's compute time exceeds its
     own. `other_ms` is the rest of a step beyond the slowest rank's computation: lookups, communication,
@@ -200,8 +204,8 @@ def window_figures(
         "slowest_rank": int(times_slowest.argmax()),
         "slowest_share": float(times_slowest.max() / num_steps),
         "micro_batches": _sum_of(reports, "micro_batches", without=1) / num_steps,
-        "samples_cut": _sum_of(reports, "samples_cut") / num_steps,
-        "pieces": _sum_of(reports, "pieces") / num_steps,
+        "samples_cut": total("samples_cut") / num_steps,
+        "pieces": total("pieces") / num_steps,
         "plan_wait_ms": total("plan_wait_seconds") * per_step * 1e3,
         "exchange_ms": total("exchange_seconds") * per_step * 1e3,
         "fetch_ms": total("fetch_seconds") * per_step * 1e3,
@@ -222,7 +226,8 @@ def window_figures(
         predicted = np.array([sums["predicted_seconds"] for sums in of_ranks])
         figures["predicted_ms"] = rounded(predicted.mean(1) * 1e3)
         figures["speeds"] = mean_of_rank("rank_speeds")
-    if figures["samples_cut"]:  # otherwise not worth its time
+    is_of_all = all(len(report.loads_after) == num_ranks for report in reports)
+    if figures["samples_cut"] and is_of_all:  # otherwise not worth its time
         figures["imbalance_bound"] = _mean_of(reports, "lower_bound")
     return figures
 

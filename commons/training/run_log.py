@@ -215,9 +215,10 @@ def text_of(step: int, figures: dict[str, Any]) -> str:
         waited, moved = figures["plan_wait_ms"], figures["exchange_ms"]
         text += f"  plan {waited:.1f} ms, exchange {moved:.1f} ms, {figures['bytes_sent'] / 1e3:.0f} kB sent"
     if figures["samples_cut"]:
+        if "imbalance_bound" in figures:
+            text += f"  whole samples {figures['imbalance_bound']:.3f}"
         text += (
-            f"  whole samples {figures['imbalance_bound']:.3f}  "
-            f"{figures['samples_cut']:.3g} samples per step in {figures['pieces']:.3g} pieces, "
+            f"  {figures['samples_cut']:.3g} samples per step in {figures['pieces']:.3g} pieces, "
             f"fetch {figures['fetch_ms']:.1f} ms, {figures['bytes_fetched'] / 1e6:.3g} MB"
         )
     return text

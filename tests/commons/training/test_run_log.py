@@ -39,6 +39,8 @@ SUMS = {
     "bytes_received": (30, 10),
     "plan_wait_seconds": (0.2, 0.6),
     "exchange_seconds": (0.4, 0.0),
+    "samples_cut": (0, 0),
+    "pieces": (0, 0),
     "bytes_fetched": (0, 0),
     "fetch_seconds": (0.0, 0.0),
     "peak_memory_bytes": (5e6, 7e6),
