@@ -194,8 +194,10 @@ class BatchShuffler(ABC):
     def plan_over(self, job: RankGroup) -> None:
         """Has all ranks of the job plan in step from now on, as pipelines need it; collective over them.
 
-        They learn of each plan what concerns them all. If no rank moves samples, one plan is of all ranks. If
-        they plan in step already, nothing changes.
+        - If all exchange with each other, nothing changes, and `plan.job` is None.
+        - If only some do, as with a `process_group`, they still plan among themselves. A second gather tells
+          all ranks of each plan what the loss needs, as `plan.job`.
+        - If no rank moves samples, `group` becomes all ranks, and one plan is of all of them.
 
         Raises:
             ValueError: ranks are not each in one set of ranks that exchange; on all ranks.

@@ -69,7 +69,10 @@ class ShufflePlan:
 
     @property
     def whole(self) -> ShufflePlan | JobStep:
-        """What is known of all ranks that plan in step: this, unless more of the job do than exchange."""
+        """What the loss and the end of an epoch depend on: the step of all ranks that plan in step.
+
+        It is this plan, unless only some of the job's ranks exchange.
+        """
         return self if self.job is None else self.job
 
     @property

@@ -72,8 +72,10 @@ class PackedRows:
 class Selection:
     """Chunks of rows of several packed batches, as the indices that copy their words.
 
-    Example: two batches of a field with lengths [2, 1] and [3], and the rows [2, 0] of both together. These
-    start at elements 3 and 0, and have 3 and 2 elements: indices [3, 4, 5, 0, 1].
+    Example: two batches of a field with lengths [2, 1] and [3], and the rows [2, 0] of both together. Their
+    elements start at 3 and 0, and are 3 and 2. `indices` has [3, -3], the starts less the elements of the
+    runs before them; [3, 2], how many there are; and [3, 2], the lengths. The device repeats the first by the
+    second, [3, 3, 3, -3, -3], and adds 0, 1, …, so that it copies the elements [3, 4, 5, 0, 1].
 
     Attributes:
         lengths: int64 `[rows, keys]`, of the selected rows, one chunk after another; then of padding.

@@ -35,15 +35,16 @@ _HOST = torch.device("cpu")
 class Rows:
     """The rows of a batch, from one walk over it until it is put together with other rows.
 
-    A batch that is no `BaseBatch` cannot tell its padding, and so has none. `packed` is the way from a batch
-    to its rows, `select` or `put_together` the way back.
+    `replaced`, `to`, `pin_memory` and `copy` return rows with other `fields`, and make no batch. Their
+    `batch` and `tree` remain those that were given, the pattern by which `put_together` makes a batch of the
+    new fields. A batch that is no `BaseBatch` cannot tell its padding, and so has none.
 
     Args:
         batch: of any type that can be exchanged.
         shared: paths of what all samples share, as in "context.temperature" or "[2]".
 
     Attributes:
-        batch: as given.
+        batch: as given; that of these fields only until they are replaced.
         pads: whether the batch can tell its padding rows, and so may get some.
         shared_leaves: tensors that all samples share, by path, once they were moved with the rows.
     """

@@ -204,7 +204,7 @@ def replicated_pipeline(model, reduction, shuffler):
 
 
 def scored_pipeline(kind, reduction, **settings):
-    # Features serve one shuffler each, and settings make several.
+    # Extensions serve one shuffler each, and settings make several.
     shuffler = ScoredShuffler(kind, **copy.deepcopy(settings))
     return replicated_pipeline(Scorer(kind, reduction), reduction, shuffler)
 
