@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..perf_model.cost import Cost
-from .rank_sets import Ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +60,7 @@ class RowTable:
     posts: Mapping[str, np.ndarray] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     cost: Cost = None  # type: ignore[assignment]
-    ranks: Ranks = None  # type: ignore[assignment]
+    ranks: tuple[int, ...] = None  # type: ignore[assignment]
     speeds: np.ndarray | None = None
     ranks_per_node: int | None = None
 

@@ -77,13 +77,13 @@ STRIKES: dict[str, tuple[object, str, int, Callable[[], None]]] = {
     "placement": (planner, "place", 3, run_out_of_memory),
     "workloads": (HSTUBatchShuffler, "get_workloads", 3, fail),
     "forward": (HSTUEncoder, "forward", 3, fail),
-    "exchange": (BatchShuffler, "exchange", 9, kill),
+    "exchange": (BatchShuffler, "exchange_rows", 9, kill),
     "fetch_killed": (InFlight, "land", 5, kill),
     "fetch_memory": (InFlight, "land", 5, run_out_of_memory),
     "fetch_slow": (InFlight, "land", 5, never_come_back),
     "writing": (FileSystemWriter, "write_data", 2, kill),
-    "terminated": (BatchShuffler, "exchange", 5, partial(signal.raise_signal, signal.SIGTERM)),
-    "stuck": (BatchShuffler, "exchange", 5, linger),
+    "terminated": (BatchShuffler, "exchange_rows", 5, partial(signal.raise_signal, signal.SIGTERM)),
+    "stuck": (BatchShuffler, "exchange_rows", 5, linger),
 }
 
 
