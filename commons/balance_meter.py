@@ -162,11 +162,10 @@ def window_figures(
     planned, and as measured in compute time. Where speeds differ, loads are divided by them.
     `token_imbalance_*` are tokens of the fullest rank ÷ the mean, as loaded and as planned.
     Where samples are cut, and all ranks exchange, `imbalance_bound` is what no placement of whole ones beats.
-    Where the measured one
-    exceeds the planned one, the costs did not predict it. `slowest_rank` was the slowest in most steps, in
-    `slowest_share` of them. A rank's `waiting_ms` is how much the slowest rank's compute time exceeds its
-    own. `other_ms` is the rest of a step beyond the slowest rank's computation: lookups, communication,
-    optimizer, input, checkpoints.
+    Where the measured one exceeds the planned one, the costs did not predict it. `slowest_rank` was the
+    slowest in most steps, in `slowest_share` of them. A rank's `waiting_ms` is how much the slowest rank's
+    compute time exceeds its own. `other_ms` is the rest of a step beyond the slowest rank's computation:
+    lookups, communication, optimizer, input, checkpoints.
 
     Args:
         seconds: duration of the window.

@@ -24,7 +24,7 @@ LIST_REMEDY = (
 
 @dataclass(frozen=True)
 class Format:
-    """What is known of each row, and of batches; the same on all ranks and in all steps.
+    """The knowledge of each row, and of batches, that is the same on all ranks and in all steps.
 
     What follows `loss_dtype` is of the first batch alone, in which ranks agree on the format.
 

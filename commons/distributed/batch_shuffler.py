@@ -36,7 +36,6 @@ from .step import Step
 Batch = TypeVar("Batch")
 # Routes that are kept: a pipeline exchanges a few batches before it runs the first of them.
 _ROUTES = 8
-_NO_BATCH_YET = "no rank of the group has had a batch yet, so that its fields are unknown"
 
 
 class BatchShuffler(ABC):
@@ -158,6 +157,11 @@ class BatchShuffler(ABC):
     def format(self) -> Format | None:
         """The format that the ranks agreed on at the first batch; None before it."""
         return self.planner.format
+
+    def _agreed(self) -> Format:
+        if self.format is None:
+            raise RuntimeError("no rank of the group has had a batch yet, so that its fields are unknown")
+        return self.format
 
     def view(self, batch: Any) -> Rows:
         """Returns the rows of a batch of any type, for those who count or move them."""
@@ -321,9 +325,7 @@ class BatchShuffler(ABC):
         Returns:
             The rows that this rank has then, and their batch.
         """
-        batch_format, rank = self.format, self.group.rank
-        if batch_format is None:
-            raise RuntimeError(_NO_BATCH_YET)
+        batch_format, rank = self._agreed(), self.group.rank
         if not self.exchanges:
             return batch_format.put_together(rows, plan.rows.row_counts[plan.rows.loaded_by(rank)])
         loaded = rows.packed(plan.rows.lengths_as_loaded(rank))
@@ -347,9 +349,7 @@ class BatchShuffler(ABC):
         for known, route in self._routes:
             if known is plan:
                 return route
-        if self.format is None:
-            raise RuntimeError(_NO_BATCH_YET)
-        route = route_of(plan, self.group.rank, self.format.schema, self.settings.exchange)
+        route = route_of(plan, self.group.rank, self._agreed().schema, self.settings.exchange)
         if job_device().type == "cuda":
             route = route.pinned()
         self._routes = (*self._routes, (plan, route))[-_ROUTES:]
@@ -459,9 +459,7 @@ class BatchShuffler(ABC):
 
     def _prepared(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
         if rows is None:
-            if self.format is None:
-                raise RuntimeError(_NO_BATCH_YET)
-            return self.format.padding_rows()
+            return self._agreed().padding_rows()
         for extension in self.extensions:
             rows = extension.before_copy(rows, plan)
         return rows
@@ -484,9 +482,7 @@ class BatchShuffler(ABC):
         Raises:
             RuntimeError: no rank of the group has had a batch yet.
         """
-        if self.format is None:
-            raise RuntimeError(_NO_BATCH_YET)
-        return self.format.padding_rows().put_together()
+        return self._agreed().padding_rows().put_together()
 
     def _check_planned(self, batch_format: Format, view: Rows, rows: PackedRows, plan: ShufflePlan) -> None:
         """Compares fields, rows, and numbers of elements with those of the plan.

@@ -120,29 +120,22 @@ def transfer(
     """
     sources = [rows] if route.keeps else []
     if route.leaving is not None:
-        received = _send(rows, route, group)
+        device = rows.sections[0].device
+        send = torch.empty(0, dtype=torch.uint8, device=device)
+        if len(route.leaving.lengths):
+            send = to_chunks(rows, route.leaving)
+        received = send.new_empty(sum(route.received_bytes))
+        if route.gathers:
+            send = F.pad(send, (0, route.sent_bytes[0] - len(send)))
+            dist.all_gather_into_tensor(received, send, group=group(device))
+        else:
+            sizes = route.received_bytes, route.sent_bytes
+            dist.all_to_all_single(received, send, *sizes, group=group(device))
         chunks = received.split(route.received_bytes)
         sources += [
             PackedRows.from_bytes(chunks[rank], rows.schema, lengths) for rank, lengths in route.arriving
         ]
     return gather_fields(sources, route.placed)
-
-
-def _send(
-    rows: PackedRows, route: Route, group: Callable[[torch.device], dist.ProcessGroup | None]
-) -> torch.Tensor:
-    """Sends what leaves, and returns what arrives, uint8."""
-    device = rows.sections[0].device
-    send = torch.empty(0, dtype=torch.uint8, device=device)
-    if route.leaving is not None and len(route.leaving.lengths):
-        send = to_chunks(rows, route.leaving)
-    received = send.new_empty(sum(route.received_bytes))
-    if route.gathers:
-        send = F.pad(send, (0, route.sent_bytes[0] - len(send)))
-        dist.all_gather_into_tensor(received, send, group=group(device))
-    else:
-        dist.all_to_all_single(received, send, route.received_bytes, route.sent_bytes, group=group(device))
-    return received
 
 
 def route_of(plan: ShufflePlan, rank: int, schema: Schema, exchange: str) -> Route:

@@ -17,7 +17,7 @@ from .row_table import RowTable
 
 @dataclass(frozen=True, eq=False)
 class JobStep:
-    """What the ranks of a job know of a step in which not all of them exchange.
+    """The knowledge that all ranks of a job have of a step in which not all of them exchange.
 
     Attributes:
         has_batch: whether any of them loaded one.
@@ -69,7 +69,7 @@ class ShufflePlan:
 
     @property
     def whole(self) -> ShufflePlan | JobStep:
-        """What the loss and the end of an epoch depend on: the step of all ranks that plan in step.
+        """The step of all ranks that plan in step, on which the loss and the end of an epoch depend.
 
         It is this plan, unless only some of the job's ranks exchange.
         """

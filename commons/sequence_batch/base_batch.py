@@ -215,7 +215,7 @@ class BaseBatch(Pipelineable):
 
     def pin_memory(self) -> Self:
         """Returns this batch with every tensor in pinned host memory."""
-        return self._with_pieces_of(transform(self, lambda _, leaf: pinned(leaf)))
+        return self._with_pieces_of(transform(self, pinned))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses this batch's tensors."""

@@ -112,19 +112,16 @@ def _rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Hashable, Any]
     return tree.container.replaced(tree.value, changed) if changed and tree.container else tree.value
 
 
-def transform(batch: Batch, function: Callable[[str, Any], Any], kinds: Any = Leaf) -> Batch:
-    """Returns the batch with every leaf, shared ones too, replaced by `function(path, leaf)`.
-
-    `kinds` are the types of leaves.
-    """
+def transform(batch: Batch, function: Callable[[Any], Any]) -> Batch:
+    """Returns the batch with every leaf, shared ones too, replaced by `function(leaf)`."""
     tree = take_apart(batch)
-    leaves = [part for part in tree.each() if isinstance(part.value, kinds)]
-    return rebuild(tree, {part.path: function(part.path, part.value) for part in leaves})
+    leaves = [part for part in tree.each() if isinstance(part.value, Leaf)]
+    return rebuild(tree, {part.path: function(part.value) for part in leaves})
 
 
 def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
     """Returns a batch of any type with every tensor on `device`."""
-    return transform(batch, lambda _, leaf: leaf.to(device=device, non_blocking=non_blocking))
+    return transform(batch, lambda leaf: leaf.to(device=device, non_blocking=non_blocking))
 
 
 def leaves(tree: Part) -> Iterator[Part]:

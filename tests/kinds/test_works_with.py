@@ -1,4 +1,4 @@
-"""What docs/works-with.md calls tested, where no other test shows it: each trains as one process does."""
+"""Entries of docs/works-with.md that no other test shows: each trains as one process does."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def keyed(model: nn.Module) -> KeyedOptimizerWrapper:
 
 @dataclass(frozen=True)
 class Partner:
-    """What is done to the model before it is sharded, its optimizer, and whether that makes a scheduler."""
+    """A change of the model before it is sharded, its optimizer, and whether that makes a scheduler."""
 
     prepare: Callable[[nn.Module], Any] = lambda model: None
     optimizer: Callable[[nn.Module], Any] = sgd

@@ -57,7 +57,6 @@ class Pieces(Extension):
 
     name = "pieces"
     moves = True
-    reads = "prefix_cost"
     order = 30
     excludes: ClassVar[Mapping[str, str]] = {
         "micro_batches": "pieces of a sample are computed at once, and micro-batches divide a step"

@@ -311,7 +311,7 @@ def test_a_model_may_work_in_place_on_a_copied_row(pools):
 
 def test_tensordicts_keep_names_and_locks_and_change_device():
     batch = TensorDict({"n": TensorDict({"ids": torch.arange(4)}, [4])}, [4], names=["row"]).lock_()
-    moved = tree.transform(batch, lambda _, leaf: leaf[:3].to("meta"))
+    moved = tree.transform(batch, lambda leaf: leaf[:3].to("meta"))
     assert moved.names == ["row"] and moved.is_locked and moved.batch_size == (3,)
     assert moved["n", "ids"].device.type == "meta"
     without_rows = TensorDict({"n": TensorDict({"ids": torch.arange(4)}, [])}, [])
