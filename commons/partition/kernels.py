@@ -35,8 +35,8 @@ MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
 TRIES = 8
 # Loads below this share of all limits leave room. Samples next to a giant then leave at once, where it would
-# take more swaps than that: "plans at size", lognormal lengths at 1,024 ranks, 4.1 times longest first, else
-# 5.4. Where loads are near the limits, as with a hidden size of 1,024, twice as many samples would move.
+# take more swaps than that: "plans at size", lognormal lengths at 1,024 ranks, 4.0 times longest first, else
+# 5.2. Where loads are near the limits, as with a hidden size of 1,024, twice as many samples would move.
 MUCH_ROOM, MOST_SWAPPED = 0.9, 2
 # Leveling looks at so many samples in all, for each that there is.
 LOOKS = 512
