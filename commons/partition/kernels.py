@@ -29,11 +29,11 @@ ACROSS_NODES = 1000
 FEW_PARTNERS, MANY_PARTNERS = 7, 63
 # Halvings of what a swap has to take off a part; fewer inside a node, after which all parts follow, and where
 # moves cost nothing, because the next target will do.
-HALVINGS, NODE_HALVINGS, FEW_HALVINGS = 10, 4, 2
+HALVINGS, NODE_HALVINGS, FEW_HALVINGS = 10, 2, 2
 # A part that came above its limit so often passes nothing on to one that is then above its own.
 MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
-TRIES = 8
+TRIES = 4
 # Loads below this share of all limits leave room. Samples next to a giant then leave at once, where it would
 # take more swaps than that: "plans at size", lognormal lengths at 1,024 ranks, 4.0 times longest first, else
 # 5.2. Where loads are near the limits, as with a hidden size of 1,024, twice as many samples would move.
@@ -553,8 +553,12 @@ def _level(
 
 
 @inner
-def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, most_moved: int) -> None:
+def _send_home(
+    samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, given: np.ndarray, most_moved: int
+) -> None:
     """Returns samples to their home, or node, alone or in a swap, where that costs less within the limits.
+
+    Those that are where they were `given` stay there.
 
     What comes back has at least the work for which there is no room, and at most what leaves room behind. At
     most `most_moved` more samples leave home, for others that so come into their nodes.
@@ -569,7 +573,7 @@ def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lis
     members, start, size, load, amount = lists.members, lists.start, lists.size, lists.load, lists.amount
     for sample in range(len(part_of)):
         part, own = part_of[sample], home[sample]
-        if part in (own, NONE) or own == NONE:
+        if part in (own, NONE, given[sample]) or own == NONE:
             continue
         first, end = own, own + 1
         if node_of[part] != node_of[own]:
@@ -654,7 +658,7 @@ def settle(
         stuck, most_moved = _level(samples, limits, part_of, lists, ZERO, num_parts, stuck_at, most_moved)
         is_settled = is_settled and stuck == 0
         if is_settled or is_last:
-            _send_home(samples, limits, part_of, lists, most_moved)
+            _send_home(samples, limits, part_of, lists, given, most_moved)
             return is_settled
         if step == SWAPS and not has_room:
             for sample in range(len(part_of)):
