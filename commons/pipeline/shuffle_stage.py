@@ -18,7 +18,7 @@ from ..distributed.rank_group import RankGroup
 from ..distributed.step import Step
 from ..named_ranges import named_range
 from ..sequence_batch.container_types import type_name
-from ..sequence_batch.rows import without_copied_row
+from ..sequence_batch.rows import COPIES, without_copies
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,9 @@ class ShuffleStage:
             start = time.perf_counter()
             step.rows = self._shuffler.exchange_rows(step.rows, step.plan)
             step.batch = step.rows.batch
+            if self._evaluates_copies(step):
+                step.batch = step.rows.copies(COPIES)
+                step.rows = step.rows.view(step.batch)
             step.exchange_seconds = time.perf_counter() - start
         return step
 
@@ -105,7 +108,7 @@ class ShuffleStage:
 
         Data-parallel training averages gradients over ranks. The loss is scaled so that this average is the
         gradient of the mean over all loss tokens of the step. Without any loss token it is 0. Without
-        samples, what has one row in the output of an evaluation has none.
+        samples, what has a row for each row of the batch in the output of an evaluation has none.
 
         Raises:
             TypeError: as `exchange`.
@@ -127,10 +130,13 @@ class ShuffleStage:
         mean_tokens = step.plan.whole.num_loss_tokens / self._num_ranks
         own_tokens = step.plan.loss_tokens_on(self.rank)
         total = loss_sum(losses, self._loss_reduction, own_tokens, mean_tokens, step.failures)
-        is_copy = not (step.plan.num_placed[self.rank] or step.rows.pads)
-        if is_copy and not self._model.training:
-            output = without_copied_row(output)
+        if self._evaluates_copies(step):
+            output = without_copies(output)
         return total * step.scale_to_mean, total.detach(), output
+
+    def _evaluates_copies(self, step: Step) -> bool:
+        """Whether this rank has no samples, and evaluates copies of a row, as batches cannot be padded."""
+        return not (step.mode or step.plan.num_placed[self.rank] or step.rows.pads)
 
     @property
     def runs_in_parts(self) -> list[str]:

@@ -27,6 +27,8 @@ from .row_remedies import remedy_for_rows
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
 from .tree import Leaf, Part, check_replaceable, paths, rebuild, take_apart
 
+# Rows of an evaluation without samples: outputs that have as many are of them, and have no samples either.
+COPIES = 7
 # Integers in which squares and FLOPs of lengths wrap.
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
 _HOST = torch.device("cpu")
@@ -172,6 +174,10 @@ class Rows:
         the batch does not know padding. The batch is on the host."""
         return self.select([self.packed()], np.zeros(0 if self.pads else 1, dtype=np.int64), 1)
 
+    def copies(self, count: int) -> Any:
+        """Returns a batch of copies of the first row; the host waits for their lengths."""
+        return self.select([self.packed()], np.zeros(count, dtype=np.int64), count)
+
     def copy(self) -> Self:
         """Returns the rows in memory of their own; no host-device synchronization."""
         fields = {name: copied(value) for name, value in self.fields.items()}
@@ -277,17 +283,17 @@ class Rows:
         check_replaceable(self.tree)
 
 
-def without_copied_row(output: Any) -> Any:
-    """Returns a model's output for a batch whose only row is a copy, with no row in place of one, so that
-    outputs add up to those of the samples: of tensors, arrays and lists of plain values. What has another
-    number of rows, or none, may be about anything.
+def without_copies(output: Any) -> Any:
+    """Returns a model's output for `COPIES` copies of a row, with no row in place of as many, so that outputs
+    add up to those of the samples: of tensors, arrays and lists of plain values. What has another number of
+    rows, such as a statistic of one, stays.
     """
     new: dict[str, Any] = {}
     tree = take_apart(output)
     for part in tree.each():
-        if isinstance(part.value, list) and len(part.value) == 1 and is_plain_throughout(part):
+        if isinstance(part.value, list) and len(part.value) == COPIES and is_plain_throughout(part):
             new[part.path] = []
-        elif isinstance(part.value, np.ndarray) and part.value.ndim and len(part.value) == 1:
+        elif isinstance(part.value, np.ndarray) and part.value.ndim and len(part.value) == COPIES:
             new[part.path] = part.value[:0]
         elif isinstance(part.value, Leaf):
             rows = Rows(part.value)
@@ -295,9 +301,9 @@ def without_copied_row(output: Any) -> Any:
                 (field,), count = rows.fields.values(), rows.num_rows
             except (TypeError, ValueError):  # no rows to speak of, as in a number or a sparse tensor
                 continue
-            if count == 1 and isinstance(field, torch.Tensor):
+            if count == COPIES and isinstance(field, torch.Tensor):
                 new[part.path] = like(field[:0], part.value)
-            elif count == 1:
+            elif count == COPIES:
                 new[part.path] = rows.select([rows.packed()], np.zeros(0, dtype=np.int64), 0)
     try:
         return rebuild(tree, new)

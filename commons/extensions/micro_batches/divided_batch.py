@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,22 +30,28 @@ def rows_of_micro_batches(plan: ShufflePlan, rank: int) -> list[np.ndarray]:
     return indices_of_parts(micro_batch_of_rows(plan)[plan.computed_by(rank)], plan.num_parts)
 
 
-def micro_batch_rows(shuffler: BatchShuffler, batch: Any, plan: ShufflePlan) -> list[np.ndarray]:
-    """Returns the rows of the exchanged batch in each micro-batch, int64; the first for one without samples,
-    but none where the batch knows padding."""
-    first = np.zeros(0 if shuffler.view(batch).pads else 1, dtype=np.int64)
+def micro_batch_rows(
+    shuffler: BatchShuffler, batch: Any, plan: ShufflePlan, num_copies: int = 1
+) -> list[np.ndarray]:
+    """Returns the rows of the exchanged batch in each micro-batch, int64; copies of the first for one without
+    samples, but none where the batch knows padding."""
+    first = np.zeros(0 if shuffler.view(batch).pads else num_copies, dtype=np.int64)
     return [rows if len(rows) else first for rows in rows_of_micro_batches(plan, shuffler.group.rank)]
 
 
-def micro_batches(shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan) -> list[Batch]:
-    """Returns the micro-batches of an exchanged batch, as `MicroBatches.micro_batches` does."""
+def micro_batches(
+    shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan, num_copies: int = 1
+) -> list[Batch]:
+    """Returns the micro-batches of an exchanged batch, as `MicroBatches.micro_batches` does; without samples,
+    with `num_copies` of the first row."""
     rank, batch_format = shuffler.group.rank, shuffler.format
     if not plan.num_parts or batch_format is None:
         return [batch]
     view = shuffler.view(batch)
     if not (plan.num_placed[rank] or view.pads):
-        # A rank without samples runs its only row once for each micro-batch, which may change it in place.
-        return [view.copy().put_together() for _ in range(plan.num_parts)]
+        # Each micro-batch has memory of its own, which its model may change in place.
+        make = view.copy().put_together if num_copies == view.num_rows else partial(view.copies, num_copies)
+        return [make() for _ in range(plan.num_parts)]
     # Of several ranks, lists are equal on all of them, and so shared.
     counts = {view.num_rows, view.num_samples} if not shuffler.exchanges else set()
     lists = row_lists(view.tree, counts)
@@ -56,7 +63,7 @@ def micro_batches(shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan) -> l
         lengths[: len(own)] = plan.rows.key_lengths[own]
     packed, row_counts = view.packed(lengths), plan.rows.row_counts[own]
     parts = []
-    for rows in micro_batch_rows(shuffler, batch, plan):
+    for rows in micro_batch_rows(shuffler, batch, plan, num_copies):
         num_rows = max(len(rows), 1)
         fields = select_rows([packed], rows, num_rows)
         part = batch_format.make_rows(view, fields, num_rows, row_counts[rows]).batch

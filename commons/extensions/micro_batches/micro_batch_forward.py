@@ -20,7 +20,7 @@ from ...distributed.shuffle_plan import sum_loss_tokens
 from ...named_ranges import named_range
 from ...pipeline.shuffle_stage import losses_and_output
 from ...sequence_batch.packed_rows import to_device_together
-from ...sequence_batch.rows import Rows, without_copied_row
+from ...sequence_batch.rows import COPIES, Rows, without_copies
 from ...sharded_modules import outermost_sharded
 from .divided_batch import micro_batch_rows, micro_batches, rows_of_micro_batches
 from .looked_up import LookedUp
@@ -59,7 +59,7 @@ def run_micro_batches(
         A loss; in training call its backward, once, which hands out all gradients. It may be multiplied by a
         factor or added to other losses before; as the micro-batches' backward has run, a factor keeps no
         float16 gradient from vanishing. The sum of the losses, detached. The output of each micro-batch;
-        without samples, what has one row in it has none.
+        without samples, what has a row for each row of the batch has none in evaluation.
 
     Raises:
         ValueError: "global_mean", or an unknown reduction.
@@ -76,7 +76,9 @@ def run_micro_batches(
     device = shuffler.view(batch).device
     if loss_scale is None:
         loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum")
-    parts, rows = micro_batches(shuffler, batch, plan), micro_batch_rows(shuffler, batch, plan)
+    num_copies = 1 if model.training else COPIES
+    parts = micro_batches(shuffler, batch, plan, num_copies)
+    rows = micro_batch_rows(shuffler, batch, plan, num_copies)
     rank = shuffler.group.rank
     own = plan.rows.loss_tokens[plan.computed_by(rank)]
     samples = rows_of_micro_batches(plan, rank)
@@ -97,7 +99,7 @@ def run_micro_batches(
                     lookups.collect_gradients()
             total = total + loss.detach()
             is_copy = not (len(samples[number]) or shuffler.view(micro_batch).pads)
-            outputs.append(without_copied_row(output) if is_copy and not model.training else output)
+            outputs.append(without_copies(output) if is_copy and not model.training else output)
     scaled = total * loss_scale
     if trains:
         pairs = [*lookups.gradients(), *dense.gradients()]

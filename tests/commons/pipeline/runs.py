@@ -35,7 +35,8 @@ class Squares(nn.Module):
 
     def forward(self, batch):
         squares = self.weight * batch["number"] ** 2
-        return squares, {"squares": squares.detach(), "batch": batch["number"].sum()}
+        statistics = {"batch": batch["number"].sum(), "weight": self.weight.detach()[None], "means": [0.5]}
+        return squares, {"squares": squares.detach(), **statistics}
 
 
 def summed_outputs(settings: dict[str, Any]) -> tuple[int, float]:
@@ -51,6 +52,7 @@ def summed_outputs(settings: dict[str, Any]) -> tuple[int, float]:
         for _, _, output in steps_of(pipeline, batches):
             for of_part in output if isinstance(output, list) else [output]:
                 assert of_part["batch"].dim() == 0
+                assert of_part["weight"].shape == (1,) and of_part["means"] == [0.5]  # not of the rows
                 totals += torch.tensor([len(of_part["squares"]), of_part["squares"].sum()])
     dist.all_reduce(totals)
     return int(totals[0]), float(totals[1])

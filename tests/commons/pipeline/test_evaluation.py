@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from commons.sequence_batch.rows import without_copied_row
+from commons.sequence_batch.rows import COPIES, without_copies
 from tests.commons.pipeline.runs import check_summed, summed_outputs
 
 
@@ -30,28 +30,28 @@ class Scaled:
 
 def test_an_output_that_cannot_be_made_again_stays():
     output = Scaled(torch.ones(1), 2.0)
-    assert without_copied_row(output) is output
+    assert without_copies(output) is output
 
 
-def test_what_has_one_row_has_none_and_the_rest_stays():
-    lengths = torch.tensor([2])
+def test_what_has_a_row_for_each_copy_has_none_and_the_rest_stays():
+    lengths = torch.full((COPIES,), 2)
     output = {
-        "pair": Pair(torch.ones(1, 3), torch.ones(())),
-        "keyed": KeyedJaggedTensor(["a", "b"], torch.arange(3), lengths=torch.tensor([1, 2])),
-        "jagged": JaggedTensor(torch.arange(2), lengths=lengths),
-        "pooled": KeyedTensor(["a"], [2], torch.ones(1, 2)),
-        "nested": torch.nested.nested_tensor_from_jagged(torch.ones(2), torch.tensor([0, 2])),
-        "matrix": torch.ones(2, 2),
-        "array": np.ones((1, 2)),
-        "plain": ([0.5], [[0.1, 0.2]], (0.5,), [1, 2]),
-        "sparse": torch.ones(1, 1).to_sparse(),
+        "pair": Pair(torch.ones(COPIES, 3), torch.ones(())),
+        "keyed": KeyedJaggedTensor(["a", "b"], torch.arange(4 * COPIES), lengths=lengths.repeat(2)),
+        "jagged": JaggedTensor(torch.arange(2 * COPIES), lengths=lengths),
+        "pooled": KeyedTensor(["a"], [2], torch.ones(COPIES, 2)),
+        "nested": torch.nested.nested_tensor_from_jagged(torch.ones(2 * COPIES), lengths=lengths),
+        "matrix": torch.ones(1, 2),
+        "array": np.ones((COPIES, 2)),
+        "plain": ([0.5] * COPIES, [[0.1, 0.2]] * COPIES, (0.5,), [1]),
+        "sparse": torch.ones(COPIES, 1).to_sparse(),
         "step": 1,
     }
-    without = without_copied_row(output)
+    without = without_copies(output)
     assert without["pair"].scores.shape == (0, 3) and without["pair"].mean is output["pair"].mean
     assert without["keyed"].stride() == 0 and without["keyed"].keys() == ["a", "b"]
     assert [len(without[name].values()) for name in ("keyed", "jagged", "pooled", "nested")] == [0] * 4
     assert without["matrix"] is output["matrix"] and without["step"] == 1
-    assert without["array"].shape == (0, 2) and without["plain"] == ([], [], (0.5,), [1, 2])
+    assert without["array"].shape == (0, 2) and without["plain"] == ([], [], (0.5,), [1])
     assert without["sparse"] is output["sparse"]
-    assert without_copied_row(None) is None
+    assert without_copies(None) is None
