@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 _KIND = "cost of samples, tokens and workloads"
-_KIND_BEFORE = "measured cost"  # of samples, tokens and squared tokens
 # Counts before the columns of `get_workloads`: samples and tokens.
 NUM_OTHERS = 2
 # Enough to converge to the smallest sum of absolute errors.
@@ -99,7 +98,7 @@ class Cost:
 
         Raises:
             FileNotFoundError: the file does not exist.
-            ValueError: the file has no cost, or one by squared tokens, as older versions wrote.
+            ValueError: the file has no cost.
         """
         path = Path(path)
         if not path.exists():
@@ -107,10 +106,6 @@ class Cost:
         try:
             read = json.loads(path.read_text())
             kind = read.pop("kind")
-            if kind == _KIND_BEFORE:
-                raise ValueError(
-                    "it is by squared tokens, and costs are by the model's FLOPs now; calibrate again"
-                )
             if kind != _KIND:
                 raise ValueError(f"it is of another kind; expected {_KIND!r}")
             return Cost(**read)

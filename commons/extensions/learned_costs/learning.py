@@ -166,7 +166,7 @@ class Learning:
         state = replace(state, cost=cost, speeds=posted[:, 0] * _SPEED_UNIT)
         if state.num_columns != num_columns:
             if cost is not None:
-                self._warn(f"costs of {state.num_columns} columns were learned, and there are {num_columns}")
+                self._warn_of_columns(num_columns)
             state = Learned.nothing(self._num_ranks, num_columns, plans=state.plans)
         if len(state.in_flight) == _DELAY:
             counts = state.in_flight[0]
@@ -232,15 +232,15 @@ class Learning:
         learned = _to_bytes(
             nanoseconds=np.array([] if state.cost is None else state.cost.coefficients),
             hosts=np.array(self._hosts),
+            names=np.array(self._names),
             plans=np.array(state.plans),
             **{name: getattr(state, name) for name in _ARRAYS},
         )
         return {"learned": learned, "times": _to_bytes(times=times)}
 
     def restore(self, saved: dict[str, bytes]) -> None:
-        """Restores what `saved` returned. Another number of ranks, or another host, drops the speeds, and all
-        times with them; so do missing "times". Nothing is kept of what an older version learned, by squared
-        tokens.
+        """Restores what `saved` returned. Other ranks, or another host, drop the speeds, and all times with
+        them; so do missing "times".
 
         Raises:
             ValueError: "learned" is missing.
@@ -256,13 +256,11 @@ class Learning:
         self._times.clear()
         self._states.clear()  # of a first plan that failed
         arrays, times = _from_bytes(saved["learned"]), saved.get("times")
-        if "nanoseconds" not in arrays:
-            self._warn("the checkpoint has costs by squared tokens, as older versions learned them")
-            return
         coefficients = tuple(arrays["nanoseconds"].tolist())
         cost = Cost(coefficients) if coefficients else None
         self._last_timed = int(arrays["plans"])
-        if times is None or arrays["hosts"].tolist() != list(self._hosts):
+        ranks = arrays["names"].tolist(), arrays["hosts"].tolist()
+        if times is None or ranks != (list(self._names), list(self._hosts)):
             num_columns = arrays["in_flight"].shape[-1] - NUM_OTHERS
             self.state = Learned.nothing(self._num_ranks, num_columns, cost, self._last_timed)
             return
@@ -289,9 +287,12 @@ class Learning:
             return np.zeros(0)
         return ratios[:, self._rank] / np.median(ratios, axis=1)
 
-    def _warn(self, reason: str) -> None:
+    def _warn_of_columns(self, num_columns: int) -> None:
         if self._rank == 0:
-            logger.warning(f"{reason}: costs and speeds are learned anew")
+            logger.warning(
+                f"costs of {self.state.num_columns} columns were learned, and there are {num_columns}: costs "
+                "and speeds are learned anew"
+            )
 
     def _say_if_linear(self, cost: Cost | None) -> None:
         """Logs at the first fit if workloads are linear in tokens: nothing quadratic can be learned then."""

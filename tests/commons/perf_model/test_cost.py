@@ -133,14 +133,6 @@ def test_another_file_is_named(tmp_path, content):
         Cost.load(tmp_path / "none.json")
 
 
-def test_a_file_by_squared_tokens_says_to_calibrate_again(tmp_path):
-    path = tmp_path / "cost.json"
-    before = {"per_step": 0.0, "per_sample": 0.0, "per_token": 1e-6, "per_squared_token": 1e-9}
-    path.write_text(json.dumps({"kind": "measured cost", **before, "median_error": 0.01}))
-    with pytest.raises(ValueError, match=r"by squared tokens.*; calibrate again$"):
-        Cost.load(path)
-
-
 def test_times_that_no_sample_changes_are_no_cost():
     samples = np.array([4.0, 4.0, 4.0, 4.0, 8.0])
     counts = np.stack([samples, 10 * samples, 100 * samples], 1)

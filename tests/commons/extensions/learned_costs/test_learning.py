@@ -153,6 +153,28 @@ def test_another_number_of_ranks_or_another_host_drops_the_speeds(pools):
     assert kept[0] == kept[1] and kept[0][2][0] > 1.2 > 0.8 > kept[0][2][1]
 
 
+def _regrouped() -> list[Any]:
+    """Returns whether costs are kept, and the speeds, in the same sets of ranks and in others."""
+    groups = [[dist.new_group(ranks) for ranks in sets] for sets in ([[0, 1], [2, 3]], [[0, 2], [1, 3]])]
+    rank = dist.get_rank()
+    own, other = groups[0][rank // 2], groups[1][rank % 2]
+    before, same, mixed = (
+        LengthShuffler(group, extensions=[LearnedCosts()], equal_rows=False) for group in (own, own, other)
+    )
+    saved = learned(before).state(_train(before, 0, 60, [1.0, 0.5])[0][-1])
+    found: list[Any] = []
+    for shuffler in (same, mixed):
+        learned(shuffler).load_state(saved)
+        _train(shuffler, 60, 62, [1.0, 1.0])
+        state = learned(shuffler)._learning.state
+        found += [state.cost is not None, bool((state.speeds == 1.0).all())]
+    return found
+
+
+def test_a_set_of_other_ranks_learns_its_speeds_anew(pools):
+    assert pools(4).run(_regrouped) == [[True, False, True, True]] * 4
+
+
 class UnknownCost(LengthShuffler):
     """Has no idea of workloads, always or once."""
 
