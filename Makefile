@@ -71,12 +71,12 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- micro-batch    micro-batches: their balance, memory and time
 #- movielens      AUC on MovieLens 100K with and without the stage
 #- partition      balance, moves and time of the partition algorithms, and plans of 8 to 4,096 ranks
+#- pieces         samples cut into pieces on several ranks
 #- public-data    what balancing gains on public data sets, by their published lengths
 #- recompute      memory and time of recomputed activations
 #- retrieval      HR@10 on MovieLens 100K with and without the stage
 #- shuffle        what the stage costs a step
 #- split          splitting a batch on a controller
-#- split-samples  samples cut into pieces on several ranks
 #- tokens         tokens of the fullest rank under a token tolerance
 #- without-exchange  imbalance of exchange, pieces, budgets and loading by length on public lengths
 ifeq ($(NAME),)

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "learned costs, ranks of different speeds": ({}, ("speeds",), "LearnedCosts()"),
     "groups": ({}, ("groups",), 'SampleGroups("user")'),
     "micro-batches": ({}, (), "MicroBatches(1000)"),
-    "split": ({"equal_rows": False}, (), "Pieces()"),
+    "pieces": ({"equal_rows": False}, (), "Pieces()"),
     '`"refined"`': ({"partitioner": "refined"}, (), ""),
     '`"longest_processing_time"`': ({"partitioner": "longest_processing_time"}, (), ""),
     '`"karmarkar_karp"`': ({"partitioner": "karmarkar_karp"}, (), ""),

@@ -52,12 +52,12 @@ BENCHMARKS = {
     "micro-batch": "micro_batch",
     "movielens": "movielens_equivalence",
     "partition": "partition.partition",
+    "pieces": "pieces",
     "public-data": "public_data",
     "recompute": "recompute",
     "retrieval": "movielens_retrieval",
     "shuffle": "shuffle",
     "split": "controller_split",
-    "split-samples": "split_samples",
     "tokens": "token_tolerance",
     "without-exchange": "without_exchange",
 }

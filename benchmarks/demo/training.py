@@ -27,7 +27,7 @@ TASKS = {
     "sid_gr": ("sid_gr.training.sid_gr_task", "sid_gr_task"),
 }
 AS_LOADED, DEFAULT = "as loaded", "balanced (default)"
-PIECES, LEARNED_PIECES = "split, unequal rows", "split by learned costs, unequal rows"
+PIECES, LEARNED_PIECES = "pieces, unequal rows", "pieces by learned costs, unequal rows"
 # By name, what differs from the gin files. A name lists the settings that differ from the defaults.
 ARMS: dict[str, dict[str, Any]] = {
     AS_LOADED: {"enable_balanced_shuffler": False},

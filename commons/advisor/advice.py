@@ -15,10 +15,10 @@ from .samples import TRAINING_FLOPS_PER_FORWARD, SampleLengths
 from .strategies import (
     AS_LOADED,
     KARMARKAR_KARP,
+    PIECES,
     REBALANCE,
     REBALANCE_GROUPS,
     REFINED,
-    SPLIT,
     Strategy,
     strategies,
 )
@@ -119,7 +119,7 @@ def advise(request: Request) -> Advice:
         samples=samples,
         model=request.cost.description,
         unit=request.cost.unit,
-        assumptions=_assumptions(request, any(strategy.splits for strategy in compared)),
+        assumptions=_assumptions(request, any(strategy.cuts_samples for strategy in compared)),
         left_out=[
             f"The strategy {strategy.title} is left out: "
             f"the folder extensions/{strategy.extension} is missing"
@@ -131,7 +131,7 @@ def advise(request: Request) -> Advice:
     )
 
 
-def _assumptions(request: Request, splits: bool) -> list[str]:
+def _assumptions(request: Request, cuts_samples: bool) -> list[str]:
     network, pieces = request.network, request.cost.pieces
     left = "rank" if network.ranks_per_node is None else f"node of {network.ranks_per_node} ranks"
     return [
@@ -141,7 +141,7 @@ def _assumptions(request: Request, splits: bool) -> list[str]:
         f"The exchange moves {request.bytes_per_item} bytes per item at {network.bytes_per_second / 1e9:g} "
         f"GB/s per rank, counting bytes that leave a {left}; the pipelines native and prefetch overlap it "
         "with the previous step, none does not",
-        *([pieces.assumption(network.bytes_per_second)] if splits else []),
+        *([pieces.assumption(network.bytes_per_second)] if cuts_samples else []),
         "Steps are those of a loader that keeps the file's order and gives each rank the next rows; they are "
         "spread over the file, and an incomplete last step is left out"
         if request.samples.in_file_order
@@ -166,10 +166,10 @@ def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommen
     whole = case.outcomes[REBALANCE]
     for other in (case.outcomes[REFINED], case.outcomes[KARMARKAR_KARP]):
         whole = other if other.speedup >= whole.speedup * (1 + LEAST_GAIN) else whole
-    best, split = whole, case.outcomes.get(SPLIT)
-    if split is not None and split.samples_cut and _gains(split, whole):
-        counts_fetch = split.step_seconds is not None or not split.fetch_seconds
-        best = split if counts_fetch else whole
+    best, cut = whole, case.outcomes.get(PIECES)
+    if cut is not None and cut.samples_cut and _gains(cut, whole):
+        counts_fetch = cut.step_seconds is not None or not cut.fetch_seconds
+        best = cut if counts_fetch else whole
     gains = best.speedup >= 1 + LEAST_GAIN
     notes = [*_about_the_bound(case, best), *_about_pieces(case, whole, best, gin_settings)]
     if gains:
@@ -203,7 +203,7 @@ def _nothing_to_gain(case: Case, best: Outcome) -> str:
 
 def _about_the_bound(case: Case, best: Outcome) -> list[str]:
     bound = case.lower_bound.mean
-    if bound < HIGH_BOUND or best.strategy.splits:
+    if bound < HIGH_BOUND or best.strategy.cuts_samples:
         return []
     return [
         f"Single samples exceed a rank's fair share: no placement of whole ones gets below {bound:.3f}. "
@@ -215,18 +215,18 @@ def _about_pieces(
     case: Case, whole: Outcome, best: Outcome, gin_settings: Mapping[str, object] | None
 ) -> list[str]:
     """Tells what pieces take, if they even out the load more than the best placement of whole samples."""
-    split = case.outcomes.get(SPLIT)
-    if split is None or split.relative_time * (1 + LEAST_GAIN) > whole.relative_time:
+    cut = case.outcomes.get(PIECES)
+    if cut is None or cut.relative_time * (1 + LEAST_GAIN) > whole.relative_time:
         return []
-    if best is split:
+    if best is cut:
         return ["The model and its batches have to support pieces of samples, as HSTU and SID-GR do."]
-    if not split.fetch_seconds or split.strategy.balance_cost is not None:  # loads are no FLOPs
+    if not cut.fetch_seconds or cut.strategy.balance_cost is not None:  # loads are no FLOPs
         return []
-    saved = split.loads.mean() * (whole.relative_time - split.relative_time)
-    break_even = TRAINING_FLOPS_PER_FORWARD * saved / split.fetch_seconds
+    saved = cut.loads.mean() * (whole.relative_time - cut.relative_time)
+    break_even = TRAINING_FLOPS_PER_FORWARD * saved / cut.fetch_seconds
     return [
-        f"Pieces reach {split.relative_time:.3f}, and pay off below {break_even / 1e12:.3g} TFLOP/s per "
-        f"device: {_settings(split.strategy, gin_settings)}."
+        f"Pieces reach {cut.relative_time:.3f}, and pay off below {break_even / 1e12:.3g} TFLOP/s per "
+        f"device: {_settings(cut.strategy, gin_settings)}."
     ]
 
 

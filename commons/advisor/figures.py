@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from .prediction import Case, Outcome
 from .samples import SampleLengths
-from .strategies import AS_LOADED, REBALANCE, SPLIT
+from .strategies import AS_LOADED, PIECES, REBALANCE
 
 _MEANINGS = {
     "imbalance": "largest ÷ mean load of a step",
@@ -105,8 +105,8 @@ def below_table(case: Case) -> list[str]:
     if case.ranks > 1:
         received = size(case.all_gather_bytes_per_rank)
         lines.append(f"By all-gather in place of all-to-all, each rank would receive {received} per step.")
-    if SPLIT in case.outcomes:
-        lines.append(_about_pieces(case.outcomes[SPLIT]))
+    if PIECES in case.outcomes:
+        lines.append(_about_pieces(case.outcomes[PIECES]))
     if REBALANCE in case.outcomes:
         planned = case.outcomes[REBALANCE]
         held = f"{planned.host_batches_per_rank} batches ({size(planned.host_bytes_per_rank)})"
@@ -114,19 +114,19 @@ def below_table(case: Case) -> list[str]:
     return lines
 
 
-def _about_pieces(split: Outcome) -> str:
+def _about_pieces(cut: Outcome) -> str:
     """Describes what is cut and fetched."""
-    if not split.samples_cut:
+    if not cut.samples_cut:
         return (
             "Pieces: no sample is cut, because whole samples come within 1% of the mean load or are too "
             "short. Rows follow the load."
         )
     line = (
-        f"Pieces: {split.samples_cut:.3g} samples per step are cut into {split.pieces:.3g} pieces, and rows "
-        f"follow the load. A rank fetches {size(split.bytes_fetched_per_rank_and_layer)} of keys and values "
+        f"Pieces: {cut.samples_cut:.3g} samples per step are cut into {cut.pieces:.3g} pieces, and rows "
+        f"follow the load. A rank fetches {size(cut.bytes_fetched_per_rank_and_layer)} of keys and values "
         "per layer. Over all layers, gradients included, this "
     )
-    fetch, if_hidden = duration(split.fetch_seconds), split.speedup_fetch_hidden
+    fetch, if_hidden = duration(cut.fetch_seconds), cut.speedup_fetch_hidden
     if if_hidden is None:
         return f"{line}takes {fetch} per step, which the speedup leaves out."
     return f"{line}adds {fetch} to a step; if computing hid all of it, the speedup would be {if_hidden:.2f}."

@@ -311,13 +311,13 @@ def _place(
             rows.append((numbers, np.full_like(numbers, step), samples.home, samples.home, *own_values))
             continue
         start = time.thread_time()  # a busy machine does not count
-        plan = (pieces.place if strategy.splits else place)(samples, strategy.settings)
+        plan = (pieces.place if strategy.cuts_samples else place)(samples, strategy.settings)
         seconds.append(time.thread_time() - start)
         placed = plan.rows
         placed_values = (placed.workloads, placed.tokens, bytes_of_rows(plan, samples.sample_bytes))
         places = (np.full_like(placed.home, step), placed.home, plan.destination)
         rows.append((numbers[placed.sample_of], *places, *placed_values))
-        if strategy.splits:
+        if strategy.cuts_samples:
             cuts.append(pieces.cuts(plan, ranks_per_node))
     number, step_of, home, rank, workloads, tokens, sizes = map(np.concatenate, zip(*rows, strict=True))
     planning = float(np.median(seconds)) if seconds else 0.0

@@ -13,7 +13,7 @@ from ..distributed.shuffler_settings import ShufflerSettings
 
 AS_LOADED, REFINED, REBALANCE = "as_loaded", "refined", "rebalance"
 REBALANCE_GROUPS = "rebalance_groups"
-SPLIT = "split"
+PIECES = "pieces"
 KARMARKAR_KARP = "karmarkar_karp"
 # Settings that a strategy decides, `balance_<name>` in `TrainerArgs`. Others, such as limits of tokens, are
 # the user's.
@@ -34,7 +34,7 @@ class Strategy:
         title: title in tables.
         settings: settings of the shuffler; None leaves every sample on the rank that loaded it.
         balance_cost: the setting of the cost to balance by; None for FLOPs.
-        splits: whether samples are cut into pieces.
+        cuts_samples: whether samples are cut into pieces.
         group_feature: the extension whose samples stay together; None for no groups.
     """
 
@@ -42,13 +42,13 @@ class Strategy:
     title: str
     settings: ShufflerSettings | None = None
     balance_cost: str | None = None
-    splits: bool = False
+    cuts_samples: bool = False
     group_feature: str | None = None
 
     @property
     def extension(self) -> str | None:
         """The extension that the strategy needs; None if it needs none."""
-        if self.splits:
+        if self.cuts_samples:
             return "pieces"
         return None if self.group_feature is None else "sample_groups"
 
@@ -85,13 +85,13 @@ class Strategy:
         """
         if self.settings is None:
             return []
-        chosen = (self.settings.partitioner, self.settings.equal_rows, self.splits)
+        chosen = (self.settings.partitioner, self.settings.equal_rows, self.cuts_samples)
         wanted = dict(zip(CHOSEN, chosen, strict=True))
         wanted = {name: value for name, value in wanted.items() if f"balance_{name}" in present}
         wanted |= {} if self.balance_cost is None else {"cost": self.balance_cost}
         wanted |= self._changed()
         wanted |= {} if self.group_feature is None else {"group_feature": self.group_feature}
-        wanted |= {"split": True} if self.splits else {}
+        wanted |= {"split": True} if self.cuts_samples else {}
         lines: dict[str, object] = {"enable_balanced_shuffler": True}
         lines |= {f"balance_{name}": value for name, value in wanted.items()}
         unset = object()
@@ -112,7 +112,7 @@ class Strategy:
         extensions = ["LearnedCosts()"] if self.balance_cost == LEARNED else []
         if self.group_feature is not None:
             extensions.append(f"SampleGroups({self.group_feature!r})")
-        if self.splits:
+        if self.cuts_samples:
             extensions.append("Pieces()")
         if extensions:
             given["extensions"] = f"[{', '.join(extensions)}]"
@@ -148,4 +148,4 @@ def strategies(balance_cost: str | None, group_column: str | None = None) -> lis
         compared.append(balanced(REBALANCE_GROUPS, "rebalance, groups", settings, group_feature=group_column))
     # Refined spreads what pieces fetch more evenly.
     settings = ShufflerSettings("refined", equal_rows=False)
-    return [*compared, balanced(SPLIT, "pieces (split)", settings, splits=True)]
+    return [*compared, balanced(PIECES, "pieces", settings, cuts_samples=True)]

@@ -88,7 +88,7 @@ def test_unique_ids_are_those_of_training(path, ids):
     )
     assert groups < few_moves < 0.6 * refined
     assert "TrainerArgs.balance_group_feature = 'user'" in figures["rebalance_groups"]["gin"]
-    assert "unique_ids" not in figures["split"]  # pieces share them out
+    assert "unique_ids" not in figures["pieces"]  # pieces share them out
     (note,) = [note for note in case["recommendation"]["notes"] if "unique ids" in note]
     assert "balance_group_feature = 'user'" in note
 
@@ -97,7 +97,7 @@ def test_ids_are_counted_in_as_many_steps_as_take_little_time(path, monkeypatch)
     monkeypatch.setattr(prediction, "IDS_TO_COUNT", 1)
     (case,) = advise_on(path, "--ids", "ids", *RUN)["cases"]
     for name, figures in by_name(case).items():
-        assert name == "split" or figures["unique_ids"]["steps"] == 1
+        assert name == "pieces" or figures["unique_ids"]["steps"] == 1
 
 
 @pytest.mark.parametrize("options", [[], ["--ids", "ids"], ["--groups", "user"]])

@@ -59,7 +59,7 @@ def test_a_strategy_whose_extension_is_missing_is_left_out(folder):
     result = advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", absent=absent)
     assert result.returncode == 0, result.stderr
     *others, last = result.stdout.splitlines()
-    assert last == "The strategy pieces (split) is left out: the folder extensions/pieces is missing."
+    assert last == "The strategy pieces is left out: the folder extensions/pieces is missing."
     assert "Switch on" in result.stdout and "(split)" not in "".join(others)
     assert advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", "--json", absent=absent).returncode == 0
 

@@ -142,7 +142,7 @@ def test_pieces_are_those_of_training(tmp_path):
         moved = fetched(plan, is_causal=True) if is_cut else np.zeros((ranks, ranks))
         tokens.append(moved.sum() / ranks)
         slowest.append(max(moved.sum(0).max(), moved.sum(1).max()))
-    split = by_name(case)["split"]
+    split = by_name(case)["pieces"]
     # Training cuts between items of two tokens, the prediction between any two tokens.
     assert split["imbalance"]["mean"] == pytest.approx(np.mean(imbalance), abs=2e-3)
     assert split["samples_cut"] == pytest.approx(np.mean(cut), abs=0.1)

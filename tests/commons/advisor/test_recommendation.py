@@ -44,7 +44,7 @@ def test_nothing_to_gain(lengths, arguments, tmp_path):
     for strategy in case["strategies"]:
         assert strategy["imbalance"]["mean"] == strategy["speedup"] == 1
     assert by_name(case)["refined"]["share_of_samples_moved"] == 0
-    assert by_name(case)["split"]["samples_cut"] == by_name(case)["split"]["fetch_seconds"] == 0
+    assert by_name(case)["pieces"]["samples_cut"] == by_name(case)["pieces"]["fetch_seconds"] == 0
 
 
 def test_one_rank_waits_for_nobody(tmp_path):
@@ -79,7 +79,7 @@ def test_the_lines_to_paste_are_valid(tmp_path):
         "karmarkar_karp": {"partitioner": "karmarkar_karp"},
         "refined": {"partitioner": "refined"},
         "rebalance": {},
-        "split": {"partitioner": "refined", "equal_rows": False, "split": True},
+        "pieces": {"partitioner": "refined", "equal_rows": False, "split": True},
     }
     assert by_name(case).keys() == expected.keys()
     for name, strategy in by_name(case).items():
@@ -111,7 +111,7 @@ def test_lines_undo_what_the_gin_file_has(present):
         trainer = trainer_args([*file, *lines])
         assert trainer.enable_balanced_shuffler
         settings = changed(trainer)
-        assert settings.pop("split", False) == strategy.splits
+        assert settings.pop("split", False) == strategy.cuts_samples
         assert ShufflerSettings(**settings) == strategy.settings
         assert not set(lines) & set(file)
 
@@ -132,13 +132,13 @@ def test_giants_need_pieces_and_a_network_that_is_fast(tmp_path):
     run = ["--rows-per-rank", "8", "--tflops", "0.01", "--bandwidth"]
     cases = [advise(tmp_path, lengths, *run, speed)["cases"][0] for speed in ("1", "0.0001")]
     fast, slow = (case["recommendation"] for case in cases)
-    assert fast["strategy"] == "split" != slow["strategy"]
+    assert fast["strategy"] == "pieces" != slow["strategy"]
     expected = {"partitioner": "refined", "equal_rows": False, "split": True}
     assert changed(trainer_args(fast["gin"])) == expected
     assert any("pay off below" in note for note in slow["notes"])
     in_node = advise(tmp_path, lengths, "--rows-per-rank", "8", "--ranks-per-node", "8")["cases"][0]
-    assert by_name(in_node)["split"]["fetch_seconds"] == 0
-    assert in_node["recommendation"]["strategy"] == "split"
+    assert by_name(in_node)["pieces"]["fetch_seconds"] == 0
+    assert in_node["recommendation"]["strategy"] == "pieces"
 
 
 def test_a_strategy_on_measured_times_trains_on_them(tmp_path):
@@ -151,4 +151,4 @@ def test_a_strategy_on_measured_times_trains_on_them(tmp_path):
     assert changed(trainer_args(rebalance["gin"])) == {"cost": file}
     assert rebalance["python"] == f"batch_shuffler=MyShuffler(cost=Cost.load({file!r}))"
     assert report["load_unit"] == "predicted ns"
-    assert by_name(case)["split"]["imbalance"]["mean"] < by_name(case)["refined"]["imbalance"]["mean"]
+    assert by_name(case)["pieces"]["imbalance"]["mean"] < by_name(case)["refined"]["imbalance"]["mean"]

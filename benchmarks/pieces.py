@@ -114,7 +114,7 @@ def _compare(whole: Arm, pieces: Arm) -> Record:
     return {
         "imbalance_whole": imbalances[0],
         "imbalance_pieces": imbalances[1],
-        "megabytes_fetched": reports[-1].features["bytes_fetched"] / 1e6,
+        "megabytes_fetched": reports[-1].extensions["bytes_fetched"] / 1e6,
         "fetch_seconds": float(np.median([report.extensions["fetch_seconds"] for report in reports])),
         "seconds_pieces": summarize(pieces.block_seconds, 4),
         "speedup_predicted": imbalances[0] / imbalances[1],
@@ -166,6 +166,6 @@ def tables(figures: Record) -> dict[str, str]:
     }
     trained = [figures[name] | {"title": title} for name, title in titles.items()]
     return {
-        "split-samples step times": make_table(trained, times),
-        "split-samples longest": make_table(figures["memory"], longest),
+        "pieces step times": make_table(trained, times),
+        "pieces longest": make_table(figures["memory"], longest),
     }
