@@ -56,7 +56,7 @@ def copy_core(folder: Path, extensions: list[str]) -> None:
     paths = [f"commons/{name}" for name in (*CORE, *BELOW)] + list(SUPPORT)
     paths += [f"tests/commons/{name}" for name in CORE]
     if extensions:
-        paths += [f"{root}/extensions/__init__.py" for root in ("commons", "tests/commons")]
+        paths += [f"{root}/extensions/*.py" for root in ("commons", "tests/commons")]
         paths += [f"{root}/extensions/{name}" for root in ("commons", "tests/commons") for name in extensions]
         paths += ["tests/commons/extensions/together", "benchmarks"]  # some tests draw what is measured
     patterns = [f":(glob){path}" if "*" in path else path for path in paths]

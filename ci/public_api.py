@@ -20,6 +20,8 @@ PACKAGES = (
     *("extensions.unshuffle", "extensions.verification", "extensions.controller"),
     *("check_equal", "balance_meter", "datasets", "training", "unbounded_ids"),
 )
+# Methods of a `BatchShuffler` that only the stage calls.
+OF_THE_STAGE = ("ahead", "exchange_rows", "faster_planning", "plan_over", "route", "traffic")
 INTRODUCTION = """\
 # Public API
 
@@ -66,7 +68,8 @@ def _members(of: type, public: list[object]) -> Iterator[str]:
     """Yields the methods and properties of a class that no other library or public class defines."""
     bases = [each for each in of.__mro__ if each.__module__.split(".")[0] == commons.__name__]
     own = [each for each in bases if each is of or each not in public]
-    for name in {name for each in own for name in vars(each) if not name.startswith("_")}:
+    names = {name for each in own for name in vars(each) if not name.startswith("_")}
+    for name in names - {*OF_THE_STAGE}:
         member = inspect.getattr_static(of, name)
         if isinstance(member, staticmethod | classmethod):
             member = member.__func__

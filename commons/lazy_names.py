@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 
-def imported_on_use(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """Returns the `__getattr__` of a package, by the modules of its names."""
+def imported_on_use(
+    package: str, names: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], object], list[str]]:
+    """Returns `__getattr__` and `__all__` of a package, by the modules of its names."""
     module_of = {name: module for module, names_of_module in names.items() for name in names_of_module}
 
     def __getattr__(name: str) -> object:
@@ -19,4 +21,4 @@ def imported_on_use(package: str, names: Mapping[str, Sequence[str]]) -> Callabl
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f"{package}.{module_of[name]}"), name)
 
-    return __getattr__
+    return __getattr__, list(module_of)

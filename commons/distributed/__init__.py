@@ -5,28 +5,18 @@ from typing import TYPE_CHECKING
 from ..lazy_names import imported_on_use
 
 if TYPE_CHECKING:
-    from .balance_report import BalanceReport
-    from .batch_shuffler import BatchShuffler
-    from .batch_shuffler_factory import BatchShufflerFactory, IdentityShuffler, register_batch_shuffler
-    from .extension import Extension
-    from .failures import show_first_cause_only
-    from .shuffle_plan import ShufflePlan
-    from .shuffler_settings import PARTITIONERS, ShufflerSettings
+    from .balance_report import BalanceReport as BalanceReport
+    from .batch_shuffler import BatchShuffler as BatchShuffler
+    from .batch_shuffler_factory import BatchShufflerFactory as BatchShufflerFactory
+    from .batch_shuffler_factory import IdentityShuffler as IdentityShuffler
+    from .batch_shuffler_factory import register_batch_shuffler as register_batch_shuffler
+    from .extension import Extension as Extension
+    from .failures import show_first_cause_only as show_first_cause_only
+    from .shuffle_plan import ShufflePlan as ShufflePlan
+    from .shuffler_settings import PARTITIONERS as PARTITIONERS
+    from .shuffler_settings import ShufflerSettings as ShufflerSettings
 
-__all__ = [
-    "PARTITIONERS",
-    "BalanceReport",
-    "BatchShuffler",
-    "BatchShufflerFactory",
-    "Extension",
-    "IdentityShuffler",
-    "ShufflePlan",
-    "ShufflerSettings",
-    "register_batch_shuffler",
-    "show_first_cause_only",
-]
-
-__getattr__ = imported_on_use(
+__getattr__, __all__ = imported_on_use(
     __name__,
     {
         "balance_report": ["BalanceReport"],

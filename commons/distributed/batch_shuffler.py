@@ -20,7 +20,7 @@ from ..sequence_batch.tree import check_attributes
 from .balance_report import WORKLOAD_UNITS
 from .batch_format import Format
 from .count_rows import Counter, count_rows
-from .exchange import Route, Traffic, route_of, transfer
+from .exchange import Route, route_of, transfer
 from .extension import Extension, chain, order_extensions
 from .left_loaders import leave, was_left
 from .loss_reduction import LossScale, check_global_mean
@@ -317,7 +317,7 @@ class BatchShuffler(ABC):
         if self.format is None:
             return batch
         rows = self.view(batch)
-        return self.exchange_rows(self._prepared(rows, plan) if self.exchanges else rows, plan).batch
+        return self.exchange_rows(self._prepare(rows, plan) if self.exchanges else rows, plan).batch
 
     def exchange_rows(self, rows: Rows, plan: ShufflePlan) -> Rows:
         """Moves the rows of a planned step, as `exchange` does a batch, and puts them together.
@@ -439,7 +439,7 @@ class BatchShuffler(ABC):
         mode: Callable[[], Any] = lambda: None,
     ) -> PlanAhead:
         """Returns what plans steps ahead, for a pipeline; arguments are those of `PlanAhead`."""
-        arguments = self.planner, self.view, self._prepare_with_route, self.faster_planning()
+        arguments = self.planner, self.view, self._prepare, self.faster_planning()
         return PlanAhead(*arguments, device, check, mode)
 
     def faster_planning(self) -> tuple[str, str]:
@@ -448,30 +448,24 @@ class BatchShuffler(ABC):
         without = [extension.faster_without for extension in self.extensions if extension.faster_without]
         return counting, without[0] if without else faster_placement(self.settings)
 
-    def _prepare_with_route(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
+    def _prepare(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
+        """Returns this rank's rows of a planned step, None once its loader has ended, to be exchanged."""
         if self.exchanges:
             self.route(plan)  # so that the training thread only launches copies
-        return self._prepared(rows, plan)
-
-    def prepare(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Returns this rank's batch of a planned step, None once its loader has ended, to be exchanged."""
-        return self._prepared(None if batch is None else self.view(batch), plan).put_together()
-
-    def _prepared(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
         if rows is None:
             return self._agreed().padding_rows()
         for extension in self.extensions:
             rows = extension.before_copy(rows, plan)
         return rows
 
-    def traffic(self, plan: ShufflePlan) -> Traffic:
+    def traffic(self, plan: ShufflePlan) -> tuple[int, int]:
         """Returns the bytes that `exchange` sends and receives on this rank for a plan.
 
         Raises:
             RuntimeError: samples move, and no rank has had a batch of this shuffler yet.
         """
         if not (self.exchanges and plan.moves):
-            return Traffic(0, 0)
+            return 0, 0
         return self.route(plan).traffic
 
     def padding_batch(self) -> Any:

@@ -16,13 +16,6 @@ from ..sequence_batch.row_schema import FieldValue, Schema
 from .shuffle_plan import ShufflePlan
 
 
-class Traffic(NamedTuple):
-    """Bytes between one rank and the others."""
-
-    sent: int
-    received: int
-
-
 @dataclass(frozen=True)
 class Route:
     """The rows that one rank sends, gets and has in the end, as worked out on the host.
@@ -51,11 +44,10 @@ class Route:
         return replace(self, leaving=leaving, placed=self.placed.pinned())
 
     @property
-    def traffic(self) -> Traffic:
-        """Bytes between this rank and the others."""
-        if self.gathers:
-            return Traffic(sum(self.sent_bytes[1:]), sum(self.received_bytes[1:]))
-        return Traffic(sum(self.sent_bytes), sum(self.received_bytes))
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that this rank sends to others, and gets from them."""
+        first = int(self.gathers)  # its own bytes count for one
+        return sum(self.sent_bytes[first:]), sum(self.received_bytes[first:])
 
 
 class RowsOf(NamedTuple):

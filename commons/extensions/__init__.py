@@ -1,1 +1,5 @@
-"""Optional parts. Each imports the core, which imports none of them; without a folder, the rest works."""
+"""Optional parts. Each folder imports the core, which imports none of them; without it, the rest works.
+
+Two files serve several of them: `row_objects` joins and divides batches that one process holds whole, and
+`row_hashes` compares rows between ranks.
+"""

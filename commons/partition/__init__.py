@@ -3,17 +3,12 @@
 Ties are broken by index. Nothing depends on the order in which a processor adds.
 """
 
-from typing import TYPE_CHECKING
-
-from ..lazy_names import imported_on_use
 from .balance import imbalance, loads, lower_bound
 from .karmarkar_karp import karmarkar_karp
+from .packing import pack_micro_batches
 from .rebalance import rebalance
 from .refined import longest_processing_time, refine, refined
-
-if TYPE_CHECKING:
-    from .packing import pack_micro_batches
-    from .window import balance_window, step_ratios
+from .window import balance_window, step_ratios
 
 __all__ = [
     "balance_window",
@@ -28,11 +23,3 @@ __all__ = [
     "refined",
     "step_ratios",
 ]
-
-__getattr__ = imported_on_use(
-    __name__,
-    {
-        "packing": ["pack_micro_batches"],
-        "window": ["balance_window", "step_ratios"],
-    },
-)

@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING
 from ..lazy_names import imported_on_use
 
 if TYPE_CHECKING:
-    from .base_batch import BaseBatch
-    from .container_types import register_batch_type
-    from .tree import move_to
+    from .base_batch import BaseBatch as BaseBatch
+    from .container_types import register_batch_type as register_batch_type
+    from .tree import move_to as move_to
 
-__all__ = ["BaseBatch", "move_to", "register_batch_type"]
-
-__getattr__ = imported_on_use(
+__getattr__, __all__ = imported_on_use(
     __name__,
     {
         "base_batch": ["BaseBatch"],

@@ -13,11 +13,16 @@ COMMONS = REPOSITORY / "commons"
 # Packages of batch, plan, exchange and pipeline. Datasets and cost models belong to some model.
 CORE = ("sequence_batch", "partition", "distributed", "pipeline")
 EXTENSIONS = [path.parent.name for path in COMMONS.glob("extensions/*/__init__.py")]
+FOR_SEVERAL = ("row_hashes", "row_objects")  # files beside the folders of extensions
 # Files, and a pattern of what they must not import.
 RULES = [
     *((f"commons/{package}/*.py", r"commons\.extensions") for package in (*CORE, "perf_model")),
     *((f"tests/commons/{package}/*.py", r"commons\.extensions") for package in CORE),
-    *((f"commons/extensions/{name}/*.py", rf"commons\.extensions(?!\.{name}\b)") for name in EXTENSIONS),
+    *(
+        (f"commons/extensions/{name}/*.py", rf"commons\.extensions\.(?!{'|'.join((name, *FOR_SEVERAL))}\b)")
+        for name in EXTENSIONS
+    ),
+    *((f"commons/extensions/{name}.py", r"commons\.extensions\.") for name in FOR_SEVERAL),
     ("commons/datasets/*.py", r"commons\.extensions"),
     ("commons/**/*.py", "hstu|sid_gr"),
     ("hstu/**/*.py", "sid_gr"),

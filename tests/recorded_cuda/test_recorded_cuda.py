@@ -42,7 +42,7 @@ WAITS = {
     "micro-batches": {_LOOKED_UP: 7},
     "micro-batches of HSTU": {_LOOKED_UP: 8},  # one per sharded module,
     "verification": {
-        "commons/sequence_batch/row_hashes.py hash_elements copy to the host": 56,
+        "commons/extensions/row_hashes.py hash_elements copy to the host": 56,
         _SELECTED: 7,
     },
     # One per step, 8 steps later, in the planning thread.

@@ -5,19 +5,13 @@ from typing import TYPE_CHECKING
 from ...lazy_names import imported_on_use
 
 if TYPE_CHECKING:
-    from .division import balance_micro_batches, divide_into_micro_batches, micro_batch_imbalance
-    from .micro_batch_forward import run_micro_batches
-    from .micro_batches import MicroBatches
+    from .division import balance_micro_batches as balance_micro_batches
+    from .division import divide_into_micro_batches as divide_into_micro_batches
+    from .division import micro_batch_imbalance as micro_batch_imbalance
+    from .micro_batch_forward import run_micro_batches as run_micro_batches
+    from .micro_batches import MicroBatches as MicroBatches
 
-__all__ = [
-    "MicroBatches",
-    "balance_micro_batches",
-    "divide_into_micro_batches",
-    "micro_batch_imbalance",
-    "run_micro_batches",
-]
-
-__getattr__ = imported_on_use(
+__getattr__, __all__ = imported_on_use(
     __name__,
     {
         "division": ["balance_micro_batches", "divide_into_micro_batches", "micro_batch_imbalance"],

@@ -19,7 +19,7 @@ from ...distributed.slow_start import show_if_slow
 from ...distributed.step import Step
 from ...partition.problem import number_of_part
 from ...sequence_batch import BaseBatch
-from ...sequence_batch.row_objects import join, shared_in_results
+from ..row_objects import join, shared_in_results
 from .divided_batch import COLUMN, micro_batch_of_rows, micro_batches, rows_of_micro_batches
 from .division import divide_into_micro_batches, time_relative_to_mean
 from .micro_batch_forward import check_no_hooks, run_micro_batches

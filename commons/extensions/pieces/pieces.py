@@ -21,9 +21,9 @@ from ...distributed.shuffler_settings import ShufflerSettings
 from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch
 from ...sequence_batch.container_types import type_name
-from ...sequence_batch.row_hashes import hash_elements, mix, row_hashes
 from ...sequence_batch.row_schema import FieldValue
 from ...sequence_batch.rows import Rows
+from ..row_hashes import hash_elements, mix, row_hashes
 from .cut_rules import PIECE, CutRules, cut_rows, own_spans, spans
 from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost

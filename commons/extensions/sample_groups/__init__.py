@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from ...lazy_names import imported_on_use
 
 if TYPE_CHECKING:
-    from .sample_groups import SampleGroups
+    from .sample_groups import SampleGroups as SampleGroups
 
-__all__ = ["SampleGroups"]
-
-__getattr__ = imported_on_use(__name__, {"sample_groups": ["SampleGroups"]})
+__getattr__, __all__ = imported_on_use(__name__, {"sample_groups": ["SampleGroups"]})

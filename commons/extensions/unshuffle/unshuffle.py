@@ -24,10 +24,10 @@ from ...sequence_batch.packed_rows import (
     to_device_together,
 )
 from ...sequence_batch.row_lists import check_no_samples
-from ...sequence_batch.row_objects import check_results
 from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes, lengths_of
 from ...sequence_batch.rows import Rows
 from ...sequence_batch.tree import check_replaceable, paths
+from ..row_objects import check_results
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler

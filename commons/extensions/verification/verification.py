@@ -13,7 +13,7 @@ from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.leaf_fields import num_rows
 from ...sequence_batch.packed_rows import PackedRows, select_rows
-from ...sequence_batch.row_hashes import row_hashes
+from ..row_hashes import row_hashes
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler

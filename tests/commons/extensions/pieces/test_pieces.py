@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShuffler
+from commons.distributed import BatchShuffler, ShufflePlan
 from commons.extensions.pieces import Pieces
 from commons.extensions.pieces.cut_rules import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
 from commons.sequence_batch import move_to
@@ -30,6 +30,12 @@ def splitting(shuffler: type[TokenShuffler] = TokenShuffler) -> TokenShuffler:
 
 def cutting_anywhere(seed: int, **settings: Any) -> TokenShuffler:
     return TokenShuffler(extensions=[DrawnCuts(seed)], equal_rows=False, **settings)
+
+
+def cut_as_planned(shuffler: BatchShuffler, batch: AheadBatch, plan: ShufflePlan) -> AheadBatch:
+    """Returns the batch that is copied to the device."""
+    [pieces] = shuffler.extensions
+    return pieces.before_copy(shuffler.view(batch), plan).put_together()
 
 
 def draw_history(rng: np.random.Generator, num_rows: int, num_real: int, longest: int = 12) -> AheadBatch:
@@ -56,7 +62,7 @@ def _exchanged(exchange: str, num_real: tuple[int, ...], seed: int, on_device: b
     plan = shuffler.plan(batch)
     if plan.rows.starts_sample.all():
         return None
-    arrived = shuffler.exchange(shuffler.prepare(batch, plan) if on_device else batch, plan)
+    arrived = shuffler.exchange(cut_as_planned(shuffler, batch, plan) if on_device else batch, plan)
     assert arrived.num_samples == plan.num_placed[dist.get_rank()]
     mine = {name: counts.tolist() for name, counts in arrived.row_counts_on_host().items()}
     lengths = arrived.features.lengths().view(3, -1)
@@ -114,7 +120,7 @@ def test_a_cut_batch_is_not_cut_again_however_it_is_copied():
     shuffler = cutting_anywhere(2)
     plan = shuffler.plan(batch)
     assert not plan.rows.starts_sample.all()
-    cut = shuffler.prepare(batch, plan)
+    cut = cut_as_planned(shuffler, batch, plan)
     cpu = torch.device("cpu")
     copies = (batch, cut, cut.to(cpu), move_to(cut, cpu), replace(cut))
     as_loaded, *copies = [rows_of(shuffler.exchange(one, plan)) for one in copies]
@@ -203,7 +209,7 @@ def _wrong_contracts() -> list[str]:
 
 def _cut_batch(shuffler: BatchShuffler, batch: AheadBatch) -> None:
     """Plans, which is collective, and cuts this rank's batch, which is not."""
-    shuffler.prepare(batch, shuffler.plan(batch))
+    cut_as_planned(shuffler, batch, shuffler.plan(batch))
 
 
 def test_costs_and_rules_that_do_not_fit_are_errors(pools):

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from .packed_rows import spread
-from .row_schema import FieldValue
+from ..sequence_batch.packed_rows import spread
+from ..sequence_batch.row_schema import FieldValue
 
 
 def row_hashes(fields: Mapping[str, FieldValue], num_rows: int) -> np.ndarray:

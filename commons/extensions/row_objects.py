@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from .base_batch import BaseBatch
-from .container_types import container_type, is_plain, join_path
-from .leaf_fields import as_field, field_name, num_rows
-from .packed_rows import check_jagged_fields, read_all_lengths
-from .row_lists import PlainList, check_no_samples, hash_lists, hash_shared, lists_of, select_entries
-from .row_schema import FieldValue, hash_bytes
-from .rows import Rows
-from .tree import Leaf, check_replaceable, take_apart, tensors_and_arrays
+from ..sequence_batch.base_batch import BaseBatch
+from ..sequence_batch.container_types import container_type, is_plain, join_path
+from ..sequence_batch.leaf_fields import as_field, field_name, num_rows
+from ..sequence_batch.packed_rows import check_jagged_fields, read_all_lengths
+from ..sequence_batch.row_lists import (
+    PlainList,
+    check_no_samples,
+    hash_lists,
+    hash_shared,
+    lists_of,
+    select_entries,
+)
+from ..sequence_batch.row_schema import FieldValue, hash_bytes
+from ..sequence_batch.rows import Rows
+from ..sequence_batch.tree import Leaf, check_replaceable, take_apart, tensors_and_arrays
 
 
 class RowsWithObjects(Rows):
