@@ -17,7 +17,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 PACKAGES = (
     *("sequence_batch", "partition", "distributed", "pipeline", "perf_model"),
     *(f"extensions.{name}" for name in ("sample_groups", "pieces", "micro_batches", "learned_costs")),
-    *("extensions.unshuffle", "extensions.verification", "extensions.controller"),
+    *("extensions.pieces.cut_rules", "extensions.unshuffle", "extensions.verification"),
+    "extensions.controller",
     *("check_equal", "balance_meter", "datasets", "training", "unbounded_ids"),
 )
 # Methods of a `BatchShuffler` that only the stage calls.
@@ -25,7 +26,7 @@ OF_THE_STAGE = ("ahead", "exchange_rows", "faster_planning", "plan_over", "route
 INTRODUCTION = """\
 # Public API
 
-These names, their parameters and their defaults stay as they are in all versions 0.1. Anything else may
+These names, their parameters and their defaults stay as they are in all versions 0.1.x. Anything else may
 change in any version. What each does is in its docstring: `help(workload_balancer.partition.rebalance)`, for
 example. A change of this page is a line in the [changelog](../CHANGELOG.md). `python -m ci.public_api` writes
 the page, and a test compares it with the code.

@@ -31,15 +31,15 @@ class RowsWithObjects(Rows):
     The field of an array or list is the numbers of its rows, from 1 on, 0 for padding.
 
     Args:
-        batch: as `Rows` takes it; a `BaseBatch` has no arrays.
+        batch: batch of any type that `Rows` takes; a `BaseBatch` has no arrays.
         shared: paths of what all samples share, of lists, too.
-        first: the number of the first row among those of all batches that are joined.
+        first: number of the first row among those of all batches that are joined.
         num_rows: rows of the batch, if it is known.
 
     Attributes:
-        arrays: those with one row per sample, by path.
-        lists: those with an entry per row, or per sample, by path.
-        shared_lists: all others.
+        arrays: arrays with one row per sample, by path.
+        lists: lists with an entry per row, or per sample, by path.
+        shared_lists: lists of any other length, by path.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ def join(
     """Joins batches of one kind; the host waits twice for a device, once without jagged fields.
 
     Args:
-        batches: one for each part; those without samples may have no rows.
-        partition: for each part, int64 `[samples]`, where its samples are in the result.
-        part_rows: rows of each, padding after its samples included.
+        batches: batch of each part; those without samples may have no rows.
+        partition: positions of each part's samples in the result, int64 `[samples]`.
+        part_rows: rows of each part, padding after its samples included.
         num_rows: rows of the result, padding after the samples included.
         shared: paths of what all samples share.
         whose: name of the function that was given them, for messages.
@@ -209,10 +209,10 @@ def shared_in_results(
     `{"scale": s}` and `{"scale": s}` share it, but `{"scale": t[:3]}` and `{"scale": t[3:]}` do not.
 
     Args:
-        values: of each part.
+        values: results of each part.
         shared: paths of what the samples of the batch share.
         rows: rows of each part; one without any does not tell.
-        hashes: of what the samples share, by path, as `hashes_at` returns them.
+        hashes: hashes of what the samples share, by path, as `hashes_at` returns them.
 
     Raises:
         ValueError: what is at a path may be either.

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ...sequence_batch.row_schema import FieldValue, Schema
     from ...sequence_batch.rows import Rows
 
+__all__ = [
+    *("ALONG_ITEMS", "FROM_END", "TO_EVERY", "WITH_FIRST", "WITH_LAST"),
+    *("CutRules", "FieldRule", "ItemGroup"),
+]
 # The place of a row in its sample: items and tokens from the first to the last, exclusive, and those of the
 # whole sample. A whole sample is a single piece.
 PIECE = np.dtype(
