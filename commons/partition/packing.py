@@ -6,14 +6,13 @@ import warnings
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .problem import heaviest_first, indices_of_parts
-from .refined import refine, refined
-from .workloads import MOST_TOKENS, as_integers, as_tokens, as_workloads, check_count
+from .problem import Problem, heaviest_first, indices_of_parts
+from .refined import place_from_scratch, refine
+from .workloads import LOAD_BITS, MOST_TOKENS, as_integers, as_tokens, as_workloads, check_count
 
 # Bits of the sum of all work, by which micro-batches are in order.
 SUM_BITS = 62
@@ -58,18 +57,18 @@ def pack_micro_batches(
     """
     samples = check_samples(workloads, tokens, max_tokens, multiple_of, min_count)
     report_above_cap(*samples[1:], strict)
-    ranks = [pack(*samples, int(multiple_of), int(min_count))]
+    ranks = [pack(*samples, int(multiple_of), max(int(min_count), least_count(*samples[1:])))]
     if strict:
         refuse_empty(ranks)
     return ranks[0]
 
 
 def pack(
-    work: np.ndarray, tokens: np.ndarray, max_tokens: int, multiple_of: int, min_count: int
+    work: np.ndarray, tokens: np.ndarray, max_tokens: int, multiple_of: int, least: int
 ) -> list[np.ndarray]:
-    """As `pack_micro_batches`, of int64 `[samples]` that are checked, and without a warning."""
+    """As `pack_micro_batches`, of samples as `check_samples` returns them, and without a warning; `least` is
+    `least_count` or more."""
     alone, shared = np.flatnonzero(tokens > max_tokens), np.flatnonzero(tokens <= max_tokens)
-    least = max(min_count, least_count(tokens, max_tokens))
     count = -(-least // multiple_of) * multiple_of - len(alone)
     parts = _share(work[shared], tokens[shared], max_tokens, count, multiple_of) if count > 0 else []
     micro_batches = [*alone[:, None], *(shared[part] for part in parts)]
@@ -79,11 +78,16 @@ def pack(
 
 def _share(work: np.ndarray, tokens: np.ndarray, max_tokens: int, count: int, step: int) -> list[np.ndarray]:
     """Parts under the cap: the fewest of count, count + step, … for which a partition is found."""
-    limits: dict[str, Any] = {"tokens": tokens, "max_tokens": max_tokens}
+    # As `Problem.of` does, but checked once, not for each rank and count.
+    digits = (max(len(work), count) + step * len(work)).bit_length()
+    coarse = np.maximum(work >> max(SUM_BITS - min(LOAD_BITS, 61 - digits), 0), 1)
+    heaviest = heaviest_first(coarse)
+    given = heaviest, coarse[heaviest], tokens[heaviest], 0, len(work), max_tokens
 
     def attempt(count: int) -> list[np.ndarray] | None:
+        problem = Problem(np.ones(count), *given)
         with suppress(ValueError):  # no placement was found
-            return refined(work, count, False, tolerance=TOLERANCE, **limits)
+            return indices_of_parts(problem.unsort(place_from_scratch(problem, TOLERANCE)), count)
         return None
 
     effort = len(work) * (count + OVERHEAD)
@@ -112,7 +116,8 @@ def _share(work: np.ndarray, tokens: np.ndarray, max_tokens: int, count: int, st
     first = np.unique(part_of[order], return_index=True)[1]
     others = np.delete(order, first)[: most - len(first)]
     part_of[others] = len(first) + np.arange(len(others))
-    return refine(work, indices_of_parts(part_of, most), TOLERANCE, False, **limits)
+    parts = indices_of_parts(part_of, most)
+    return refine(work, parts, TOLERANCE, False, tokens=tokens, max_tokens=max_tokens)
 
 
 def _best_fit(tokens: list[int], room: int) -> list[int]:

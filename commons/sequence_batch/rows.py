@@ -211,8 +211,12 @@ class Rows:
         return moved
 
     def on_host(self) -> Self:
-        """Returns these rows if they are on the host, else a copy, for which this waits."""
-        return self if self.device == _HOST else self.to(_HOST)
+        """Returns these rows if they are on the host, else a copy with its batch, for which this waits."""
+        if self.device == _HOST:
+            return self
+        rows = self.to(_HOST)
+        rows.batch = rows.put_together()
+        return rows
 
     def to_count(self) -> Rows:
         """Returns the rows of a batch for counting: what is computed from its integers, such as squares, does

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -50,8 +49,11 @@ def micro_batches(
     view = shuffler.view(batch)
     if not (plan.num_placed[rank] or view.pads):
         # Each micro-batch has memory of its own, which its model may change in place.
-        make = view.copy().put_together if num_copies == view.num_rows else partial(view.copies, num_copies)
-        return [make() for _ in range(plan.num_parts)]
+        is_as_wanted = num_copies == view.num_rows
+        return [
+            view.copy().put_together() if is_as_wanted else view.copies(num_copies)
+            for _ in range(plan.num_parts)
+        ]
     # Of several ranks, lists are equal on all of them, and so shared.
     counts = {view.num_rows, view.num_samples} if not shuffler.exchanges else set()
     lists = row_lists(view.tree, counts)

@@ -131,5 +131,5 @@ def exchanged(case: Case) -> tuple[FieldShuffler, ShufflePlan, MixedBatch, Mixed
         return None
     if not plan.has_batch:
         return None
-    brought = shuffler.prepare(batch, plan)
+    brought = shuffler.padding_batch() if batch is None else batch
     return shuffler, plan, brought, shuffler.exchange(brought, plan)

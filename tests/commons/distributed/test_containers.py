@@ -81,7 +81,8 @@ def _with_an_ended_loader(kind: str):
     rank = dist.get_rank()
     batch = make_batch(kind, 0, 10, 4) if rank == 0 else None
     plan = shuffler.plan(batch)
-    moved = shuffler.exchange(shuffler.prepare(batch, plan), plan)
+    brought = shuffler.padding_batch() if batch is None else batch
+    moved = shuffler.exchange(brought, plan)
     assert type(moved) is type(shuffler.padding_batch())
     return [] if batch is None else contents(batch), contents(moved)[: plan.num_placed[rank]]
 

@@ -427,7 +427,7 @@ def test_a_planned_batch_is_changed_once_before_the_copy():
     shuffler = DictShuffler(extensions=[Cutting()])
     for batch, plan in shuffler.plan_ahead([{"workload": torch.arange(3)}] * 3):
         assert batch["workload"].tolist() == [1, 2]
-        assert shuffler.prepare(batch, plan) is batch
+        assert shuffler.exchange(batch, plan) is batch
 
 
 class Failing(Named):

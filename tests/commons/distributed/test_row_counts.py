@@ -90,7 +90,8 @@ def _wrong_counts_where_a_set_has_ended(ended: tuple[int, ...]) -> list[str]:
     loaded = None if rank in ended else draw_histories(np.random.default_rng(rank), 4)
     plan = shuffler.plan(loaded)
     assert plan.has_batch != (rank in ended) and plan.whole.has_batch
-    moved = shuffler.exchange(shuffler.prepare(loaded, plan), plan)
+    brought = shuffler.padding_batch() if loaded is None else loaded
+    moved = shuffler.exchange(brought, plan)
     assert rank not in ended or (moved.batch_size, moved.num_samples) == (1, 0)
     return wrong_counts_on_host(moved)
 

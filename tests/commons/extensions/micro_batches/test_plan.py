@@ -257,7 +257,8 @@ def _micro_batches_where_rank_1_has_no_samples() -> list[int]:
     ids = KeyedJaggedTensor(["id"], torch.arange(12), lengths=torch.full((3,), 4))
     loaded = {"ids": ids} if dist.get_rank() == 0 else None
     plan = shuffler.plan(loaded)
-    batch = shuffler.exchange(shuffler.prepare(loaded, plan), plan)
+    brought = shuffler.padding_batch() if loaded is None else loaded
+    batch = shuffler.exchange(brought, plan)
     return [one["ids"].stride() for one in divided(shuffler, batch, plan)]
 
 
