@@ -94,7 +94,7 @@ def train(device: torch.device) -> Record:
     # their own would not. With a neighbor per rank, a rank computes as if the others never waited.
     with keep_running(f"from {__name__} import keep_busy; keep_busy()"):
         busy = compare(GIANT, BLOCKS, "one giant, busy cores")
-    even = compare(EVEN, EVEN_BLOCKS, "nothing to split")
+    even = compare(EVEN, EVEN_BLOCKS, "nothing to cut")
     memory = []
     for num_layers in LAYERS:
         gin.bind_parameter("NetworkArgs.num_layers", num_layers)
@@ -146,7 +146,7 @@ def tables(figures: Record) -> dict[str, str]:
     titles = {
         "giant": "one giant of four samples",
         "giant_alone": "the same; a rank that waits leaves its core idle",
-        "even": "nothing to split",
+        "even": "nothing to cut",
     }
     times = {
         "samples": "{title}",
