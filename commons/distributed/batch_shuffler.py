@@ -205,7 +205,9 @@ class BatchShuffler(ABC):
 
         Raises:
             ValueError: ranks are not each in one set of ranks that exchange; on all ranks.
+            RuntimeError: another pipeline, or loop, plans with this shuffler on some rank; on all ranks.
         """
+        self.planner.check_free(job)
         mine = self.group.ranks if self.moves_samples else ()
         gathered = job.all_gather_objects((mine, self.planner.ranks.ranks == job.ranks))
         if all(in_step for _, in_step in gathered):
@@ -314,10 +316,11 @@ class BatchShuffler(ABC):
         """
         if self.expects_scale:
             self._loss_scale.expect()
-        if self.format is None:
-            return batch
         rows = self.view(batch)
-        return self.exchange_rows(self._prepare(rows, plan) if self.exchanges else rows, plan).batch
+        if self.exchanges:
+            prepared = self._prepare(rows, plan)
+            rows = prepared if prepared.device == rows.device else prepared.to(rows.device)
+        return self.exchange_rows(rows, plan).batch
 
     def exchange_rows(self, rows: Rows, plan: ShufflePlan) -> Rows:
         """Moves the rows of a planned step, as `exchange` does a batch, and puts them together.
@@ -487,9 +490,9 @@ class BatchShuffler(ABC):
         elements, planned = [len(of) for of in values], rows.schema.num_elements(rows.lengths)
         same_elements = elements == planned or not plan.rows.batch_sizes[self.group.rank]
         difference = batch_format.schema.difference(rows.schema)
-        if difference or view.num_rows != rows.num_rows or not same_elements:
+        if difference or view.num_rows != len(rows.lengths) or not same_elements:
             raise ValueError(
                 f"exchange got a batch of {view.num_rows} rows with {elements} elements in its jagged "
-                f"fields; the plan is for {rows.num_rows} rows with {planned} elements"
+                f"fields; the plan is for {len(rows.lengths)} rows with {planned} elements"
                 f"{'; ' if difference else ''}{difference}: give exchange the batch that plan was made for"
             )

@@ -114,9 +114,11 @@ class PlanAhead:
                 return step
             if from_loader is loader:
                 after_end, self._planned = self._planned, deque()
-                self._forget()
-                for *_, planned in after_end:
-                    planned.result()  # may have what a rank found in its last step
+                try:
+                    for *_, planned in after_end:
+                        planned.result()  # may have what a rank found in its last step
+                finally:
+                    self._forget()  # once no plan is on its way
                 return None
 
     @property
@@ -236,7 +238,7 @@ class _Thread:
 
     def __init__(self, device: torch.device | None) -> None:
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        if (device is None or device == torch.device("cuda")) and torch.cuda.is_initialized():
+        if device == torch.device("cuda") or (device is None and torch.cuda.is_initialized()):
             device = torch.device("cuda", torch.cuda.current_device())
         thread = threading.Thread(target=_run, args=(self._jobs, device), name="plan ahead", daemon=True)
         _jobs_of[thread] = self._jobs

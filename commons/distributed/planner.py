@@ -92,13 +92,14 @@ class Planner:
         if self._reserved_by == ident:
             self._reserved_by = None
 
-    def check_free(self) -> None:
-        """Checks before a loop that no thread of any rank plans. Collective.
+    def check_free(self, ranks: RankGroup | None = None) -> None:
+        """Checks that no thread of any rank plans, before a pipeline, or a loop, does. Collective over
+        `ranks`, by default those that plan in step.
 
         Raises:
             RuntimeError: one does; on all ranks, of which others may have left their loops.
         """
-        if any(self.ranks.all_gather_objects(self._reserved_by is not None)):
+        if any((ranks or self.ranks).all_gather_objects(self._reserved_by is not None)):
             raise RuntimeError(self._busy())
 
     def _busy(self) -> str:

@@ -102,27 +102,14 @@ class ShufflerSettings:
             )
 
     def _check_effects(self) -> None:
-        partitioner = self.partitioner
-        if self.tolerance is not None and not self.takes("tolerance"):
-            raise SettingError(
-                "{tolerance} has no effect on {partitioner}: leave it None",
-                tolerance=self.tolerance,
-                partitioner=partitioner,
-            )
-        if self.max_tokens is not None and not self.takes("max_tokens"):
-            raise SettingError(
-                "{max_tokens}: {partitioner} has no argument max_tokens; choose another partitioner, such as "
-                '"rebalance"',
-                max_tokens=self.max_tokens,
-                partitioner=partitioner,
-            )
-        if self.equal_rows and not self.takes("equal_size"):
-            raise SettingError(
-                "{equal_rows}: {partitioner} has no argument equal_size to make rows equal; set "
-                "equal_rows=False",
-                equal_rows=True,
-                partitioner=partitioner,
-            )
+        for name, argument, fault in (
+            ("tolerance", "tolerance", " has no effect on {partitioner}: leave it None"),
+            ("max_tokens", "max_tokens", ": {partitioner} has no argument max_tokens; choose another one"),
+            ("equal_rows", "equal_size", ": {partitioner} has no argument equal_size to make rows equal"),
+        ):
+            value = getattr(self, name)
+            if value is not None and value is not False and not self.takes(argument):
+                raise SettingError(f"{{{name}}}{fault}", **{name: value}, partitioner=self.partitioner)
 
 
 def make_settings(shuffler: str, given: Mapping[str, Any]) -> ShufflerSettings:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..distributed import BalanceReport, BatchShuffler
 from ..distributed.extension import chain
@@ -67,7 +66,6 @@ class ShuffleStage:
         self._loss_reduction, self._optimizer = str(loss_reduction), optimizer
         self._shuffler, self._model = shuffler, model
         shuffler.expects_scale = False
-        self._num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         shuffler.plan_over(RankGroup.of())
         for extension in shuffler.extensions:
             extension.join(model, device, self._loss_reduction)
@@ -98,8 +96,8 @@ class ShuffleStage:
             step.rows = self._shuffler.exchange_rows(step.rows, step.plan)
             step.batch = step.rows.batch
             if self._evaluates_copies(step):
-                step.batch = step.rows.copies(COPIES)
-                step.rows = step.rows.view(step.batch)
+                step.rows = step.rows.copies(COPIES)
+                step.batch = step.rows.batch
             step.exchange_seconds = time.perf_counter() - start
         return step
 
@@ -127,7 +125,7 @@ class ShuffleStage:
     def _run(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Runs the model on a whole batch."""
         losses, output = losses_and_output(self._model(step.batch))
-        mean_tokens = step.plan.whole.num_loss_tokens / self._num_ranks
+        mean_tokens = step.plan.whole.num_loss_tokens / step.plan.whole.num_ranks
         own_tokens = step.plan.loss_tokens_on(self.rank)
         total = loss_sum(losses, self._loss_reduction, own_tokens, mean_tokens, step.failures)
         if self._evaluates_copies(step):

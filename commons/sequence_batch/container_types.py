@@ -26,7 +26,6 @@ Parts: TypeAlias = Mapping[Hashable, Any]
 # Types that hold no data of single samples; all samples share their values.
 _PLAIN = (
     type(None),
-    bool,
     numbers.Number,
     np.generic,
     str,
@@ -62,7 +61,6 @@ class ContainerType(NamedTuple):
 
 
 _REGISTERED: dict[type, ContainerType] = {}
-_KNOWN: dict[type, ContainerType | None] = {}  # container types of all types seen so far
 
 
 def register_batch_type(
@@ -83,16 +81,15 @@ def register_batch_type(
     if not isinstance(batch_type, type):
         raise TypeError(f"register_batch_type got {batch_type!r}, expected a class")
     _REGISTERED[batch_type] = ContainerType(parts, replaced)
-    _KNOWN.clear()
+    _container_of.cache_clear()
 
 
 def container_type(value: Any) -> ContainerType | None:
     """Returns how to take a value apart; None if it is no container."""
-    if type(value) not in _KNOWN:
-        _KNOWN[type(value)] = _container_of(type(value))
-    return _KNOWN[type(value)]
+    return _container_of(type(value))  # type: ignore[arg-type]
 
 
+@functools.cache
 def _container_of(of: type) -> ContainerType | None:
     for base in of.__mro__:
         if base in _REGISTERED:

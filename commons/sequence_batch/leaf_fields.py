@@ -16,7 +16,6 @@ from .tree import Leaf, Part, leaves, rebuild
 
 # Leaves that hold nothing but what travels: subclasses may. A memory-mapped tensor arrives in memory.
 _EXACT_TYPES = (torch.Tensor, MemoryMappedTensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor)
-_NOTHING: Mapping[Any, Any] = {}
 
 
 def fields_of(tree: Part) -> dict[str, FieldValue]:
@@ -56,7 +55,8 @@ def as_field(value: Any) -> FieldValue:
                 "torch.nested.nested_tensor(list(rows), layout=torch.jagged)"
             )
         values = nested.values().movedim(nested._ragged_idx - 1, 0)
-        field = JaggedTensor(values=values, lengths=nested.offsets().diff())
+        offsets = nested.offsets()  # kept, so that streams that use the batch are told of them, too
+        field = JaggedTensor(values=values, lengths=offsets.diff(), offsets=offsets)
     for _, tensor in tensors_of(field):
         _check_tensor(tensor)
     return field
@@ -76,10 +76,7 @@ def like(field: FieldValue, leaf: Any) -> Any:
 
 
 def put_together(
-    tree: Part,
-    fields: Mapping[str, FieldValue],
-    others: Mapping[str, Any] = _NOTHING,
-    numbers: Mapping[Hashable, Any] = _NOTHING,
+    tree: Part, fields: Mapping[str, FieldValue], others: Mapping[str, Any], numbers: Mapping[Hashable, Any]
 ) -> Any:
     """Returns the batch with other values for some of its fields; the inverse of `fields_of`.
 

@@ -6,6 +6,8 @@ instances: the rows of jagged nested tensors.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -40,21 +42,9 @@ except ImportError:
     class JaggedTensor:  # type: ignore[no-redef]
         """Rows of different lengths, `values` one row after another; without weights."""
 
-        def __init__(self, values: torch.Tensor, lengths: torch.Tensor, weights: None = None) -> None:
+        def __init__(
+            self, values: torch.Tensor, lengths: torch.Tensor, weights: None = None, offsets: Any = None
+        ) -> None:
             self.values, self.lengths = lambda: values, lambda: lengths
-            self.offsets = lambda: F.pad(lengths.cumsum(0), (1, 0))
+            self.offsets = lambda: F.pad(lengths.cumsum(0), (1, 0)) if offsets is None else offsets
             self.weights_or_none = lambda: weights
-
-
-__all__ = [
-    "JaggedTensor",
-    "KeyedJaggedTensor",
-    "KeyedTensor",
-    "MemoryMappedTensor",
-    "NonTensorData",
-    "NonTensorStack",
-    "Pipelineable",
-    "TensorDict",
-    "TensorDictBase",
-    "is_tensorclass",
-]

@@ -35,11 +35,6 @@ class PackedRows:
     lengths: np.ndarray
     sections: list[torch.Tensor]
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return len(self.lengths)
-
     @staticmethod
     def pack(fields: Mapping[str, Any], schema: Schema, lengths: np.ndarray) -> PackedRows:
         """Returns all rows of a batch's per-sample fields; a lone field is not copied."""
@@ -206,7 +201,7 @@ def _locate(
     sources: Sequence[PackedRows], selection: Selection
 ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Iterator[torch.Tensor]]:
     """Returns for each section the words of all sources, and which to copy; and each field's lengths."""
-    device = _device_of(sources)
+    device = sources[0].sections[0].device
     parts = iter(_to_device(selection.indices, device).split(selection.index_sizes))
     found = []
     for number, section in enumerate(selection.schema.sections):
@@ -330,7 +325,9 @@ def jagged_extents(fields: Mapping[str, Any]) -> torch.Tensor:
     for name, field in fields.items():
         if isinstance(field, torch.Tensor):
             continue
-        lengths, offsets = lengths_of(field), _given_offsets(field)
+        # Offsets that it was made with, or has worked out; it is not asked to.
+        offsets = field.offsets_or_none() if hasattr(field, "offsets_or_none") else None
+        lengths = lengths_of(field)
         if lengths.dim() != 1 or (len(lengths) and lengths.dtype not in (torch.int32, torch.int64)):
             raise ValueError(
                 f"field {name!r} has {lengths.dtype} lengths of shape {tuple(lengths.shape)}; expected a "
@@ -359,11 +356,6 @@ def check_extents(fields: Mapping[str, Any], extents: np.ndarray) -> None:
             )
 
 
-def _given_offsets(field: Any) -> torch.Tensor | None:
-    """Returns the offsets that a field was made with, or has worked out; it is not asked to."""
-    return field.offsets_or_none() if hasattr(field, "offsets_or_none") else None
-
-
 def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:
     """Returns for each row b the `lengths[b]` indices `starts[b]`, `starts[b] + step`, …; int64 `[total]`.
 
@@ -388,10 +380,6 @@ def _to_device(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda" and not indices.is_pinned():
         indices = indices.pin_memory()
     return indices.to(device, non_blocking=True)
-
-
-def _device_of(sources: Sequence[PackedRows]) -> torch.device:
-    return sources[0].sections[0].device
 
 
 def _together(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:

@@ -28,7 +28,7 @@ from .row_schema import FieldValue, Schema, lengths_of, with_parts
 from .tree import Leaf, Part, check_replaceable, paths, rebuild, take_apart
 
 # Rows of an evaluation without samples: outputs that have as many are of them, and have no samples either.
-COPIES = 7
+COPIES = 61
 # Integers in which squares and FLOPs of lengths wrap.
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
 _HOST = torch.device("cpu")
@@ -174,9 +174,11 @@ class Rows:
         the batch does not know padding. The batch is on the host."""
         return self.select([self.packed()], np.zeros(0 if self.pads else 1, dtype=np.int64), 1)
 
-    def copies(self, count: int) -> Any:
-        """Returns a batch of copies of the first row; the host waits for their lengths."""
-        return self.select([self.packed()], np.zeros(count, dtype=np.int64), count)
+    def copies(self, count: int) -> Self:
+        """Returns copies of the first row, with their batch; the host waits for their lengths."""
+        copies = self.replaced(select_rows([self.packed()], np.zeros(count, np.int64), count), count, count)
+        copies.batch = copies.put_together()
+        return copies
 
     def copy(self) -> Self:
         """Returns the rows in memory of their own; no host-device synchronization."""

@@ -118,7 +118,7 @@ class Pieces(Extension):
         return make_plan(*cut_and_place(rows, self._shuffler.settings, cutting))
 
     def before_copy(self, rows: Rows, plan: ShufflePlan) -> Rows:
-        """Returns the rows of a batch cut as planned; themselves if they are, or if none of them is cut.
+        """Returns the rows of a batch cut as planned, on the host; themselves if they are, or if none is cut.
 
         Rows on the device are copied to the host for it, which waits for the device.
         """
@@ -134,9 +134,7 @@ class Pieces(Extension):
             self._check_counts(cut, plan, own)
         if self._checks_cuts:
             _check_cut(on_host, cut, pieces, row_of, rules)
-        if on_host is not rows:
-            return cut.to(rows.device)
-        return cut.pin_memory() if rows.is_pinned else cut
+        return cut.pin_memory() if rows.is_pinned or rows.device.type == "cuda" else cut
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
         """Hands the batch the places of its rows in their samples."""

@@ -386,7 +386,7 @@ class Handling(Named):
 
     def around_exchange(self, rows, plan, exchange):
         moved = exchange(rows, plan)
-        self.seen.append((rows.num_rows, len(moved["matrix"])))
+        self.seen.append((len(rows.lengths), len(moved["matrix"])))
         return moved
 
     def after_exchange(self, batch, plan):

@@ -272,3 +272,9 @@ def _first_batch_missing_on_rank_0() -> int:
 
 def test_a_rank_without_any_batch_takes_part(pools):
     assert pools(2).run(_first_batch_missing_on_rank_0) == [2, 2]
+
+
+def test_a_plan_of_another_shuffler_is_not_followed_in_silence():
+    batch, planned_by, other = draw_batch(np.random.default_rng(0), 0, 4, 3), FieldShuffler(), FieldShuffler()
+    with pytest.raises(RuntimeError, match="no rank of the group has had a batch yet"):
+        other.exchange(batch, planned_by.plan(batch))

@@ -103,6 +103,20 @@ def test_after_a_reset_within_an_epoch_later_ones_train_on_every_batch(name):
     assert samples == [(8, sum(every) + sum(every[:4]))] * 2
 
 
+@on_ranks(2)
+def test_a_shuffler_plans_for_others_after_each_epoch_and_for_none_before():
+    model, optimizer = sharded_ranking_model()
+    shuffler, batch = TokenShuffler(), Drawn(1)[0]
+    pipeline = pipeline_of("none", model, optimizer, shuffler)
+    for _ in range(30):
+        assert len([*steps_of(pipeline, [batch])]) == 1
+        assert shuffler.plan(batch).has_batch
+    pipeline.progress(iter([batch] * 3))
+    with pytest.raises(RuntimeError, match=r"plans for a pipeline.*create another shuffler"):
+        pipeline_of("none", model, optimizer, shuffler)
+    pipeline.reset()
+
+
 @pytest.mark.parametrize("name", ["none", "native", "derived"])
 @on_ranks(2)
 def test_an_ended_loader_is_not_asked_again_while_its_steps_run(name):
