@@ -225,7 +225,15 @@ class BatchShuffler(ABC):
             self._plan_within(job, None)
 
     def _plan_within(self, group: RankGroup, job: RankGroup | None) -> None:
-        """Makes the parts that plan within a group, and in step with a job."""
+        """Makes the parts that plan within a group, and in step with a job.
+
+        | group      | job  | when                                                   |
+        |------------|------|--------------------------------------------------------|
+        | exchanging | None | in a loop of one's own, or if all ranks exchange       |
+        | exchanging | all  | in a pipeline, if only some do                         |
+        | this rank  | all  | in a pipeline, if others do, and this rank does not    |
+        | all        | None | in a pipeline, if none does                            |
+        """
         self.group, self._loss_scale = group, LossScale(group)
         self._batch_type: type | None = None  # a new planner agrees anew
         self.planner = Planner(

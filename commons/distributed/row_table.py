@@ -28,7 +28,7 @@ class RowTable:
         tokens: int64 `[rows]`.
         loss_tokens: int64 `[rows]`, or float64 where they are weights.
         key_lengths: int64 `[rows, keys]`, lengths of every key of every jagged field.
-        sample_bytes: int64 `[rows]`, bytes of a row on the wire.
+        sample_bytes: int64 `[rows]`, bytes of a row: its values, and its lengths in the planning gather.
         row_counts: int64 `[rows, names]`, what `BaseBatch.row_counts` says of each.
         padding_lengths: int64 `[ranks, keys]`, sums of the lengths in each rank's padding rows; None for
             zeros.

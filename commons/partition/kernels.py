@@ -21,8 +21,8 @@ NONE, ZERO = cast(int, np.int64(-1)), cast(int, np.int64(0))
 NO_CAP = 2**62
 # The steps of `settle`.
 SWAPS, LEAVES, DEALS = 0, 1, 2
-# Arguments of `settle` for all of them.
-ALL = (False, 1, NO_CAP)
+# Arguments of `settle` for all of them; and for none, so that samples only return home.
+ALL, ONLY_RETURN = (False, 1, NO_CAP), (True, 1, 0)
 # A byte to another node costs as much as this many bytes within one: nodes are left last.
 ACROSS_NODES = 1000
 # Partners that leveling tries for a part, near the top of the heap; then many, where few do not help.
@@ -322,19 +322,6 @@ def _behind(work: np.ndarray, members: np.ndarray, start: int, size: int, least:
         else:
             high = middle
     return low
-
-
-@inner
-def _emptiest(limits: Limits, lists: Lists) -> np.ndarray:
-    """int64 `[parts]`: parts with most room below the limit of their load first."""
-    num_parts = len(limits.load)
-    bits, keys = _bits(num_parts), np.empty(num_parts, dtype=np.int64)
-    for part in range(num_parts):
-        keys[part] = ((lists.load[part] - limits.load[part]) << bits) | part
-    order = _sorted(keys)
-    for at in range(num_parts):
-        order[at] &= (np.int64(1) << bits) - 1
-    return order
 
 
 @inner
@@ -677,13 +664,14 @@ def _take_out(limits: Limits, lists: Lists, part_of: np.ndarray, factor: int) ->
     """
     num_parts, count = len(limits.load), ZERO
     is_taken = np.zeros(num_parts, dtype=np.bool_)
+    bits, keys = _bits(num_parts), np.empty(num_parts, dtype=np.int64)
     for part in range(num_parts):
         is_taken[part] = lists.load[part] > limits.load[part]
         count += factor * is_taken[part]
+        keys[part] = ((lists.load[part] - limits.load[part]) << bits) | part
     count = max(count, factor)  # samples may have no place, although no part is above its limit
-    emptiest = _emptiest(limits, lists)
-    for at in range(min(count, num_parts)):
-        is_taken[emptiest[at]] = True
+    for key in _sorted(keys)[: min(count, num_parts)]:
+        is_taken[key & ((np.int64(1) << bits) - 1)] = True
     for sample in range(len(part_of)):
         if part_of[sample] != NONE and is_taken[part_of[sample]]:
             part_of[sample] = NONE

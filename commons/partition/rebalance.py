@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .karmarkar_karp import difference
-from .kernels import ALL, Samples, settle
+from .kernels import ALL, ONLY_RETURN, Samples, settle
 from .problem import Problem, in_lists
 from .refined import place_from_scratch
 from .token_levels import keep_to_tokens, level_tokens
@@ -111,7 +111,7 @@ def _move(problem: Problem, samples: Samples, target: int, tolerance: float, per
     if settle(samples, limits, near, *ALL) and problem.fault(near) is None:
         return near
     best = min([*found, *scratch], key=problem.time).copy()
-    settle(samples, problem.limits(max(relaxed, problem.time(best)), per_node), best, True, 1, 0)
+    settle(samples, problem.limits(max(relaxed, problem.time(best)), per_node), best, *ONLY_RETURN)
     return best
 
 
