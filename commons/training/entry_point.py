@@ -29,8 +29,9 @@ COMPARABLE = [
     "NetworkArgs.hidden_dropout = 0.0",
     "NetworkArgs.dtype_str = 'float32'",
     "OptimizerArgs.optimizer_str = 'sgd'",
-    "OptimizerArgs.learning_rate = 0.1",
 ]
+# A comparison's, unless the command line has another. Adam's, which a gin file has, changes too little by SGD.
+COMPARABLE_RATE = "OptimizerArgs.learning_rate = 0.1"
 # A calibration overrides these: loads should differ, and the cost file may not exist yet.
 UNBALANCED = [
     "TrainerArgs.enable_balanced_shuffler = False",
@@ -51,7 +52,9 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
     if measures:
         arguments.calibrate.parent.mkdir(parents=True, exist_ok=True)
     compares = arguments.check_equal is not None
-    bindings = arguments.gin_bindings + (UNBALANCED if measures else COMPARABLE if compares else [])
+    bindings = arguments.gin_bindings + (UNBALANCED if measures else [])
+    if compares:
+        bindings = [COMPARABLE_RATE, *arguments.gin_bindings, *COMPARABLE]
     gin.parse_config_files_and_bindings([arguments.gin_config_file], bindings)
     trainer = from_gin(TrainerArgs)
     optimizer = _optimizer(trainer, must_train=measures or compares)
@@ -112,7 +115,8 @@ def _arguments(description: str) -> argparse.Namespace:
         "--check-equal",
         type=int,
         metavar="STEPS",
-        help="train so many steps by SGD in float32 without dropout, balanced and not; compare, and end",
+        help="train so many steps by SGD in float32 without dropout, balanced and not; compare, and end. The "
+        "learning rate is 0.1, unless --gin-bindings has OptimizerArgs.learning_rate",
     )
     arguments = parser.parse_args()
     if arguments.check_equal is not None and arguments.check_equal < 1:
