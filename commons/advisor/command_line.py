@@ -192,7 +192,7 @@ def parse_request(argv: Sequence[str] | None) -> Request:
         cost_file = cost_file or gin_run.balance_cost()
     else:
         samples = _samples_of_file(given, model)
-    cost = _cost(model, cost_file, given.tflops)
+    cost = flops_cost(model, given.tflops) if cost_file is None else cost_from_file(cost_file, model)
     if learns:
         missing = "" if cost_file else ". No run of this gin file has written what it learned"
         cost = replace(cost, setting=LEARNED, assumption=cost.assumption + missing)
@@ -226,11 +226,16 @@ def _gin_settings(given: argparse.Namespace, gin_run: GinRun | None) -> dict[str
     return {} if given.model in IN_GIN else None
 
 
-def _model(given: argparse.Namespace, gin_run: GinRun | None) -> ConfiguredModel | None:
-    """Returns the command line's model, else the gin file's; None without one."""
+def _model(given: argparse.Namespace, gin_run: GinRun | None) -> ConfiguredModel:
+    """Returns the command line's model, else the gin file's."""
     if given.model in TOKEN_RULES:
         return _named_model(given)
-    return None if gin_run is None else gin_run.model()
+    model = None if gin_run is None else gin_run.model()
+    if model is None:
+        raise InputError(
+            f"no model; expected --model {'|'.join(TOKEN_RULES)} with its dimensions, or --model FILE.gin"
+        )
+    return model
 
 
 def _named_model(given: argparse.Namespace) -> ConfiguredModel:
@@ -265,17 +270,7 @@ def _named_model(given: argparse.Namespace) -> ConfiguredModel:
     return ConfiguredModel(work, description, tokens, pieces)
 
 
-def _cost(model: ConfiguredModel | None, cost_file: Path | None, tflops: float | None) -> SampleCost:
-    if model is None:
-        raise InputError(
-            f"no model; expected --model {'|'.join(TOKEN_RULES)} with its dimensions, or --model FILE.gin"
-        )
-    return flops_cost(model, tflops) if cost_file is None else cost_from_file(cost_file, model)
-
-
-def _samples_as_published(
-    given: argparse.Namespace, model: ConfiguredModel | None, count: int
-) -> SampleLengths:
+def _samples_as_published(given: argparse.Namespace, model: ConfiguredModel, count: int) -> SampleLengths:
     published = PUBLIC_DATA[given.lengths_of]
     items = published.draw(np.random.default_rng(SEED), count)
     source = f"as published of {published.title}"
@@ -286,15 +281,15 @@ def _samples_as_published(
     return SampleLengths(items, rule.of(items), str(rule), source, origin=published.describe())
 
 
-def _token_rule(given: argparse.Namespace, model: ConfiguredModel | None) -> TokenRule:
-    default = TOKEN_RULES.get(given.model, TokenRule(1, 0)) if model is None else model.tokens
+def _token_rule(given: argparse.Namespace, model: ConfiguredModel) -> TokenRule:
+    default = model.tokens
     return TokenRule(
         default.per_item if given.tokens_per_item is None else given.tokens_per_item,
         default.extra if given.extra_tokens is None else given.extra_tokens,
     )
 
 
-def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel | None) -> SampleLengths:
+def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel) -> SampleLengths:
     option = "--column" if given.column or not given.ids else "--ids"
     items = read_lengths(given.data, given.column or given.ids, option)
     ids = groups = None

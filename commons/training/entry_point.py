@@ -30,7 +30,7 @@ COMPARABLE = [
     "NetworkArgs.dtype_str = 'float32'",
     "OptimizerArgs.optimizer_str = 'sgd'",
 ]
-# A comparison's, unless the command line has another. Adam's, which a gin file has, changes too little by SGD.
+# A comparison's, unless the command line has another. By SGD, a rate of Adam changes too little.
 COMPARABLE_RATE = "OptimizerArgs.learning_rate = 0.1"
 # A calibration overrides these: loads should differ, and the cost file may not exist yet.
 UNBALANCED = [
