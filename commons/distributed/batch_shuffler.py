@@ -31,11 +31,9 @@ from .rank_group import RankGroup, job_device
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
 from .shuffler_settings import LEARNED, faster_placement, make_settings, warn_of_unread_method
-from .step import Step
+from .step import MOST_ON_THEIR_WAY, Step
 
 Batch = TypeVar("Batch")
-# Routes that are kept: a pipeline exchanges a few batches before it runs the first of them.
-_ROUTES = 8
 
 
 class BatchShuffler(ABC):
@@ -363,7 +361,7 @@ class BatchShuffler(ABC):
         route = route_of(plan, self.group.rank, self._agreed().schema, self.settings.exchange)
         if job_device().type == "cuda":
             route = route.pinned()
-        self._routes = (*self._routes, (plan, route))[-_ROUTES:]
+        self._routes = (*self._routes, (plan, route))[-MOST_ON_THEIR_WAY:]
         return route
 
     def shuffle(self, batch: Batch) -> Batch:

@@ -14,6 +14,10 @@ from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import take_apart, tensors_and_arrays
 from .shuffle_plan import ShufflePlan
 
+# Steps on their way at most, from the one that is planned to the one that trains: a pipeline plans up to six
+# before it runs the first of them.
+MOST_ON_THEIR_WAY = 8
+
 
 @dataclass(eq=False)
 class Step(Pipelineable):

@@ -19,13 +19,13 @@ from typing import Protocol
 import numpy as np
 
 from ...distributed.shuffle_plan import ShufflePlan
+from ...distributed.step import MOST_ON_THEIR_WAY
 from ...perf_model.cost import LINEAR, NUM_OTHERS, Cost, is_linear, median_error
 from ...perf_model.learned_cost import LEAST_TIMES, followed_speed, refitted, speeds_then
 
 logger = logging.getLogger(__name__)
-# Plans from one to the one that its times enter: its own step, up to six that a pipeline plans before it runs
-# it, and one to spare.
-_DELAY = 8
+# Plans from one to the one that its times enter.
+_DELAY = MOST_ON_THEIR_WAY
 # Steps that a rank's speed is worked out from, and plans between two fits.
 _STEPS_OF_SPEED, _PLANS_PER_FIT = 16, 4
 # Steps that costs are fitted to: this many times of ranks, but neither fewer nor more steps than these.

@@ -18,6 +18,7 @@ from ...distributed.placement import make_plan
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
+from ...distributed.step import MOST_ON_THEIR_WAY
 from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch
 from ...sequence_batch.container_types import type_name
@@ -67,8 +68,7 @@ class Pieces(Extension):
     def __init__(self, prefix_cost: PrefixCost | None = None) -> None:
         self._given = prefix_cost
         self._cutting: Cutting | None = None
-        # A pipeline exchanges a few batches before it runs the first of them.
-        self._exchanged: deque[tuple[ShufflePlan, PlacedPieces]] = deque(maxlen=8)
+        self._exchanged: deque[tuple[ShufflePlan, PlacedPieces]] = deque(maxlen=MOST_ON_THEIR_WAY)
         self._ran: PlacedPieces | None = None  # of the step that ran last
 
     def check(self, settings: ShufflerSettings) -> None:
