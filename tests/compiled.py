@@ -3,7 +3,7 @@
 from importlib import import_module
 from importlib.util import find_spec
 
-from commons.distributed.placement import compile_refine, warm_up
+from commons.distributed.placement import compile_from_scratch, warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
 
 # Extensions that compile something, with their arguments.
@@ -25,4 +25,4 @@ def compile_kernels() -> None:
     warm_up(ShufflerSettings())
     for extension in extensions:  # together, micro-batches would keep the partitioner from tokens
         extension.warm_up()
-    compile_refine()
+    compile_from_scratch()

@@ -263,7 +263,7 @@ def compile_placement(settings: ShufflerSettings, extensions: Sequence[Extension
     settings = replace(settings, max_tokens=None)
     place_rows(rows, settings)  # it may compile functions of its own
     if settings.partitioner == "refined":
-        compile_refine()
+        compile_from_scratch()
     elif settings.partitioner not in ("karmarkar_karp", "longest_processing_time"):
         rebalance(work, home, 2, tolerance=0.0)
     if token_tolerance(rows, settings) is not None:
@@ -272,7 +272,7 @@ def compile_placement(settings: ShufflerSettings, extensions: Sequence[Extension
     indices_of_parts(home, 2)  # for plans
 
 
-def compile_refine() -> None:
+def compile_from_scratch() -> None:
     """Compiles what places samples from scratch, with speeds and without."""
     work, parts = np.array([2, 5, 7, 2, 5, 1, 5]), [np.array([1, 2, 4, 5, 6]), np.array([0, 3])]
     for speeds in (None, [1.0, 0.5]):

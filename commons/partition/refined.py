@@ -115,7 +115,7 @@ def refine(
     fault = problem.fault(part_of)
     if fault is not None:
         raise ValueError(fault)
-    refine_within(problem, part_of, problem.target_from(tolerance))
+    lower_within(problem, part_of, problem.target_from(tolerance))
     return indices_of_parts(problem.unsort(part_of), problem.num_parts)
 
 
@@ -128,18 +128,18 @@ def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.n
     if tolerance is None:
         part_of = place_longest_first(problem, problem.target(0.0))
     else:
-        part_of = refine_from_scratch(problem, tolerance)
+        part_of = best_from_scratch(problem, tolerance)
     if (part_of == NONE).any():
         part_of = _balance_tokens(problem, unplaced=int(np.argmax(part_of == NONE)))
         if tolerance is not None:
-            refine_within(problem, part_of, problem.target(tolerance))
+            lower_within(problem, part_of, problem.target(tolerance))
     return part_of
 
 
 def _balance_tokens(problem: Problem, unplaced: int) -> np.ndarray:
     """int64 `[samples]`; `unplaced` is the sample that longest first had no place for."""
     tokens = problem.by_tokens()
-    part_of = tokens.unsort(refine_from_scratch(tokens, 0.0))
+    part_of = tokens.unsort(best_from_scratch(tokens, 0.0))
     if problem.fault(part_of) is not None:
         raise ValueError(
             f"no placement under max_tokens={problem.max_tokens} was found: sample {problem.order[unplaced]} "
@@ -149,7 +149,7 @@ def _balance_tokens(problem: Problem, unplaced: int) -> np.ndarray:
     return part_of
 
 
-def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
+def best_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
     """int64 `[samples]`, the part of each, refined; NONE for samples without a place.
 
     Never worse than differencing with equal sizes, where that keeps to the limits.
@@ -158,7 +158,7 @@ def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
         return problem.work
     target, num_parts = problem.target(tolerance), problem.num_parts
     best = place_longest_first(problem, target)
-    time = _refine_start(problem, best, target)
+    time = _lower_start(problem, best, target)
     if time <= target:
         return best
     is_small = len(best) <= FEW_SAMPLES * num_parts
@@ -172,24 +172,24 @@ def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
             start = difference(problem, width)
             reached = problem.time_within_limits(start)
             if is_small or reached < time:
-                reached = _refine_start(problem, start, target)
+                reached = _lower_start(problem, start, target)
             if reached < time:
                 best, time = start, reached
     if is_small and time > target and tolerance > 0:  # other targets lead elsewhere
-        nearer = refine_from_scratch(problem, 0.0)
+        nearer = best_from_scratch(problem, 0.0)
         if problem.time_within_limits(nearer) < time:
             return nearer
     return best
 
 
-def _refine_start(problem: Problem, part_of: np.ndarray, target: int) -> int:
-    """Changes `part_of` as `refine_within`; returns its longest time, NO_CAP where it breaks limits."""
+def _lower_start(problem: Problem, part_of: np.ndarray, target: int) -> int:
+    """Changes `part_of` as `lower_within`; returns its longest time, NO_CAP where it breaks limits."""
     time = problem.time_within_limits(part_of)
     if target < time < NO_CAP:
-        time = refine_within(problem, part_of, target)
+        time = lower_within(problem, part_of, target)
         if time > target and are_unequal(problem.speeds):
             part_of[:] = _match_speeds(problem, part_of)
-            time = refine_within(problem, part_of, target)
+            time = lower_within(problem, part_of, target)
     return time
 
 
@@ -213,7 +213,7 @@ def place_longest_first(problem: Problem, time: int) -> np.ndarray:
     return part_of
 
 
-def refine_within(problem: Problem, part_of: np.ndarray, target: int) -> int:
+def lower_within(problem: Problem, part_of: np.ndarray, target: int) -> int:
     """Changes `part_of` until no part takes longer than the target, or nothing helps; returns the longest."""
     return lower(without_home(problem), part_of, target, problem.limits, problem.time)
 

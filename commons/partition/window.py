@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from .kernels import NONE, Limits, place, sum_per_part
 from .problem import Problem, are_unequal, indices_of_parts, longest_time
-from .refined import lower, refine_from_scratch, without_home
+from .refined import best_from_scratch, lower, without_home
 from .workloads import as_speeds, as_workloads, check_count
 
 # A step with giants leaves its other parts at least this share of the mean load. Less would take the lightest
@@ -194,5 +194,5 @@ def _plan_each_step(problem: Problem, num_partitions: int, num_steps: int) -> np
         samples = np.flatnonzero(step_of == step)
         work, tokens = problem.work[samples], problem.tokens[samples]
         one_step = replace(problem, speeds=problem.speeds[:num_partitions], work=work, tokens=tokens)
-        part_of[samples] = step * num_partitions + refine_from_scratch(one_step, 0.0)
+        part_of[samples] = step * num_partitions + best_from_scratch(one_step, 0.0)
     return part_of

@@ -12,7 +12,7 @@ import torch
 
 from ...checks import SettingError, require_type
 from ...distributed.extension import Extension, Forward, Place
-from ...distributed.placement import compile_refine
+from ...distributed.placement import compile_from_scratch
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.slow_start import show_if_slow
@@ -72,7 +72,7 @@ class MicroBatches(Extension):
 
     def warm_up(self) -> None:
         """Compiles the division."""
-        compile_refine()
+        compile_from_scratch()
         tokens = np.array([4, 4, 4, 3, 3])  # two micro-batches could hold so many, but not these
         divide_into_micro_batches(tokens, tokens, [np.arange(len(tokens))], 9)
 
