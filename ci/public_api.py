@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import commons
+from commons.distributed import BatchShuffler
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 PACKAGES = (
@@ -21,7 +22,7 @@ PACKAGES = (
     "extensions.controller",
     *("check_equal", "balance_meter", "datasets", "training", "unbounded_ids"),
 )
-# Methods of a `BatchShuffler` that only the stage calls.
+# Methods of a `BatchShuffler` that only the stage calls. They may change.
 OF_THE_STAGE = ("ahead", "exchange_rows", "faster_planning", "plan_over", "route", "traffic")
 INTRODUCTION = """\
 # Public API
@@ -70,7 +71,9 @@ def _members(of: type, public: list[object]) -> Iterator[str]:
     bases = [each for each in of.__mro__ if each.__module__.split(".")[0] == commons.__name__]
     own = [each for each in bases if each is of or each not in public]
     names = {name for each in own for name in vars(each) if not name.startswith("_")}
-    for name in names - {*OF_THE_STAGE}:
+    if of is BatchShuffler:
+        names -= {*OF_THE_STAGE}
+    for name in names:
         member = inspect.getattr_static(of, name)
         if isinstance(member, staticmethod | classmethod):
             member = member.__func__

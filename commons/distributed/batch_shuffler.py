@@ -205,12 +205,13 @@ class BatchShuffler(ABC):
             ValueError: ranks are not each in one set of ranks that exchange; on all ranks.
             RuntimeError: another pipeline, or loop, plans with this shuffler on some rank; on all ranks.
         """
-        self.planner.check_free(job)
-        mine = self.group.ranks if self.moves_samples else ()
-        gathered = job.all_gather_objects((mine, self.planner.ranks.ranks == job.ranks))
-        if all(in_step for _, in_step in gathered):
+        mine, in_step = self.group.ranks if self.moves_samples else (), self.planner.ranks.ranks == job.ranks
+        sets, are_in_step, reserved = zip(
+            *job.all_gather_objects((mine, in_step, self.planner.is_reserved)), strict=True
+        )
+        self.planner.check_free(reserved)
+        if all(are_in_step):
             return
-        sets = [ranks for ranks, _ in gathered]
         for ranks in filter(None, sets):
             if any(sets[job.ranks.index(rank)] not in (ranks, ()) for rank in ranks):
                 raise ValueError(
@@ -423,7 +424,7 @@ class BatchShuffler(ABC):
             ValueError: `batches` is an iterator that gave one batch more to an earlier loop, which was left;
                 on all ranks.
         """
-        self.planner.check_free()
+        self.planner.check_free(self.planner.ranks.all_gather_objects(self.planner.is_reserved))
         ahead, loader = self.ahead(), iter(batches)
         if was_left(loader):
             ahead.fail(

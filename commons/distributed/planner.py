@@ -92,14 +92,18 @@ class Planner:
         if self._reserved_by == ident:
             self._reserved_by = None
 
-    def check_free(self, ranks: RankGroup | None = None) -> None:
-        """Checks that no thread of any rank plans, before a pipeline, or a loop, does. Collective over
-        `ranks`, by default those that plan in step.
+    @property
+    def is_reserved(self) -> bool:
+        """Whether a thread plans, for a pipeline or a loop."""
+        return self._reserved_by is not None
+
+    def check_free(self, reserved: Sequence[bool]) -> None:
+        """Checks before a pipeline, or a loop, that no thread of any rank plans: `is_reserved` of each.
 
         Raises:
             RuntimeError: one does; on all ranks, of which others may have left their loops.
         """
-        if any((ranks or self.ranks).all_gather_objects(self._reserved_by is not None)):
+        if any(reserved):
             raise RuntimeError(self._busy())
 
     def _busy(self) -> str:

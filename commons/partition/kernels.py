@@ -35,11 +35,11 @@ MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
 TRIES = 4
 # Loads below this share of all limits leave room. Samples next to a giant then leave at once, where it would
-# take more swaps than that: "plans at size", lognormal lengths at 1,024 ranks, 4.0 times longest first, else
-# 5.2. Where loads are near the limits, as with a hidden size of 1,024, twice as many samples would move.
+# take more swaps than that: "plans at size", lognormal lengths at 1,024 ranks, 3.4 times longest first, else
+# 4.8. Where loads are near the limits, as with a hidden size of 1,024, twice as many samples would move.
 MUCH_ROOM, MOST_SWAPPED = 0.9, 2
-# Leveling looks at so many samples in all, for each that there is. With 512, groups by Zipf at 32 × 1,024 in
-# "groups at size" end stuck after 640 ms, not level after 80.
+# Leveling looks at so many samples in all, for each that there is. With 512, the user-major stream by Zipf at
+# 32 × 1,024 in "groups at size" takes 640 ms, in place of 75, because its searches end too soon.
 LOOKS = 2048
 # Runs of a merge sort that insertion sorts.
 SHORT_RUN = 16

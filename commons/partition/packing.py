@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from .problem import Problem, heaviest_first, indices_of_parts
 from .refined import place_from_scratch, refine
-from .workloads import LOAD_BITS, MOST_TOKENS, as_integers, as_tokens, as_workloads, check_count
+from .workloads import MOST_TOKENS, as_integers, as_tokens, as_workloads, bits_of_loads, check_count
 
 # Bits of the sum of all work, by which micro-batches are in order.
 SUM_BITS = 62
@@ -79,8 +79,8 @@ def pack(
 def _share(work: np.ndarray, tokens: np.ndarray, max_tokens: int, count: int, step: int) -> list[np.ndarray]:
     """Parts under the cap: the fewest of count, count + step, … for which a partition is found."""
     # As `Problem.of` does, but checked once, not for each rank and count.
-    digits = (max(len(work), count) + step * len(work)).bit_length()
-    coarse = np.maximum(work >> max(SUM_BITS - min(LOAD_BITS, 61 - digits), 0), 1)
+    most_parts = count + step * len(work)
+    coarse = np.maximum(work >> (SUM_BITS - bits_of_loads(max(len(work), most_parts))), 1)
     heaviest = heaviest_first(coarse)
     given = heaviest, coarse[heaviest], tokens[heaviest], 0, len(work), max_tokens
 

@@ -21,11 +21,11 @@ from .kernels import (
     sum_per_part,
 )
 from .workloads import (
-    LOAD_BITS,
     as_integers,
     as_speeds,
     as_tokens,
     as_workloads,
+    bits_of_loads,
     check_count,
     check_tolerance,
 )
@@ -61,9 +61,7 @@ class Problem:
         num_partitions = int(num_partitions)  # a narrower numpy integer would overflow, and recompile
         values = as_workloads(workloads)
         relative = as_speeds(speeds, num_partitions)
-        # Work and index, or load and part, share the 63 bits of a key, whose half a difference takes.
-        digits = max(len(values), num_partitions).bit_length()
-        integers = as_integers(values, min(LOAD_BITS, 61 - digits))
+        integers = as_integers(values, bits_of_loads(max(len(values), num_partitions)))
         order = heaviest_first(integers)
         amounts = _check_tokens(tokens, max_tokens, token_tolerance, len(values), num_partitions)
         fewest, most = 0, len(values)

@@ -84,6 +84,12 @@ def as_integers(values: np.ndarray, bits: int) -> np.ndarray:
     return np.maximum(np.rint(np.ldexp(values, shift)), 1).astype(np.int64)
 
 
+def bits_of_loads(count: int) -> int:
+    """Bits of the sum of all work, of which a key has room beside a number up to `count`: of samples, or of
+    parts. A difference of two takes one more."""
+    return min(LOAD_BITS, 61 - count.bit_length())
+
+
 def as_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
     """Returns `tokens`, whole numbers of at least 0, as int64 `[samples]`; raises ValueError for others."""
     amounts = as_workloads(tokens, "tokens")

@@ -165,8 +165,11 @@ class Learning:
         seconds = posted[:, _NUM_OF_STATE - 1] * 1e-9
         state = replace(state, cost=cost, speeds=posted[:, 0] * _SPEED_UNIT)
         if state.num_columns != num_columns:
-            if cost is not None:
-                self._warn_of_columns(num_columns)
+            if cost is not None and self._rank == 0:
+                logger.warning(
+                    f"costs of {state.num_columns} columns were learned, and there are {num_columns}: costs "
+                    "and speeds are learned anew"
+                )
             state = Learned.nothing(self._num_ranks, num_columns, plans=state.plans)
         if len(state.in_flight) == _DELAY:
             counts = state.in_flight[0]
@@ -286,13 +289,6 @@ class Learning:
         if len(ratios) < _STEPS_OF_SPEED:
             return np.zeros(0)
         return ratios[:, self._rank] / np.median(ratios, axis=1)
-
-    def _warn_of_columns(self, num_columns: int) -> None:
-        if self._rank == 0:
-            logger.warning(
-                f"costs of {self.state.num_columns} columns were learned, and there are {num_columns}: costs "
-                "and speeds are learned anew"
-            )
 
     def _say_if_linear(self, cost: Cost | None) -> None:
         """Logs at the first fit if workloads are linear in tokens: nothing quadratic can be learned then."""
