@@ -244,12 +244,26 @@ def _make_lists(samples: Samples, part_of: np.ndarray, num_parts: int) -> Lists:
     lists = Lists(
         np.empty(2 * len(part_of) + 4 * num_parts, dtype=np.int64),
         np.zeros(num_parts + 1, dtype=np.int64),
-        np.zeros(num_parts, dtype=np.int64),
-        sum_per_part(samples.work, part_of, num_parts),
-        sum_per_part(samples.other, part_of, num_parts),
+        np.empty(num_parts, dtype=np.int64),
+        np.empty(num_parts, dtype=np.int64),
+        np.empty(num_parts, dtype=np.int64),
     )
-    _lay_out(lists, part_of)
+    _list_again(samples, lists, part_of)
     return lists
+
+
+@inner
+def _list_again(samples: Samples, lists: Lists, part_of: np.ndarray) -> None:
+    """Writes what `_make_lists` returns into lists that are there: large arrays take time to allocate."""
+    load, amount = lists.load, lists.amount
+    for part in range(len(load)):
+        load[part], amount[part] = 0, 0
+    for sample in range(len(part_of)):
+        part = part_of[sample]
+        if part != NONE:
+            load[part] += samples.work[sample]
+            amount[part] += samples.other[sample]
+    _lay_out(lists, part_of)
 
 
 @inner
@@ -630,8 +644,9 @@ def settle(
     for part in range(num_parts):
         most += limits.load[part]
     has_room = total < MUCH_ROOM * most
+    lists = _make_lists(samples, part_of, num_parts)
     while True:
-        lists, goes, is_last = _make_lists(samples, part_of, num_parts), step == DEALS, swaps_only
+        goes, is_last = step == DEALS, swaps_only
         if step == DEALS:
             is_last = _take_out(limits, lists, part_of, factor)
             factor *= 4
@@ -639,7 +654,7 @@ def settle(
             goes = _evict(samples, limits, part_of, lists, step == SWAPS, has_room)
         is_settled = not goes or place(samples, limits, part_of, step != DEALS)
         if goes:
-            lists = _make_lists(samples, part_of, num_parts)
+            _list_again(samples, lists, part_of)
         stuck_at = num_parts if step == DEALS else most_stuck
         if has_nodes and step != DEALS:
             for first in range(ZERO, num_parts, limits.per_node):
@@ -653,6 +668,7 @@ def settle(
         if step == SWAPS and not has_room:
             for sample in range(len(part_of)):
                 part_of[sample] = given[sample]
+            _list_again(samples, lists, part_of)
         step = min(step + 1, DEALS)
 
 
