@@ -134,11 +134,13 @@ class Problem:
         if (part_of == NONE).any():
             return f"sample {self.order[np.argmax(part_of == NONE)]} has no part"
         sizes = np.bincount(part_of, minlength=self.num_parts)
-        for part in np.flatnonzero((sizes < self.fewest) | (sizes > self.most))[:1]:
+        if not self.fewest <= sizes.min() <= sizes.max() <= self.most:
+            part = int(np.argmax((sizes < self.fewest) | (sizes > self.most)))
             return f"partition[{part}] has {sizes[part]} samples, expected {self.fewest} to {self.most}"
-        amounts = np.bincount(part_of, self.tokens, minlength=self.num_parts)
-        for part in np.flatnonzero(amounts > self.max_tokens)[:1]:
-            return f"partition[{part}] has {int(amounts[part])} tokens, above max_tokens={self.max_tokens}"
+        amounts = sum_per_part(self.tokens, part_of, self.num_parts)
+        if amounts.max() > self.max_tokens:
+            part = int(np.argmax(amounts > self.max_tokens))
+            return f"partition[{part}] has {amounts[part]} tokens, above max_tokens={self.max_tokens}"
         return None
 
 

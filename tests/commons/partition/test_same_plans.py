@@ -58,6 +58,15 @@ def from_home(**options: Any) -> Iterator[list[np.ndarray]]:
             yield rebalance(workloads, home, parts, **given)
 
 
+def from_home_with_giants(**options: Any) -> Iterator[list[np.ndarray]]:
+    """Giants in a third of the parts, which need the lightest samples of all next to them."""
+    for number in range(4):
+        parts, rows, rng = 200, 32, np.random.default_rng(number)
+        workloads = rng.integers(1, 50, parts * rows) ** 2
+        workloads[rng.integers(0, 70, parts * rows) == 0] = 60_000
+        yield rebalance(workloads, HOMES["loaded"](rng, parts, rows), parts, **options)
+
+
 def from_home_refined(**options: Any) -> Iterator[list[np.ndarray]]:
     for workloads, parts, homes, _ in problems():
         yield refine(workloads, [np.flatnonzero(homes["loaded"] == part) for part in range(parts)], **options)
@@ -105,6 +114,8 @@ CASES: dict[str, Callable[[], Iterator[list[np.ndarray]]]] = {
     "refined, capped": partial(from_scratch, refined, **FREE, **CAPPED),
     "refine": partial(from_home_refined, tolerance=0.01),
     "rebalance": from_home,
+    "rebalance, giants": from_home_with_giants,
+    "rebalance, giants, nodes": partial(from_home_with_giants, ranks_per_node=8),
     "rebalance, sizes": partial(from_home, **SIZES_OF),
     "rebalance, free sizes": partial(from_home, **FREE, **SIZES_OF),
     "rebalance, speeds": partial(from_home, **SPEEDS),
@@ -133,11 +144,13 @@ CHECKSUMS = {
     "refined, capped": 1875240335,
     "refine": 2303588677,
     "rebalance": 3614562145,
+    "rebalance, giants": 492191555,
+    "rebalance, giants, nodes": 371259864,
     "rebalance, sizes": 3972433844,
     "rebalance, free sizes": 1582913196,
-    "rebalance, speeds": 865961870,
+    "rebalance, speeds": 67117319,
     "rebalance, nodes": 2106833497,
-    "rebalance, nodes, speeds": 3866270144,
+    "rebalance, nodes, speeds": 2937793334,
     "rebalance, even tokens": 2137162922,
     "rebalance, even tokens, nodes": 1822034444,
     "rebalance, capped": 518035763,
