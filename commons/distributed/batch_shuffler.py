@@ -20,10 +20,11 @@ from ..sequence_batch.tree import check_attributes
 from .balance_report import WORKLOAD_UNITS
 from .batch_format import Format
 from .count_rows import Counter, count_rows
+from .empty_rank import check_runs_copies
 from .exchange import Route, route_of, transfer
 from .extension import Extension, chain, order_extensions
 from .left_loaders import leave, was_left
-from .loss_reduction import LossScale, check_global_mean
+from .loss_reduction import LossScale
 from .placement import warm_up
 from .plan_ahead import PlanAhead
 from .planner import Planner
@@ -401,8 +402,7 @@ class BatchShuffler(ABC):
         """
         for extension in self.extensions:
             extension.check_ran(plan)
-        if reduction == "global_mean":
-            check_global_mean(plan.num_placed, self.format is None or self.format.pads)
+        check_runs_copies(plan.num_placed, self.format is None or self.format.pads, reduction)
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
 
     def plan_ahead(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, ShufflePlan]]:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -26,18 +25,6 @@ def check_reduction(reduction: object) -> None:
             f'loss_reduction={reduction!r}: expected "sum" if the model returns the sum of its losses, or '
             'all of them in any shape, over this rank\'s loss tokens; "mean" if it returns their mean; '
             '"global_mean" if it returns the mean over the loss tokens of all ranks'
-        )
-
-
-def check_global_mean(num_placed: np.ndarray, knows_padding: bool) -> None:
-    """Raises a ValueError if a model's mean over all ranks counts a copied row.
-
-    A rank without samples, of `num_placed` `[ranks]`, runs one unless batches know their padding.
-    """
-    if not knows_padding and not num_placed.all():
-        raise ValueError(
-            "a rank has no sample in this step and runs a copy of one, which a model that returns "
-            '"global_mean" counts: return the mean over this rank\'s loss tokens, and use "mean"'
         )
 
 

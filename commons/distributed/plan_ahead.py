@@ -30,6 +30,8 @@ from .step import Step
 logger = logging.getLogger(__name__)
 _ENDED = object()
 _PATIENCE_S = 0.5
+# Steps that are planned while one trains, and one more until that is handed out.
+_STEPS_AHEAD = 1
 # Steps until planning is timed, and as many as its median is of.
 _WARM_UP, _STEPS = 10, 32
 
@@ -96,7 +98,7 @@ class PlanAhead:
     def _next_planned(self, loader: Iterator[Any]) -> Step | None:
         seconds = 0.0
         while True:
-            while len(self._planned) < 2:  # the step after this one is planned while this one trains
+            while len(self._planned) <= _STEPS_AHEAD:
                 loaded, failure = self._load(loader)
                 planned = self._thread.submit(self._plan, loaded, failure)
                 self._planned.append((loader, loaded is not None, self._mode(), planned))

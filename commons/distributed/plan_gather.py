@@ -13,6 +13,7 @@ import numpy as np
 from ..sequence_batch.row_schema import Schema
 from ..sequence_batch.rows import Rows
 from .batch_format import LIST_REMEDY, Format
+from .empty_rank import row_to_agree_on
 from .extension import Extension
 from .failures import portable, raise_first
 from .rank_group import Channel, to_bytes
@@ -145,7 +146,7 @@ class PlanGather:
         if batch is not None and counted is not None and failure is None:
             try:
                 pinned, on_host = batch.is_pinned, batch.on_host()
-                padding = self._view(on_host.first_row())
+                padding = self._view(row_to_agree_on(on_host))
                 num_rows, row_format = int(counted[0].batch_sizes[0]), counted[1]
                 agreed = {of.name: of.agree(on_host.batch, row_format) for of in self._extensions}
                 mine = replace(

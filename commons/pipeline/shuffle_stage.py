@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from ..distributed import BalanceReport, BatchShuffler
+from ..distributed.empty_rank import COPIES, check_runs_copies, without_copies
 from ..distributed.extension import chain
-from ..distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
+from ..distributed.loss_reduction import check_reduction, loss_sum
 from ..distributed.rank_group import RankGroup
 from ..distributed.step import Step
 from ..named_ranges import named_range
 from ..sequence_batch.container_types import type_name
-from ..sequence_batch.rows import COPIES, without_copies
 
 logger = logging.getLogger(__name__)
 
@@ -205,16 +205,7 @@ class ShuffleStage:
 
     def _check(self, step: Step) -> None:
         num_placed = step.plan.whole.num_placed
-        if num_placed.all() or step.rows.pads:
-            return
-        if self._loss_reduction == "global_mean":
-            check_global_mean(num_placed, False)
-        if isinstance(self._optimizer, torch.optim.SparseAdam):
-            raise ValueError(
-                "a rank has no sample in this step and runs a copy of one, whose rows SparseAdam moves for a "
-                "gradient of zero: use a BaseBatch, whose padding rows look nothing up, end all loaders in "
-                "the same step, or train these tables with another optimizer, such as Adagrad"
-            )
+        check_runs_copies(num_placed, step.rows.pads, self._loss_reduction, self._optimizer)
 
 
 def check_planned(batch: Any) -> None:

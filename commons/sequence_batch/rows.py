@@ -13,22 +13,19 @@ import torch
 from .. import NAME
 from .base_batch import BaseBatch
 from .container_types import type_name
-from .leaf_fields import copied, fields_of, like, num_rows, pinned, put_together, record_stream
+from .leaf_fields import copied, fields_of, num_rows, pinned, put_together, record_stream
 from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import (
     check_no_samples,
     hash_lists,
     hash_shared,
-    is_plain_throughout,
     lists_in_attributes,
     lists_of,
 )
 from .row_remedies import remedy_for_rows
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
-from .tree import Leaf, Part, check_replaceable, paths, rebuild, take_apart
+from .tree import Leaf, Part, check_replaceable, paths, take_apart
 
-# Rows of an evaluation without samples: outputs that have as many are of them, and have no samples either.
-COPIES = 61
 # Integers in which squares and FLOPs of lengths wrap.
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
 _HOST = torch.device("cpu")
@@ -169,11 +166,6 @@ class Rows:
         fields = select_rows(sources, positions, num_rows)
         return self.replaced(fields, num_rows, len(positions)).put_together()
 
-    def first_row(self) -> Any:
-        """Returns a batch of one row for a rank without samples: padding, or a copy of the first row where
-        the batch does not know padding. The batch is on the host."""
-        return self.select([self.packed()], np.zeros(0 if self.pads else 1, dtype=np.int64), 1)
-
     def copies(self, count: int) -> Self:
         """Returns copies of the first row, with their batch; the host waits for their lengths."""
         copies = self.replaced(select_rows([self.packed()], np.zeros(count, np.int64), count), count, count)
@@ -287,31 +279,3 @@ class Rows:
             )
         check_no_samples(self.tree, self.num_rows)
         check_replaceable(self.tree)
-
-
-def without_copies(output: Any) -> Any:
-    """Returns a model's output for `COPIES` copies of a row, with no row in place of as many, so that outputs
-    add up to those of the samples: of tensors, arrays and lists of plain values. What has another number of
-    rows, such as a statistic of one, stays.
-    """
-    new: dict[str, Any] = {}
-    tree = take_apart(output)
-    for part in tree.each():
-        if isinstance(part.value, list) and len(part.value) == COPIES and is_plain_throughout(part):
-            new[part.path] = []
-        elif isinstance(part.value, np.ndarray) and part.value.ndim and len(part.value) == COPIES:
-            new[part.path] = part.value[:0]
-        elif isinstance(part.value, Leaf):
-            rows = Rows(part.value)
-            try:
-                (field,), count = rows.fields.values(), rows.num_rows
-            except (TypeError, ValueError):  # no rows to speak of, as in a number or a sparse tensor
-                continue
-            if count == COPIES and isinstance(field, torch.Tensor):
-                new[part.path] = like(field[:0], part.value)
-            elif count == COPIES:
-                new[part.path] = rows.select([rows.packed()], np.zeros(0, dtype=np.int64), 0)
-    try:
-        return rebuild(tree, new)
-    except TypeError:  # of a type that cannot be made again
-        return output

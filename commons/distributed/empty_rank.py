@@ -1,0 +1,89 @@
+"""What a rank without samples runs, since TorchRec needs a row on every rank.
+
+| batches            | training                             | evaluation                                  |
+|--------------------|--------------------------------------|---------------------------------------------|
+| know their padding | one padding row                      | one padding row                             |
+| do not             | a copy of a real row, without a loss | `COPIES` copies, of which none is handed out |
+
+The padding row, or the real one, is the same on all ranks: they agree on it with the format.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..sequence_batch.leaf_fields import like
+from ..sequence_batch.row_lists import is_plain_throughout
+from ..sequence_batch.rows import Rows
+from ..sequence_batch.tree import Leaf, rebuild, take_apart
+
+# A number of rows that an output has for its rows alone: fewer are as many as some models have classes.
+COPIES = 61
+
+
+def row_to_agree_on(rows: Rows) -> Any:
+    """Returns a batch of one row, from one with samples: padding, or else a copy of the first row.
+
+    `rows` are on the host.
+    """
+    return rows.select([rows.packed()], np.zeros(0 if rows.pads else 1, dtype=np.int64), 1)
+
+
+def check_runs_copies(
+    num_placed: np.ndarray, pads: bool, reduction: str | None, optimizer: Any = None
+) -> None:
+    """Checks that training on a copied row leaves the gradient, and the tables, as they are.
+
+    Args:
+        num_placed: int64 `[ranks]`, samples of each rank.
+        pads: whether batches know their padding.
+        reduction: how the model reduces its losses.
+        optimizer: the one of the model.
+
+    Raises:
+        ValueError: a rank has no samples, and it does not.
+    """
+    if pads or num_placed.all():
+        return
+    if reduction == "global_mean":
+        raise ValueError(
+            "a rank has no sample in this step and runs a copy of one, which a model that returns "
+            '"global_mean" counts: return the mean over this rank\'s loss tokens, and use "mean"'
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError(
+            "a rank has no sample in this step and runs a copy of one, whose rows SparseAdam moves for a "
+            "gradient of zero: use a BaseBatch, whose padding rows look nothing up, end all loaders in "
+            "the same step, or train these tables with another optimizer, such as Adagrad"
+        )
+
+
+def without_copies(output: Any) -> Any:
+    """Returns a model's output for `COPIES` copies of a row, with no row in place of as many, so that outputs
+    add up to those of the samples: of tensors, arrays and lists of plain values. What has another number of
+    rows, such as a statistic of one, stays.
+    """
+    new: dict[str, Any] = {}
+    tree = take_apart(output)
+    for part in tree.each():
+        if isinstance(part.value, list) and len(part.value) == COPIES and is_plain_throughout(part):
+            new[part.path] = []
+        elif isinstance(part.value, np.ndarray) and part.value.ndim and len(part.value) == COPIES:
+            new[part.path] = part.value[:0]
+        elif isinstance(part.value, Leaf):
+            rows = Rows(part.value)
+            try:
+                (field,), count = rows.fields.values(), rows.num_rows
+            except (TypeError, ValueError):  # no rows to speak of, as in a number or a sparse tensor
+                continue
+            if count == COPIES and isinstance(field, torch.Tensor):
+                new[part.path] = like(field[:0], part.value)
+            elif count == COPIES:
+                new[part.path] = rows.select([rows.packed()], np.zeros(0, dtype=np.int64), 0)
+    try:
+        return rebuild(tree, new)
+    except TypeError:  # of a type that cannot be made again
+        return output
