@@ -31,7 +31,7 @@ from .planner import Planner
 from .rank_group import RankGroup, job_device
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
-from .shuffler_settings import LEARNED, faster_placement, make_settings, warn_of_unread_method
+from .shuffler_settings import faster_placement, make_settings, warn_of_unread_method
 from .step import MOST_ON_THEIR_WAY, Step
 
 Batch = TypeVar("Batch")
@@ -102,8 +102,6 @@ class BatchShuffler(ABC):
         self.settings = make_settings(name, settings)
         require_type(f"{name}.enabled", enabled, bool)
         self.moves_samples = self.moves_samples and enabled
-        if isinstance(cost, str):
-            raise TypeError(f"{name}.cost = {cost!r}: expected a Cost; for costs that are learned, {LEARNED}")
         require_type(f"{name}.cost", cost, Cost | None)
         shared = self.shared_fields
         if isinstance(shared, str):

@@ -33,7 +33,6 @@ PARTITIONERS: dict[str, Callable[..., Any]] = {
 OWN_PARTITIONERS = frozenset(PARTITIONERS)
 
 EXCHANGE_NAMES = ("all_gather", "all_to_all")
-LEARNED = f"use extensions=[LearnedCosts()], of {NAME}.extensions.learned_costs"
 
 
 @dataclass(frozen=True)
