@@ -25,6 +25,7 @@ _REPORT = re.compile(
     r"(?P<limit>[\d.e+-]+) s, now in (?P<place>.+)$",
     re.MULTILINE,
 )
+_GOES_ON = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d rank \d+ goes on: ", re.MULTILINE)
 _DUMP = re.compile(r"^Timeout \(", re.MULTILINE)
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]+ .*\(most recent call first\):$")
 _FRAME = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+) in (?P<name>.+)$')
@@ -145,12 +146,12 @@ def _end_of(path: Path) -> str:
 
 
 def _stall_of(rank: int, text: str, written: float) -> Stall | None:
-    """Returns the last stall of a rank's file; None if it has none."""
+    """Returns the last stall of a rank's file; None if it has none, or went on after it."""
     dumps = list(_DUMP.finditer(text))
     last = text[dumps[-1].start() :] if dumps else text
     said = _REPORT.search(last)
     threads = _threads(last)
-    if said is None and not any(threads):
+    if _GOES_ON.search(last) or (said is None and not any(threads)):
         return None
     # Faulthandler lists threads from the newest to the oldest, which trains, and stops at a hundredth.
     stack = () if not threads or _is_started(threads[-1]) else threads[-1]

@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_data_and_model(made: argparse.ArgumentParser) -> None:
     count: dict[str, Any] = {"type": _count, "metavar": "N"}
     add = made.add_argument_group("sequence lengths").add_argument
-    data = "a .npy, .csv or .parquet file of lengths, or a gin file that configures a dataset"
+    data = "a .npy, .csv, .csv.gz or .parquet file of lengths, or a gin file that configures a dataset"
     add("data", type=Path, nargs="?", help=data)
     public = f"in place of data: lengths as published of {', '.join(PUBLIC_DATA)}"
     add("--lengths-of", metavar="NAME", help=public)

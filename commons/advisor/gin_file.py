@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import gin
 
+from .. import NAME
 from ..gin_values import from_gin, is_bound
 from . import InputError
 from .samples import ConfiguredModel, SampleLengths
@@ -115,6 +116,11 @@ def _application(path: Path) -> ModuleType:
     Raises:
         InputError: its package cannot be imported.
     """
+    if NAME != "commons":
+        raise InputError(
+            f"a gin file configures a model of the checkout: run python -m commons.advisor {path} there, "
+            "with the same options"
+        )
     package = "sid_gr" if _ONLY_IN_SID_GR.search(_with_includes(path)) else "hstu"
     # A console command, unlike `python -m`, does not look for packages in the working directory.
     if str(Path.cwd()) not in sys.path:

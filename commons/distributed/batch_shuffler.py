@@ -108,6 +108,7 @@ class BatchShuffler(ABC):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
         self.cost, self.extensions = cost, order_extensions(())  # none yet
         self._process_group, self._enabled = process_group, enabled
+        self._world_size = _world_size()
         self._routes: tuple[tuple[ShufflePlan, Route], ...] = ()  # replaced whole: two threads read it
         self.expects_scale = True
         self._take(extensions)
@@ -204,6 +205,7 @@ class BatchShuffler(ABC):
             ValueError: ranks are not each in one set of ranks that exchange; on all ranks.
             RuntimeError: another pipeline, or loop, plans with this shuffler on some rank; on all ranks.
         """
+        self._check_world()
         mine, in_step = self.group.ranks if self.moves_samples else (), self.planner.ranks.ranks == job.ranks
         sets, are_in_step, reserved = zip(
             *job.all_gather_objects((mine, in_step, self.planner.is_reserved)), strict=True
@@ -247,6 +249,13 @@ class BatchShuffler(ABC):
         )
         for extension in self.extensions:
             extension.setup(self)
+
+    def _check_world(self) -> None:
+        if self._world_size != _world_size():
+            raise RuntimeError(
+                f"this {type(self).__name__} was made in a job of {self._world_size} ranks, and there are "
+                f"{_world_size()} now: make it after init_process_group"
+            )
 
     @property
     def exchanges(self) -> bool:
@@ -299,6 +308,7 @@ class BatchShuffler(ABC):
                 rank, as is any error of `get_workloads`. An error of one rank alone after the gather, such as
                 a lack of memory, is raised there only, unless an extension compares plans.
         """
+        self._check_world()
         plan = self.planner.plan(None if batch is None else self.view(batch))
         if plan.whole.has_batch:
             self.planner.hand_out(plan)
@@ -422,6 +432,7 @@ class BatchShuffler(ABC):
             ValueError: `batches` is an iterator that gave one batch more to an earlier loop, which was left;
                 on all ranks.
         """
+        self._check_world()
         self.planner.check_free(self.planner.ranks.all_gather_objects(self.planner.is_reserved))
         ahead, loader = self.ahead(), iter(batches)
         if was_left(loader):
@@ -501,3 +512,7 @@ class BatchShuffler(ABC):
                 f"fields; the plan is for {len(rows.lengths)} rows with {planned} elements"
                 f"{'; ' if difference else ''}{difference}: give exchange the batch that plan was made for"
             )
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1

@@ -20,6 +20,8 @@ from ..sequence_batch.row_lists import is_plain_throughout
 from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import Leaf, rebuild, take_apart
 
+# Optimizers of FBGEMM's tables that move a row by its momentum, whatever its gradient.
+_MOVING = ("ADAM", "LAMB", "LARS_SGD", "PARTIAL_ROWWISE_ADAM", "PARTIAL_ROWWISE_LAMB")
 # A number of rows that an output has for its rows alone: fewer are as many as some models have classes.
 COPIES = 61
 
@@ -33,7 +35,11 @@ def row_to_agree_on(rows: Rows) -> Any:
 
 
 def check_runs_copies(
-    num_placed: np.ndarray, pads: bool, reduction: str | None, optimizer: Any = None
+    num_placed: np.ndarray,
+    pads: bool,
+    reduction: str | None,
+    model: torch.nn.Module | None = None,
+    optimizer: Any = None,
 ) -> None:
     """Checks that training on a copied row leaves the gradient, and the tables, as they are.
 
@@ -41,7 +47,7 @@ def check_runs_copies(
         num_placed: int64 `[ranks]`, samples of each rank.
         pads: whether batches know their padding.
         reduction: how the model reduces its losses.
-        optimizer: the one of the model.
+        model, optimizer: those of a pipeline; None where they are unknown.
 
     Raises:
         ValueError: a rank has no samples, and it does not.
@@ -53,12 +59,30 @@ def check_runs_copies(
             "a rank has no sample in this step and runs a copy of one, which a model that returns "
             '"global_mean" counts: return the mean over this rank\'s loss tokens, and use "mean"'
         )
-    if isinstance(optimizer, torch.optim.SparseAdam):
+    moving = "SparseAdam" if _has_sparse_adam(optimizer) else _fused_optimizer(model)
+    if moving:
         raise ValueError(
-            "a rank has no sample in this step and runs a copy of one, whose rows SparseAdam moves for a "
+            f"a rank has no sample in this step and runs a copy of one, whose rows {moving} moves for a "
             "gradient of zero: use a BaseBatch, whose padding rows look nothing up, end all loaders in "
             "the same step, or train these tables with another optimizer, such as Adagrad"
         )
+
+
+def _has_sparse_adam(optimizer: Any) -> bool:
+    """Returns whether an optimizer, or what TorchRec's optimizers hold, is a SparseAdam."""
+    inner = [getattr(optimizer, "_optimizer", None), *(of for _, of in getattr(optimizer, "optimizers", ()))]
+    return isinstance(optimizer, torch.optim.SparseAdam) or any(
+        _has_sparse_adam(of) for of in inner if of is not None
+    )
+
+
+def _fused_optimizer(model: torch.nn.Module | None) -> str:
+    """Returns the name of an optimizer in a model's tables that moves rows without a gradient, or none."""
+    for module in model.modules() if model is not None else ():
+        name = getattr(getattr(module, "optimizer", None), "name", None)
+        if name in _MOVING:
+            return f"the tables' {name}"
+    return ""
 
 
 def without_copies(output: Any) -> Any:

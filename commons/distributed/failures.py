@@ -49,7 +49,10 @@ def cause_elsewhere(error: BaseException) -> str | None:
     if is_copy(error):
         reason = f"rank {error.__dict__[_RAISED_ON]} raised {type(error).__name__}, and shows the traceback"
     elif isinstance(error, _LOST) or "gloo/transport" in str(error):
-        reason = "it lost the connection to another rank, which shows the cause"
+        reason = (
+            "it lost the connection to another rank: that one's traceback is the cause, or the signal that "
+            "torchrun shows for it, as -9 where memory ran out"
+        )
     else:
         return None
     return f"rank {_this_rank()} ends, because {reason}"

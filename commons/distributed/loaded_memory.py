@@ -10,6 +10,7 @@ import torch
 
 from ..sequence_batch.leaf_fields import tensors_of
 from ..sequence_batch.rows import Rows
+from ..sequence_batch.tree import Leaf
 
 _SAMPLED = 64  # elements of each tensor, evenly spread
 
@@ -20,6 +21,7 @@ class _Noted(NamedTuple):
     rows: Rows
     contents: dict[str, bytes]  # some bytes of each host tensor, by its name
     places: frozenset[int]  # addresses of these tensors
+    containers: frozenset[int]  # of what holds tensors and may be given others
 
 
 class LoadedMemory:
@@ -44,9 +46,9 @@ class LoadedMemory:
         """
         newest = self._noted(rows)
         for number, earlier in enumerate(self._waiting):
-            is_again = earlier.rows.batch is rows.batch
+            is_again = bool(earlier.containers & newest.containers)
             if number == 0 or is_again or earlier.places & newest.places:
-                _check(earlier, rows if is_again else earlier.rows)
+                _check(earlier, rows.view(earlier.rows.batch) if is_again else earlier.rows)
         self._waiting.append(newest)
 
     def handed_out(self) -> None:
@@ -61,7 +63,14 @@ class LoadedMemory:
     def _noted(self, rows: Rows) -> _Noted:
         tensors = dict(_host_tensors(rows))
         places = frozenset(tensor.data_ptr() for tensor in tensors.values() if tensor.numel())
-        return _Noted(rows, {name: _sample_of(tensor) for name, tensor in tensors.items()}, places)
+        containers = frozenset(
+            id(part.value)
+            for part in rows.tree.each()
+            if not isinstance(part.value, tuple)
+            and any(isinstance(of.value, Leaf) for of in part.parts.values())
+        )
+        contents = {name: _sample_of(tensor) for name, tensor in tensors.items()}
+        return _Noted(rows, contents, places, containers)
 
 
 def _check(noted: _Noted, rows: Rows) -> None:
@@ -72,7 +81,8 @@ def _check(noted: _Noted, rows: Rows) -> None:
             raise ValueError(
                 f"{name} of a batch changed after the loader gave it, while it waited to be copied: "
                 "yield new tensors for every batch, such as clones. With planning ahead, the memory of a "
-                "batch may be filled again for the second batch after it"
+                "batch may be filled again for the second batch after it. If it is get_workloads that "
+                "computes in place, have it do so on a clone"
             )
 
 

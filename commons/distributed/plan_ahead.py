@@ -102,13 +102,14 @@ class PlanAhead:
                 loaded, failure = self._load(loader)
                 planned = self._thread.submit(self._plan, loaded, failure)
                 self._planned.append((loader, loaded is not None, self._mode(), planned))
-            from_loader, _, mode, planned = self._planned.popleft()
+            from_loader, has_batch, mode, planned = self._planned.popleft()
             start = time.perf_counter()
             try:
                 with named_range("## wait for plan ##"):
                     step = planned.result()
             except Exception:
-                self._memory.forget()  # some of its batches will never be handed out
+                if has_batch:
+                    self._memory.handed_out()  # it never will be
                 raise
             seconds += time.perf_counter() - start
             if step is not None:
@@ -171,8 +172,8 @@ class PlanAhead:
                 if batch is _ENDED:
                     return None, None
                 rows = self._view(batch)
-                self._memory.loaded(rows)
                 on_host = rows.on_host()
+                self._memory.loaded(rows)
                 if on_host is not rows and self._planner.ranks.rank == 0:
                     _warn_of_device_batches()
                 return (on_host, rows), None

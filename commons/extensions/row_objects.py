@@ -107,6 +107,7 @@ def join(
     num_rows: int,
     shared: Collection[str],
     whose: str,
+    rows_of_samples: int | None = None,
 ) -> Any:
     """Joins batches of one kind; the host waits twice for a device, once without jagged fields.
 
@@ -117,6 +118,7 @@ def join(
         num_rows: rows of the result, padding after the samples included.
         shared: paths of what all samples share.
         whose: name of the function that was given them, for messages.
+        rows_of_samples: entries of a list of tensors that may be samples; None for any number.
 
     Raises:
         ValueError: a batch has other rows; the batches have other fields; lengths of a jagged field do not
@@ -134,7 +136,7 @@ def join(
                 f"batch {number} has {view.num_rows} rows, expected {expected}: give {whose} a row for each "
                 "row of the part, padding rows included"
             )
-        check_no_samples(view.tree, view.num_rows)
+        check_no_samples(view.tree, rows_of_samples)
         check_replaceable(view.tree)
         views.append(view)
         if difference := views[0].schema.difference(view.schema):

@@ -966,6 +966,19 @@ def list_shares(
     return share_of, owner[:count], part[:count]
 
 
+@inner
+def _most_within(sums: np.ndarray, most: int, end: int, room: int) -> int:
+    """The most samples, up to `most` and `end`, whose sum is at most `room`; int64 `sums` ascend from 0."""
+    low, high = ZERO, min(most, end)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sums[middle] <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 @compiled
 def place_units(
     samples: Samples,
@@ -1021,11 +1034,8 @@ def place_units(
                 count = 0
                 for at in range(NONE, end):  # first the top of the heap, which likely has room for all
                     part = heap[max(at, 0)] & mask
-                    fitting = min(rows, limits.most - size[part])
-                    while load[part] + sums[fitting] > most_load[part] and fitting > 0:
-                        fitting -= 1
-                    while amount[part] + others[fitting] > limits.other[part] and fitting > 0:
-                        fitting -= 1
+                    fitting = _most_within(sums, limits.most - size[part], rows, most_load[part] - load[part])
+                    fitting = _most_within(others, fitting, rows, limits.other[part] - amount[part])
                     is_emptier = fitting == count and heap[at] < heap[at_of[chosen]]
                     if chosen == NONE or fitting > count or is_emptier:
                         chosen, count = part, fitting
@@ -1099,7 +1109,7 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
                     tried += 1
                     if max(changed[part], changed[to]) <= last_try or looks < 0:
                         continue
-                    looks -= size[part] + size[to]
+                    looks -= 2 * LOOKS_PER_ROW * (size[part] + size[to])  # to list runs, and to compare them
                     may_give = _list_runs(samples, limits.node_of, groups, lists, part, to)
                     may_return = _list_runs(samples, limits.node_of, groups, lists, to, part)
                     least, most = load[part] - limits.load[part], limits.load[to] - load[to]

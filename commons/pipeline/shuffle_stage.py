@@ -205,7 +205,7 @@ class ShuffleStage:
 
     def _check(self, step: Step) -> None:
         num_placed = step.plan.whole.num_placed
-        check_runs_copies(num_placed, step.rows.pads, self._loss_reduction, self._optimizer)
+        check_runs_copies(num_placed, step.rows.pads, self._loss_reduction, self._model, self._optimizer)
 
 
 def check_planned(batch: Any) -> None:

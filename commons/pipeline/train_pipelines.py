@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -142,6 +143,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
             StopIteration: the loaders of all ranks have ended; on every rank in the same call.
         """
         if self._step is None:
+            self._check_lookups()
             step = self._stage.next_batch(dataloader_iter)
             if step is None:
                 self._stage.end_epoch()
@@ -164,6 +166,16 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
             with named_range("## optimizer ##"):
                 self._optimizer.step()
         return output
+
+    def _check_lookups(self) -> None:
+        """Raises a RuntimeError if another pipeline holds the model's lookups, for steps of its own."""
+        for module in self._model.modules():
+            if isinstance(module, ShardedModule) and not inspect.ismethod(module.forward):
+                raise RuntimeError(
+                    f"another pipeline has taken over a {type(module).__name__} of the model, and looks up "
+                    'its own batches there, as "native" does: evaluate with a pipeline of the same kind, or '
+                    "call the other one's detach() before"
+                )
 
 
 class ShuffleStageMixin(_WithStage):

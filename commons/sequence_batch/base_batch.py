@@ -187,6 +187,7 @@ class BaseBatch(Pipelineable):
         if not (counts := self.row_counts()):
             return {}
         together = torch.stack([row_values.long() for row_values in counts.values()])
+        together[:, self.num_samples :] = 0
         return dict(zip(counts, together.cpu().numpy(), strict=True))
 
     def with_row_counts(self, counts: Mapping[str, np.ndarray]) -> Self:
@@ -211,11 +212,11 @@ class BaseBatch(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Returns this batch with every tensor on `device`."""
-        return self._with_pieces_of(move_to(self, device, non_blocking))
+        return self._as_exchanged(move_to(self, device, non_blocking))
 
     def pin_memory(self) -> Self:
         """Returns this batch with every tensor in pinned host memory."""
-        return self._with_pieces_of(transform(self, pinned))
+        return self._as_exchanged(transform(self, pinned))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses this batch's tensors."""
@@ -223,8 +224,8 @@ class BaseBatch(Pipelineable):
             if isinstance(part.value, Leaf):
                 record_stream(part.value, stream)
 
-    def _with_pieces_of(self, moved: Self) -> Self:
-        moved.pieces = self.pieces
+    def _as_exchanged(self, moved: Self) -> Self:
+        moved.pieces, moved._counts_on_host = self.pieces, self._counts_on_host
         return moved
 
     def _labels_are_flat(self) -> bool:

@@ -178,7 +178,8 @@ def _replace_mapping(value: Any, parts: Parts) -> Any:
         made = copy.copy(value)
     else:  # it keeps its items in an attribute, which a copy would share; the items themselves are not copied
         made = copy.deepcopy(value, {id(part): part for part in value.values()})
-    made.update(parts)
+    for key, part in parts.items():  # an `update` may merge what dicts within it hold, and share
+        made[key] = part
     attributes = getattr(made, "__dict__", {})
     for name in [name for name in attributes if is_cached_property(type(made), name)]:
         del attributes[name]  # it was worked out of other rows

@@ -217,9 +217,9 @@ class Rows:
         not wrap.
 
         Lengths are int64, and so are integers with one number per row, or per element of a jagged field.
-        Lengths and fields with one number per row are copies, which costs may be computed in place of. Jagged
-        fields are new objects: what they keep once they are asked, such as offsets, a copy of the loaded
-        batch to the device would take along.
+        Lengths and fields with one number per row are copies, which costs may be computed in place of. All
+        other fields, and what holds them, are new objects: neither what they keep once they are asked, such
+        as offsets, nor what a user adds to a dict comes into the loaded batch.
         """
         shown: dict[str, FieldValue] = {}
         for path, value in self.fields.items():
@@ -231,6 +231,8 @@ class Rows:
             elif value.dim() == 1 or (value.dim() == 2 and value.shape[1] == 1):
                 dtype = torch.int64 if value.dtype in NARROW_INTEGERS else value.dtype
                 shown[path] = value.to(dtype, copy=True)
+            else:
+                shown[path] = value.view_as(value)
         to_count = self.replaced(self.fields | shown, self.num_rows, self.num_samples)
         to_count.batch = to_count.put_together()
         return to_count

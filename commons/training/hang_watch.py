@@ -81,7 +81,9 @@ class HangWatch:
             last = self._last
             lasts = time.monotonic() - last[0]
             if reported is not None and last is not reported:
-                self._say(f"goes on: {reported[1]} took {last[0] - reported[0]:.0f} s")
+                goes_on = f"goes on: {reported[1]} took {last[0] - reported[0]:.0f} s"
+                self._write(goes_on)
+                self._say(goes_on)
                 reported = None
             if reported is None and lasts > 1.05 * timeout:  # after faulthandler, which writes at the limit
                 self._report(last[1], timeout)
@@ -94,12 +96,16 @@ class HangWatch:
         frame = sys._current_frames()[self._watched]
         where = place_text(frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno)
         text = f"has been in {what} for more than {timeout:g} s, now in {where}"
+        self._write(text)
+        if self._file is not None:
+            text += f"; the stacks of its threads are in {self._path}"
+        self._say(text)
+
+    def _write(self, text: str) -> None:
         if self._file is not None:
             with suppress(OSError):  # a full disk
                 self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} rank {self._rank} {text}\n\n")
                 self._file.flush()
-            text += f"; the stacks of its threads are in {self._path}"
-        self._say(text)
 
     def _say_where_all_are(self) -> None:
         stalls, _ = read_stalls(self._log_dir)

@@ -114,14 +114,16 @@ class Recovery:
         if requested or is_last or step - self._last_saved >= self._interval:
             start = time.perf_counter()
             self._vote.finish()
-            self._finish_writing(self._saves, log, must_be_written=False)
+            self._finish_writing(self._saves, log)
             self._saves.save(step, self._state.to_save(), self._state.settings_to_save())
             self._last_saved, self._stall_seconds = step, time.perf_counter() - start
         if requested or is_last:
-            self._finish_writing(self._saves, log, must_be_written=requested)
+            self._finish_writing(self._saves, log, must_be_written=requested, is_last=True)
         return requested
 
-    def _finish_writing(self, saves: Checkpoints, log: StepLog, must_be_written: bool) -> None:
+    def _finish_writing(
+        self, saves: Checkpoints, log: StepLog, must_be_written: bool = False, is_last: bool = False
+    ) -> None:
         """Waits for the checkpoint being written; warns if it could not be.
 
         Raises instead if the job ends with it: everything since the checkpoint before would be lost.
@@ -133,8 +135,9 @@ class Recovery:
                 raise
             if dist.get_rank() == 0:
                 logger.warning(
-                    f"the checkpoint of step {self._last_saved} was not written: {error}; training goes on, "
-                    "and the checkpoint before stays"
+                    f"the checkpoint of step {self._last_saved} was not written: {error}; "
+                    f"{'the trained model is not saved' if is_last else 'training goes on'}, and an earlier "
+                    "checkpoint stays, if there is one"
                 )
             return
         if writing_seconds is not None:

@@ -58,8 +58,11 @@ class RunRecord:
         self._bar = tqdm(
             total=num_steps, initial=first_step, unit="step", desc="train", dynamic_ncols=True, disable=None
         )
-        self._file = self._lines.open("a")
-        self._tensorboard = SummaryWriter(str(self._scalars), purge_step=first_step + 1)
+        try:
+            self._file = self._lines.open("a")
+            self._tensorboard = SummaryWriter(str(self._scalars), purge_step=first_step + 1)
+        except OSError as error:
+            raise OSError(f"TrainerArgs.log_dir = {str(folder)!r} cannot be written to: {error}") from error
         self._lost: set[Path] = set()
 
     def __enter__(self) -> RunRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,13 @@ def settings_of(*configurables: Any) -> dict[str, Any]:
 
 def as_saved(settings: dict[str, Any], model: torch.nn.Module) -> dict[str, Any]:
     """Returns what a checkpoint records: settings, and dtype and shape of each parameter and buffer."""
-    parameters = {
-        _PARAMETERS + name: f"{str(value.dtype).removeprefix('torch.')} {list(value.size())}"
-        for name, value in model.state_dict().items()
-        if hasattr(value, "dtype")
-    }
+    with warnings.catch_warnings():  # torch deprecates ShardedTensor, in which TorchRec returns its tables
+        warnings.simplefilter("ignore", FutureWarning)
+        parameters = {
+            _PARAMETERS + name: f"{str(value.dtype).removeprefix('torch.')} {list(value.size())}"
+            for name, value in model.state_dict().items()
+            if hasattr(value, "dtype")
+        }
     return json.loads(json.dumps(settings | parameters, default=str))
 
 

@@ -23,6 +23,7 @@ from torchrec.distributed.train_pipeline import (
     gradient_accumulation,
 )
 from torchrec.distributed.types import ShardingType
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from commons.distributed import BatchShuffler
 from commons.extensions.micro_batches import MicroBatches
@@ -150,8 +151,18 @@ class SparseRows(nn.Module):
 
 @on_ranks(2)
 def test_a_lazy_optimizer_leaves_rows_alone_that_no_sample_of_the_step_has():
+    for wrapped in (False, True):
+        _check_lazy_optimizer(wrapped)
+
+
+def _check_lazy_optimizer(wrapped: bool) -> None:
     model = DistributedDataParallel(SparseRows())
-    optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    optimizer: Any = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    if wrapped:
+        keyed = KeyedOptimizerWrapper(
+            dict(model.named_parameters()), lambda parameters: torch.optim.SparseAdam(parameters, lr=0.1)
+        )
+        optimizer = CombinedOptimizer([("tables", keyed)])
     pipeline = pipeline_of("none", model, optimizer, Costs())
     ids = [[[1, 2], [5]], [[3, 4]]][dist.get_rank()]  # rank 1 has no sample in the second step
     batches = [{"id": torch.tensor(of_step), "cost": torch.ones(len(of_step)).long()} for of_step in ids]

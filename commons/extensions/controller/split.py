@@ -177,7 +177,9 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
             "in the order in which split_balanced returned them"
         )
     shared = shared_in_results(batches, order.shared_fields, order.chunk_rows, order.shared_hashes)
-    return join(batches, order.partition, order.chunk_rows, order.batch_size, shared, "merge")
+    # Lists that `split_balanced` took for fields are fields here, too.
+    size = order.batch_size
+    return join(batches, order.partition, order.chunk_rows, size, shared, "merge", size)
 
 
 def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:

@@ -131,6 +131,7 @@ class MicroBatches(Extension):
 
         Raises:
             ValueError: there are more or fewer than micro-batches, with other rows, or of different kinds.
+            TypeError: a list of tensors, whose entries may be samples; a tuple's are none.
         """
         rank = self._shuffler.group.rank
         rows_of_each = rows_of_micro_batches(plan, rank)

@@ -58,12 +58,14 @@ class Cutting:
         return named | {"tokens": samples.tokens, "loss_tokens": samples.loss_tokens}
 
     def most_pieces(self, samples: RowTable, numbers: np.ndarray) -> np.ndarray:
-        """Returns how many pieces samples of these numbers may be cut into, int64 `[numbers]`; at least 1."""
+        """Returns how many pieces samples of these numbers may be cut into, int64 `[numbers]`; at least 1.
+
+        What is kept together is one piece; the rest has pieces of `MIN_TOKENS` or more.
+        """
         counts = _select(self.counts(samples), numbers)
         last_cut = self.rules.last_cut(counts)
-        kept = counts["tokens"] - self.rules.tokens_before(last_cut, counts)
-        most = counts["tokens"] // np.maximum(kept, MIN_TOKENS)
-        return np.minimum(np.maximum(most, 1), last_cut + 1)
+        most = 1 + self.rules.tokens_before(last_cut, counts) // MIN_TOKENS
+        return np.minimum(most, last_cut + 1)
 
     def least_costs(self, samples: RowTable, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the costs that pieces of samples of these numbers have at least, to have `MIN_TOKENS`.

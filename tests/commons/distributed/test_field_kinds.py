@@ -236,6 +236,26 @@ def test_a_tensor_that_is_an_attribute_of_a_dict_is_refused_by_all_ranks():
     assert error.startswith("TypeError: more.mask is a tensor that would stay behind when its samples move")
 
 
+class MergingDict(dict):
+    """Its `update` merges dicts within it, as those of configuration libraries do."""
+
+    def update(self, other: Any) -> None:
+        for key, value in other.items():
+            if isinstance(self.get(key), MergingDict) and isinstance(value, dict):
+                self[key].update(value)
+            else:
+                self[key] = value
+
+
+@on_ranks(2)
+def test_a_dict_that_merges_gives_its_rows_away_and_stays_as_loaded():
+    ids = IDS + ROWS * dist.get_rank()
+    batch = MergingDict(inner=MergingDict(ids=ids), labels=2 * ids)
+    moved = HeavyOnRank1().shuffle(batch)
+    assert batch["inner"]["ids"] is ids and torch.equal(2 * moved["inner"]["ids"], moved["labels"])
+    assert type(moved["inner"]) is MergingDict and not torch.equal(moved["labels"], batch["labels"])
+
+
 class AttributeDict(dict):
     """Entries are attributes, too."""
 

@@ -130,3 +130,41 @@ def test_every_kind_of_tensor_is_looked_at(dtype, shape, transposed):
     rows["rows"][-1] = 1
     with pytest.raises(ValueError, match="rows of a batch changed"):
         memory.loaded(Rows({"rows": tensor.clone()}))
+
+
+def test_a_container_that_gets_other_tensors_is_noticed():
+    for make in (dict, lambda values: [*values.values()]):
+        memory = LoadedMemory()
+        inner = make({"ids": torch.arange(3)})
+        memory.loaded(Rows((inner, torch.zeros(3))))
+        inner["ids" if isinstance(inner, dict) else 0] = torch.arange(3) + 10
+        with pytest.raises(ValueError, match="of a batch changed after the loader gave it"):
+            memory.loaded(Rows((inner, torch.ones(3))))
+
+
+class _FailsOnce:
+    """Fails in place of its second batch; fills the memory of the fourth again for the fifth."""
+
+    def __init__(self) -> None:
+        self._number, self._batch = 0, _batch(4)
+
+    def __iter__(self) -> Iterator[Scored]:
+        return self
+
+    def __next__(self) -> Scored:
+        self._number += 1
+        if self._number == 2:
+            raise ValueError("no file")
+        if self._number < 4:
+            return _batch(self._number)
+        self._batch.scores.fill_(self._number)
+        return self._batch
+
+
+def test_memory_is_looked_at_after_an_error_of_the_loader_too():
+    model = _Model()
+    pipeline = pipeline_of("none", model, torch.optim.SGD(model.parameters(), 0.1), _Tokens())
+    loader = _FailsOnce()
+    errors = [error_of(lambda: pipeline.progress(loader)) for _ in range(5)]
+    assert errors[:2] == ["no error", "ValueError: no file"]
+    assert any("scores of a batch changed" in error for error in errors[2:]), errors

@@ -186,3 +186,27 @@ def _channels_after_a_failure() -> list[int]:
 def test_ranks_agree_on_a_channel_although_one_has_counted_more(pools):
     first, second = pools(2).run(_channels_after_a_failure)
     assert first == second and len(set(first)) == 2
+
+
+def _error_of_a_shuffler_from_before_the_job() -> list[str]:
+    dist.barrier()
+    dist.destroy_process_group()
+    shuffler, off = FieldShuffler(), FieldShuffler(enabled=False)
+    dist.init_process_group("gloo")
+    calls = (
+        lambda: shuffler.plan(lopsided_batch()),
+        lambda: next(shuffler.plan_ahead([lopsided_batch()])),
+        lambda: shuffler.plan_over(RankGroup.of()),
+        lambda: off.plan(lopsided_batch()),
+    )
+    return [error_of(call) for call in calls]
+
+
+def test_a_shuffler_that_was_made_before_the_job_is_refused():
+    pool = ProcessPool(2)  # of its own, because it leaves its job
+    expected = (
+        "RuntimeError: this FieldShuffler was made in a job of 1 ranks, and there are 2 now: make it after "
+        "init_process_group"
+    )
+    assert pool.run(_error_of_a_shuffler_from_before_the_job) == [[expected] * 4] * 2
+    pool.close()

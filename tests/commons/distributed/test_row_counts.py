@@ -99,3 +99,11 @@ def _wrong_counts_where_a_set_has_ended(ended: tuple[int, ...]) -> list[str]:
 @pytest.mark.parametrize("ended", [(0, 2), (1,)])
 def test_counts_are_known_where_all_that_exchange_have_ended(pools, ended):
     assert pools(3).run(_wrong_counts_where_a_set_has_ended, ended) == [[]] * 3
+
+
+def test_padding_rows_count_nothing_and_counts_go_with_a_batch_to_a_device():
+    features = KeyedJaggedTensor(["item"], torch.arange(3), lengths=torch.tensor([1, 2]))
+    loaded = CountedBatch(features, 2, {}, actual_batch_size=1, counts=(("a", (4, 5)),))
+    assert loaded.row_counts_on_host()["a"].tolist() == [4, 0]
+    known = loaded.with_row_counts({"a": np.array([7, 0])})
+    assert known.to(torch.device("cpu")).row_counts_on_host()["a"].tolist() == [7, 0]

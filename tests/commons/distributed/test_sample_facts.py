@@ -347,3 +347,16 @@ def test_lengths_below_zero_are_refused_by_row_and_key():
     shuffler = IdentityShuffler(get_workloads=lambda batch: torch.ones(2, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"'ids' has a length of -1 for row 1 of key 'a'; expected 0 to"):
         shuffler.plan({"ids": ids})
+
+
+def _adds_a_key(batch: Any) -> torch.Tensor:
+    batch["n"] = batch["inner"]["mask"].sum(1)
+    batch["inner"]["n"] = batch["n"]
+    return batch["n"]
+
+
+@on_ranks(2)
+def test_a_key_that_counting_adds_stays_out_of_the_batch():
+    batch = {"inner": {"mask": torch.ones(4, 3 + dist.get_rank(), dtype=torch.int64)[:, :3]}}
+    moved = Costing(_adds_a_key).shuffle(batch)
+    assert [*batch, *batch["inner"]] == [*moved, *moved["inner"]] == ["inner", "mask"]

@@ -67,6 +67,16 @@ def from_home_with_giants(**options: Any) -> Iterator[list[np.ndarray]]:
         yield rebalance(workloads, HOMES["loaded"](rng, parts, rows), parts, **options)
 
 
+def from_uneven_homes(**options: Any) -> Iterator[list[np.ndarray]]:
+    """Parts of few samples, some with one more than others, and with none at first."""
+    for number, draw in enumerate(WORKLOADS.values()):
+        for parts, rows in ((8, 1), (5, 3), (64, 12)):
+            rng = np.random.default_rng([number, parts])
+            workloads = draw(rng, parts * rows + parts // 2)
+            home = rng.integers(0, parts, len(workloads)) // 2
+            yield rebalance(workloads, home, parts, **_drawn(options, workloads, parts, rng))
+
+
 def from_home_refined(**options: Any) -> Iterator[list[np.ndarray]]:
     for workloads, parts, homes, _ in problems():
         yield refine(workloads, [np.flatnonzero(homes["loaded"] == part) for part in range(parts)], **options)
@@ -116,6 +126,9 @@ CASES: dict[str, Callable[[], Iterator[list[np.ndarray]]]] = {
     "rebalance": from_home,
     "rebalance, giants": from_home_with_giants,
     "rebalance, giants, nodes": partial(from_home_with_giants, ranks_per_node=8),
+    "rebalance, uneven": from_uneven_homes,
+    "rebalance, uneven, speeds": partial(from_uneven_homes, **SPEEDS, **SIZES_OF),
+    "rebalance, uneven, even tokens, nodes": partial(from_uneven_homes, **EVEN_TOKENS, ranks_per_node=4),
     "rebalance, sizes": partial(from_home, **SIZES_OF),
     "rebalance, free sizes": partial(from_home, **FREE, **SIZES_OF),
     "rebalance, speeds": partial(from_home, **SPEEDS),
@@ -146,6 +159,9 @@ CHECKSUMS = {
     "rebalance": 3614562145,
     "rebalance, giants": 492191555,
     "rebalance, giants, nodes": 371259864,
+    "rebalance, uneven": 460347252,
+    "rebalance, uneven, speeds": 2296456711,
+    "rebalance, uneven, even tokens, nodes": 1251736696,
     "rebalance, sizes": 3972433844,
     "rebalance, free sizes": 1582913196,
     "rebalance, speeds": 67117319,
@@ -156,8 +172,8 @@ CHECKSUMS = {
     "rebalance, capped": 518035763,
     "rebalance, groups": 1920964398,
     "rebalance, groups, free sizes": 3209499294,
-    "rebalance, groups, capped": 727647867,
-    "rebalance, groups, even tokens": 1510295119,
+    "rebalance, groups, capped": 1345946895,
+    "rebalance, groups, even tokens": 4107960228,
     "windows": 3469162212,
     "windows, ratio": 3628204832,
     "micro-batches": 1003774839,

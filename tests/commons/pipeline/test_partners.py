@@ -28,7 +28,7 @@ from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForwar
 from commons.distributed import IdentityShuffler
 from commons.pipeline import ShuffleStageMixin
 from commons.pipeline.shuffle_stage import _warn_of_mode
-from tests.commons.distributed.errors_and_warnings import warnings_of
+from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import (
     CPU,
@@ -318,3 +318,19 @@ def test_without_executing_all_batches_the_last_ones_wait_for_the_next_epoch():
     assert [len(of) for of in runs[1]] == [len(of) for of in runs[0]]
     for one, other in zip(*runs, strict=True):
         assert one == pytest.approx(other, rel=1e-6)
+
+
+@on_ranks(2)
+def test_evaluation_by_a_pipeline_of_another_kind_is_refused_until_the_first_is_detached():
+    model, optimizer = sharded_ranking_model()
+    training = pipeline_of("native", model, optimizer, TokenShuffler())
+    evaluation = pipeline_of("none", model, optimizer, TokenShuffler())
+    loader = iter(batches(6))
+    training.progress(loader)
+    message = error_of(lambda: evaluation.progress(iter(batches(2))))
+    assert message.startswith("RuntimeError: another pipeline has taken over a ShardedEmbedding"), message
+    training.progress(loader)
+    training.detach()
+    model.eval()
+    evaluation.progress(iter(batches(2)))
+    evaluation.reset()
