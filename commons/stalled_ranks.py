@@ -83,7 +83,9 @@ def read_stalls(log_dir: Path) -> tuple[list[Stall], list[str]]:
         if stall is not None:
             stalls.append(stall)
         elif match is None or text:
-            problems.append(f"{path.name}: no stacks that a stalled rank wrote")
+            has_gone_on = _GOES_ON.search(text) is not None
+            why = "the rank has gone on since" if has_gone_on else "no stacks that a stalled rank wrote"
+            problems.append(f"{path.name}: {why}")
     return sorted(stalls, key=lambda stall: stall.rank), problems
 
 

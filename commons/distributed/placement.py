@@ -287,7 +287,7 @@ def _check_tokens(rows: RowTable, max_tokens: int | None) -> None:
         rank, row = rows.where_loaded(over[0])
         is_piece = np.count_nonzero(rows.sample_of == rows.sample_of[over[0]]) > 1
         raise ValueError(
-            f"{'a piece of ' if is_piece else ''}row {row} of rank {rows.ranks[rank]} has {rows.tokens[over[0]]} tokens, above "
-            f"max_tokens={max_tokens}: truncate histories, raise the limit, or override get_tokens, which "
-            "counts them"
+            f"{'a piece of ' if is_piece else ''}row {row} of rank {rows.ranks[rank]} has "
+            f"{rows.tokens[over[0]]} tokens, above max_tokens={max_tokens}: truncate histories, raise the "
+            "limit, or override get_tokens, which counts them"
         )

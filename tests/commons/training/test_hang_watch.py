@@ -3,6 +3,7 @@
 import ctypes
 import time
 
+from commons.stalled_ranks import read_stalls
 from commons.training.hang_watch import HangWatch
 from tests.on_ranks import on_ranks
 
@@ -40,3 +41,17 @@ def test_steps_that_together_exceed_the_limit_are_no_hang(tmp_path):
             watch.begins(f"step {step}")
             time.sleep(0.1)
     assert not (tmp_path / "stacks/rank0.txt").exists()
+
+
+@on_ranks(1)
+def test_a_rank_that_has_gone_on_is_none_that_stalls(tmp_path):
+    said: list[str] = []
+    with HangWatch(str(tmp_path), 0.3) as watch:
+        watch._say = said.append
+        watch.begins("step 1")
+        deadline = time.monotonic() + 20.0
+        while len(said) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+            if len(said) == 1 and read_stalls(tmp_path)[0]:
+                watch.begins("step 2")
+        assert read_stalls(tmp_path) == ([], ["rank0.txt: the rank has gone on since"])

@@ -13,6 +13,8 @@ from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.extensions.pieces import Pieces
+from commons.extensions.pieces.cut_rules import ALONG_ITEMS, FROM_END, CutRules, ItemGroup
+from commons.extensions.pieces.cut_search import cut_and_place
 from commons.extensions.pieces.cutting import MIN_TOKENS, Cutting
 from commons.partition import lower_bound
 from commons.sequence_batch import BaseBatch
@@ -241,3 +243,21 @@ def test_pieces_level_the_costs_that_were_calibrated(pools, cost):
         ]
         assert len(largest) >= (3 if cost is SLOW_ATTENTION else 0)
         assert max(largest, default=1) <= 1.02
+
+
+def test_what_is_kept_together_limits_no_other_piece():
+    history, candidates = np.array([1900, 200, 200, 200]), np.array([1100, 10, 10, 10])
+    tokens, each = history + candidates, np.ones(4, dtype=np.int64)
+    rules = CutRules(
+        items=(ItemGroup("history"), ItemGroup("candidates")),
+        fields={"history": ALONG_ITEMS, "candidates": FROM_END, "loss_tokens": FROM_END},
+        kept_together="candidates",
+    )
+    lengths, none = np.stack([history, candidates], 1), np.zeros((4, 0), dtype=np.int64)
+    samples = RowTable(each, each, tokens**2, tokens, candidates, none, 8 * tokens, lengths)
+    cutting = Cutting(rules, None, ("history", "candidates"), lambda before, _: before.astype(np.int64) ** 2)
+    for cap in (1600, 1300, 1100):
+        made, rank = cut_and_place(samples, ShufflerSettings(equal_rows=False, max_tokens=cap), cutting)
+        assert np.bincount(rank, made.tokens).max() <= cap and made.tokens.sum() == tokens.sum()
+    with pytest.raises(ValueError, match="a piece of row 0 of rank 0 has 1100 tokens"):
+        cut_and_place(samples, ShufflerSettings(equal_rows=False, max_tokens=1099), cutting)
