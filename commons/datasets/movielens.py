@@ -125,7 +125,7 @@ class MovieLens(PreparedDataset):
         raw_dir.mkdir(parents=True, exist_ok=True)
         archive = raw_dir / f"{self.name}.zip"
         if is_absent(archive):
-            _download(f"{ARCHIVES_URL}/{archive.name}", archive)
+            _download(f"{ARCHIVES_URL}/{archive.name}", archive, [path.name for path in absent])
         try:
             with zipfile.ZipFile(archive) as members:
                 for path in absent:
@@ -293,7 +293,8 @@ for _name, _movielens in MOVIELENS.items():
     DatasetFactory.register(_name, _movielens)
 
 
-def _download(url: str, archive: Path) -> None:
+def _download(url: str, archive: Path, absent: Sequence[str]) -> None:
+    """Downloads an archive, for the files that are absent in its folder."""
     with new_file(archive) as file:  # an interrupted download must not pass for an archive
         try:
             with (
@@ -311,8 +312,8 @@ def _download(url: str, archive: Path) -> None:
                     progress.update(len(chunk))
         except OSError as error:
             raise ConnectionError(
-                f"could not download {url} ({error}); fetch it by hand, put it at {archive} and run this "
-                "again"
+                f"{archive.parent} has no {' and no '.join(absent)}, and could not download {url} ({error}): "
+                f"put that there; or fetch the archive by hand, put it at {archive} and run this again"
             ) from error
 
 

@@ -76,7 +76,12 @@ def bring_together(
     search = GroupSearch(problem, samples, together, int(is_shared.sum()), per_node)
     part_of = search.run(target)
     if not search.reaches(part_of, target):
-        alone = move()
+        try:
+            alone = move()
+        except ValueError:  # none was found under the cap of tokens
+            if problem.fault(part_of) is not None:
+                raise
+            alone = part_of
         attained = max(target, problem.time(alone))  # the target may be out of reach
         if attained > target and not search.reaches(part_of, attained):
             part_of = search.run(attained)

@@ -147,7 +147,8 @@ class LearnedCosts(Extension):
         """Returns what was learned, and this rank's times that no plan has used yet, for a checkpoint.
 
         Args:
-            last: plan of the last step before the checkpoint; None for the last that a pipeline has run.
+            last: plan of the last step before the checkpoint; None for the last that a pipeline has run, or
+                before the first step.
         """
         last = last or self._last
         return self._learning.saved(0 if last is None else self._learning.number_of(last) + 1)
