@@ -77,6 +77,17 @@ def from_uneven_homes(**options: Any) -> Iterator[list[np.ndarray]]:
             yield rebalance(workloads, home, parts, **_drawn(options, workloads, parts, rng))
 
 
+def from_few_samples() -> Iterator[list[np.ndarray]]:
+    """Parts of one sample or two, of unequal speeds."""
+    parts, count = 8, 11
+    for seed in range(60):
+        rng = np.random.default_rng([seed, parts, count - parts])
+        workloads = rng.integers(1, 30, count) ** 2 if seed % 2 else rng.integers(5, 10, count) ** 2
+        home = rng.integers(0, parts, count) if seed % 3 else np.arange(count) % parts
+        speeds = rng.integers(1, 6, parts) if seed % 4 else None
+        yield rebalance(workloads, home, parts, sizes=1 + rng.integers(0, 50, count), speeds=speeds)
+
+
 def from_home_refined(**options: Any) -> Iterator[list[np.ndarray]]:
     for workloads, parts, homes, _ in problems():
         yield refine(workloads, [np.flatnonzero(homes["loaded"] == part) for part in range(parts)], **options)
@@ -129,6 +140,7 @@ CASES: dict[str, Callable[[], Iterator[list[np.ndarray]]]] = {
     "rebalance, uneven": from_uneven_homes,
     "rebalance, uneven, speeds": partial(from_uneven_homes, **SPEEDS, **SIZES_OF),
     "rebalance, uneven, even tokens, nodes": partial(from_uneven_homes, **EVEN_TOKENS, ranks_per_node=4),
+    "rebalance, few samples": from_few_samples,
     "rebalance, sizes": partial(from_home, **SIZES_OF),
     "rebalance, free sizes": partial(from_home, **FREE, **SIZES_OF),
     "rebalance, speeds": partial(from_home, **SPEEDS),
@@ -162,6 +174,7 @@ CHECKSUMS = {
     "rebalance, uneven": 460347252,
     "rebalance, uneven, speeds": 2296456711,
     "rebalance, uneven, even tokens, nodes": 1251736696,
+    "rebalance, few samples": 3360020433,
     "rebalance, sizes": 3972433844,
     "rebalance, free sizes": 1582913196,
     "rebalance, speeds": 67117319,
