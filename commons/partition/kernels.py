@@ -27,8 +27,9 @@ ALL, ONLY_RETURN = (False, 1, NO_CAP), (True, 1, 0)
 ACROSS_NODES = 1000
 # Where leveling looks for a part's partners: among few of the emptiest parts; then many; then some of all, as
 # full as they are. Giants next to the lightest samples are as full as others, and all that those can swap
-# with: without the last, 3% of "plans at size" for lognormal lengths at 256 ranks move four times as much.
-NEAR, FAR, ANYWHERE = 0, 1, 2
+# with: without the last, 3% of "plans at size" for lognormal lengths at 256 ranks move four times as much. No
+# literals, like ZERO.
+NEAR, FAR, ANYWHERE = cast(tuple[int, int, int], tuple(np.arange(3)))
 FEW_PARTNERS, MANY_PARTNERS = 7, 63
 # Halvings of what a swap has to take off a part; fewer inside a node, after which all parts follow, and where
 # moves cost nothing, because the next target will do.
