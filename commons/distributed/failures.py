@@ -32,8 +32,7 @@ def portable(failure: Exception | None) -> tuple[Exception | None, bool]:
     try:
         copied = pickle.loads(pickle.dumps(failure))
     except Exception:
-        # Whatever its `__str__` does: the other ranks must not be left waiting.
-        copied = RuntimeError(traceback.format_exception_only(failure)[-1].strip())
+        copied = RuntimeError(f"{type(failure).__name__}: {failure}")
     rank = _this_rank()
     copied.add_note(f"raised on rank {rank}:\n{where}")
     copied.__dict__[_RAISED_ON] = rank

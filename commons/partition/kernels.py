@@ -258,26 +258,18 @@ def _make_lists(samples: Samples, part_of: np.ndarray, num_parts: int) -> Lists:
 
 @inner
 def _list_again(samples: Samples, lists: Lists, part_of: np.ndarray) -> None:
-    """Writes what `_make_lists` returns into lists that are there: large arrays take time to allocate."""
-    load, amount = lists.load, lists.amount
-    for part in range(len(load)):
-        load[part], amount[part] = 0, 0
+    """Writes what `_make_lists` returns into lists that are there: large arrays take time to allocate.
+
+    There is room for every part to double.
+    """
+    load, amount, size, start, members = lists.load, lists.amount, lists.size, lists.start, lists.members
+    for part in range(len(size)):
+        load[part], amount[part], size[part] = 0, 0, 0
     for sample in range(len(part_of)):
         part = part_of[sample]
         if part != NONE:
             load[part] += samples.work[sample]
             amount[part] += samples.other[sample]
-    _lay_out(lists, part_of)
-
-
-@inner
-def _lay_out(lists: Lists, part_of: np.ndarray) -> None:
-    """Writes the lists' members, with room for every part to double."""
-    size, start, members = lists.size, lists.start, lists.members
-    for part in range(len(size)):
-        size[part] = 0
-    for part in part_of:
-        if part != NONE:
             size[part] += 1
     for part in range(len(size)):
         start[part + 1] = start[part] + 2 * size[part] + 4
@@ -296,7 +288,7 @@ def _move(samples: Samples, lists: Lists, part_of: np.ndarray, sample: int, to: 
         return
     members, start, size, source = lists.members, lists.start, lists.size, part_of[sample]
     if start[to] + size[to] == start[to + 1]:
-        _lay_out(lists, part_of)
+        _list_again(samples, lists, part_of)
     # 1. Take it out, and close the gap.
     at, last = start[source], start[source] + size[source] - 1
     while members[at] != sample:
@@ -967,19 +959,6 @@ def list_shares(
     return share_of, owner[:count], part[:count]
 
 
-@inner
-def _most_within(sums: np.ndarray, most: int, end: int, room: int) -> int:
-    """The most samples, up to `most` and `end`, whose sum is at most `room`; int64 `sums` ascend from 0."""
-    low, high = ZERO, min(most, end)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if sums[middle] <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 @compiled
 def place_units(
     samples: Samples,
@@ -1035,8 +1014,10 @@ def place_units(
                 count = 0
                 for at in range(NONE, end):  # first the top of the heap, which likely has room for all
                     part = heap[max(at, 0)] & mask
-                    fitting = _most_within(sums, limits.most - size[part], rows, most_load[part] - load[part])
-                    fitting = _most_within(others, fitting, rows, limits.other[part] - amount[part])
+                    fitting, most = 0, min(rows, limits.most - size[part])
+                    room, other_room = most_load[part] - load[part], limits.other[part] - amount[part]
+                    while fitting < most and sums[fitting + 1] <= room and others[fitting + 1] <= other_room:
+                        fitting += 1
                     is_emptier = fitting == count and heap[at] < heap[at_of[chosen]]
                     if chosen == NONE or fitting > count or is_emptier:
                         chosen, count = part, fitting
