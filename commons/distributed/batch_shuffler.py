@@ -307,6 +307,7 @@ class BatchShuffler(ABC):
                 or steps that differ in their fields; or no placement under `max_tokens`. Raised on every
                 rank, as is any error of `get_workloads`. An error of one rank alone after the gather, such as
                 a lack of memory, is raised there only, unless an extension compares plans.
+            RuntimeError: the shuffler was made before `init_process_group`.
         """
         self._check_world()
         plan = self.planner.plan(None if batch is None else self.view(batch))

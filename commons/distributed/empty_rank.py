@@ -1,4 +1,4 @@
-"""What a rank without samples runs, since TorchRec needs a row on every rank.
+"""Rows that a rank without samples runs, since TorchRec needs one on every rank.
 
 | batches            | training                             | evaluation                                  |
 |--------------------|--------------------------------------|---------------------------------------------|

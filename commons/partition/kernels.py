@@ -26,8 +26,8 @@ ALL, ONLY_RETURN = (False, 1, NO_CAP), (True, 1, 0)
 # A byte to another node costs as much as this many bytes within one: nodes are left last.
 ACROSS_NODES = 1000
 # Where leveling looks for a part's partners: among few of the emptiest parts; then many; then some of all, as
-# full as they are. Giants next to the lightest samples are as full as others, and all that those can swap
-# with: without the last, 3% of "plans at size" for lognormal lengths at 256 ranks move four times as much. No
+# full as they are: giants next to the lightest samples are as full as others, and all that those can swap
+# with. Since samples leave where NEAR does not help, no row of "plans at size" is decided by ANYWHERE. No
 # literals, like ZERO.
 NEAR, FAR, ANYWHERE = cast(tuple[int, int, int], tuple(np.arange(3)))
 FEW_PARTNERS, MANY_PARTNERS = 7, 63
@@ -39,8 +39,8 @@ MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
 TRIES = 4
 # Loads below this share of all limits leave room. Samples next to a giant then leave at once, where it would
-# take more swaps than that: "plans at size", lognormal lengths at 1,024 ranks, 3.4 times longest first, else
-# 4.8. Where loads are near the limits, as with a hidden size of 1,024, twice as many samples would move.
+# take more swaps than that: "plans at size", lognormal lengths at 1,024 ranks, 3.2 times longest first, else
+# 4.3. Where loads are near the limits, as with a hidden size of 1,024, twice as many samples would move.
 MUCH_ROOM, MOST_SWAPPED = 0.9, 2
 # Leveling looks at so many samples in all, for each that there is. With 512, the user-major stream by Zipf at
 # 32 × 1,024 in "groups at size" takes 640 ms, in place of 75, because its searches end too soon.

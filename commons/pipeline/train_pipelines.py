@@ -116,6 +116,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._device = torch.device(device)
         self._stage = ShuffleStage(batch_shuffler, model, self._device, loss_reduction, optimizer)
         self._step: Step | None = None  # exchanged, not computed: one that raises may be tried again
+        self._lookups = [module for module in model.modules() if isinstance(module, ShardedModule)]
 
     def reset(self) -> None:
         """Drops the batches on their way."""
@@ -169,8 +170,8 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
 
     def _check_lookups(self) -> None:
         """Raises a RuntimeError if another pipeline holds the model's lookups, for steps of its own."""
-        for module in self._model.modules():
-            if isinstance(module, ShardedModule) and not inspect.ismethod(module.forward):
+        for module in self._lookups:
+            if not inspect.ismethod(module.forward):
                 raise RuntimeError(
                     f"another pipeline has taken over a {type(module).__name__} of the model, and looks up "
                     'its own batches there, as "native" does: evaluate with a pipeline of the same kind, or '

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -26,6 +27,7 @@ from torchrec.distributed.types import ShardingType
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from commons.distributed import BatchShuffler
+from commons.distributed.empty_rank import check_runs_copies
 from commons.extensions.micro_batches import MicroBatches
 from commons.pipeline import ShuffleStageMixin
 from tests.commons.histories import HistoryBatch, TokenShuffler, histories
@@ -361,3 +363,15 @@ def test_gradient_accumulation_of_torchrec_adds_up_the_gradients_of_balanced_ste
         optimizer.step()
     for got, expected in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["ADAM", "EXACT_ROWWISE_ADAGRAD"])
+def test_a_copied_row_is_refused_where_a_fused_optimizer_would_move_it(kind):
+    tables = nn.Module()
+    tables.optimizer = EmbOptimType[kind]  # as FBGEMM's tables have it, those for Adam on GPUs alone
+    check = partial(check_runs_copies, np.array([2, 0]), False, "sum", nn.Sequential(tables))
+    if kind == "ADAM":
+        with pytest.raises(ValueError, match="whose rows the tables' ADAM moves for a gradient of zero"):
+            check()
+    else:
+        check()
