@@ -69,9 +69,9 @@ def case_title(case: Case) -> str:
 
 
 def drawn(case: Case) -> str:
-    """Returns what was drawn, in words."""
+    """Returns what the steps are of, in words."""
     epochs = "one epoch" if case.epochs_drawn == 1 else f"{case.epochs_drawn} epochs"
-    return f"{case.steps_drawn} steps drawn from {epochs}"
+    return f"{case.steps_drawn} steps of {epochs}"
 
 
 def summary(samples: SampleLengths) -> str:

@@ -71,6 +71,12 @@ class Format:
         return self.real_row is None
 
     @property
+    def batch_type(self) -> type:
+        """Type of all batches."""
+        assert self.padding is not None  # once ranks have agreed
+        return type(self.padding.batch)
+
+    @property
     def width(self) -> int:
         """Numbers of each row on the wire."""
         words = -(-(self.schema.num_keys + len(self.count_names)) // 2)  # two numbers to a word

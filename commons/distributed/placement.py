@@ -18,9 +18,6 @@ from .shuffle_plan import ShufflePlan
 from .shuffler_settings import OWN_PARTITIONERS, PARTITIONERS, ShufflerSettings
 from .slow_start import show_if_slow
 
-# Pairs of rows that are looked at together, for memory.
-_MOST_PAIRS = 1_000_000
-
 
 def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
     """Returns int64 `[rows]`, the rank of each.
@@ -54,61 +51,37 @@ def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | N
     """Changes `rank_of`, int64 `[rows]`, so that each rank has loss tokens, where one swap for each does.
 
     Without any, a model that returns the mean of its losses divides by zero. A rank gives a row without
-    loss tokens for one with some, of a rank that keeps others. No rank takes longer than the slowest did,
-    nor has more than `max_tokens`.
+    loss tokens for the one of most similar work that has some, of a rank that keeps others. No rank takes
+    longer than the slowest did, nor has more than `max_tokens`.
     """
-    has_loss, num_ranks = rows.loss_tokens > 0, rows.num_ranks
-    with_loss = np.bincount(rank_of[has_loss], minlength=num_ranks)
-    needy = np.flatnonzero(with_loss == 0)
-    by_work = np.argsort(rows.workloads, kind="stable") if needy.size else needy
-    for rank in needy:
-        givers = by_work[(has_loss & (with_loss[rank_of] > 1))[by_work]]
-        takes = np.flatnonzero(rank_of == rank)
-        # Those of most similar work first, then all.
-        near = np.searchsorted(rows.workloads[givers], rows.workloads[takes])[:, None] + np.arange(-2, 2)
-        similar = givers[np.unique(near[(near >= 0) & (near < len(givers))])]
-        for candidates in (similar, givers):
-            chunk = max(_MOST_PAIRS // max(len(candidates), 1), 1)
-            swaps = (
-                _swap_within_limits(rows, rank_of, candidates, takes[at : at + chunk], max_tokens)
-                for at in range(0, len(takes), chunk)
-            )
-            swap = next((each for each in swaps if each is not None), None)
-            if swap is not None:
-                with_loss[rank_of[swap[0]]] -= 1
-                with_loss[rank] += 1
-                rank_of[list(swap)] = rank_of[list(swap[::-1])]
+    has_loss = rows.loss_tokens > 0
+    with_loss = np.bincount(rank_of[has_loss], minlength=rows.num_ranks)
+    for rank in np.flatnonzero(with_loss == 0):
+        givers = np.flatnonzero(has_loss & (with_loss[rank_of] > 1))
+        for returned in np.flatnonzero(rank_of == rank).tolist() if givers.size else ():
+            change = np.abs(rows.workloads[givers] - rows.workloads[returned])
+            fits = _may_swap(rows, rank_of, givers, returned, max_tokens)
+            if fits.any():
+                given = givers[np.where(fits, change, np.inf).argmin()]
+                with_loss[[rank, rank_of[given]]] += 1, -1
+                rank_of[[given, returned]] = rank_of[[returned, given]]
                 break
 
 
-def _swap_within_limits(
-    rows: RowTable,
-    rank_of: np.ndarray,
-    givers: np.ndarray,
-    takes: np.ndarray,
-    max_tokens: int | None,
-) -> tuple[int, int] | None:
-    """Returns which of `givers` to swap for which of `takes`, rows of one rank; loads change least.
-
-    None if no such swap keeps the longest time and `max_tokens`.
-    """
-    if not (givers.size and takes.size):
-        return None
+def _may_swap(
+    rows: RowTable, rank_of: np.ndarray, givers: np.ndarray, returned: int, max_tokens: int | None
+) -> np.ndarray:
+    """Returns bool `[givers]`: whether to swap each of these rows for another keeps the limits."""
     loads, speeds = times(rows, rank_of), relative_speeds(rows)
-    speed = np.ones(rows.num_ranks) if speeds is None else speeds
-    to, source = rank_of[takes[0]], rank_of[givers]
-    more = rows.workloads[givers].astype(np.float64)[:, None] - rows.workloads[takes]
-    fits = loads[to] + more / speed[to] <= loads.max()
-    fits &= loads[source][:, None] - more / speed[source][:, None] <= loads.max()
+    speed = np.ones(len(loads)) if speeds is None else speeds
+    to, source, more = rank_of[returned], rank_of[givers], rows.workloads[givers] - rows.workloads[returned]
+    may = loads[to] + more / speed[to] <= loads.max()
+    may &= loads[source] - more / speed[source] <= loads.max()
     if max_tokens is not None:
-        tokens = np.bincount(rank_of, rows.tokens, minlength=rows.num_ranks)
-        more_tokens = rows.tokens[givers].astype(np.float64)[:, None] - rows.tokens[takes]
-        fits &= tokens[to] + more_tokens <= max_tokens
-        fits &= tokens[source][:, None] - more_tokens <= max_tokens
-    if not fits.any():
-        return None
-    giver, take = divmod(int(np.where(fits, np.abs(more), np.inf).argmin()), len(takes))
-    return int(givers[giver]), int(takes[take])
+        tokens = np.bincount(rank_of, rows.tokens, minlength=len(loads))
+        more = rows.tokens[givers] - rows.tokens[returned]
+        may &= (tokens[to] + more <= max_tokens) & (tokens[source] - more <= max_tokens)
+    return may
 
 
 def partition(rows: RowTable, settings: ShufflerSettings, **arguments: Any) -> np.ndarray:

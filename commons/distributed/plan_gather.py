@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from .batch_format import LIST_REMEDY, Format
 from .empty_rank import row_to_agree_on
 from .extension import Extension
 from .failures import portable, raise_first
-from .rank_group import Channel, to_bytes
+from .rank_group import Channel, from_bytes, to_bytes
 from .rank_sets import Ranks
 from .row_table import RowTable
 
@@ -272,4 +271,4 @@ def _broadcast(channel: Channel, sender: int, batch: Any) -> Any:
             )
     gathered = channel.all_gather_objects((pickled, portable(failure)))
     raise_first([failed for _, failed in gathered], failure, channel.rank)
-    return batch if channel.rank == sender else pickle.loads(gathered[sender][0])
+    return batch if channel.rank == sender else from_bytes(gathered[sender][0])

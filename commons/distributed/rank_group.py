@@ -17,7 +17,6 @@ import io
 import itertools
 import logging
 import os
-import pickle
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -103,7 +102,7 @@ class Channel:
         padded = np.zeros(header[:, 0].max(), dtype=np.uint8)
         padded[: len(pickled)] = pickled
         table = self.all_gather(padded)
-        objects = [pickle.loads(row[:size].tobytes()) for row, size in zip(table, header[:, 0], strict=True)]
+        objects = [from_bytes(row[:size].tobytes()) for row, size in zip(table, header[:, 0], strict=True)]
         failures = [
             found if failed else (None, False) for found, failed in zip(objects, header[:, 1], strict=True)
         ]
@@ -328,23 +327,12 @@ def _this_job() -> _Job:
 
 
 def to_bytes(value: Any) -> bytes:
-    """Pickles anything, with tensors of dtypes that pickle itself refuses, such as uint16."""
+    """Pickles anything, with tensors of all dtypes."""
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
+    torch.save(value, buffer)
     return buffer.getvalue()
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles dense tensors as bytes, a dtype and a shape."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or value.dtype == torch.uint8 or value.requires_grad:
-            return NotImplemented
-        if value.layout != torch.strided or value.is_nested or value.is_quantized:
-            return NotImplemented
-        flat = value.resolve_conj().resolve_neg().reshape(-1).clone()
-        return _typed, (flat.view(torch.uint8), value.dtype, value.shape)
-
-
-def _typed(flat: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    return flat.view(dtype).view(shape)
+def from_bytes(pickled: bytes) -> Any:
+    """Returns what `to_bytes` was given, on the host."""
+    return torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)

@@ -44,7 +44,7 @@ def test_tables_name_everything(tflops, tmp_path, capsys):
     assert main([str(path), *MODEL, *tflops, "--ranks", "2", "--rows-per-rank", "8,16"]) == 0
     out, err = capsys.readouterr()
     for text in (
-        *("2 ranks × 8 rows, 16 steps drawn", "2 ranks × 16 rows"),
+        *("2 ranks × 8 rows, 16 steps of", "2 ranks × 16 rows"),
         *("as loaded", "Karmarkar–Karp", "refined", "rebalance (default)", "pieces"),
         *("TrainerArgs.enable_balanced_shuffler = True", "tokens = 2 × length + 1"),
         *("In your own program: batch_shuffler=MyShuffler(", "at most", "Not predicted"),

@@ -198,6 +198,23 @@ def test_batches_of_other_types_are_refused_on_all_ranks(pools):
         assert "register_batch_type" in unknown
 
 
+def _types_are_agreed_on() -> tuple[str, list[int], str]:
+    """Plans a batch that fails, then one of another type, of rank 0 alone; then rank 1 has one."""
+    jagged = JaggedTensor(torch.arange(2), lengths=torch.ones(2).int())
+    shuffler = Costing(lambda batch: next(iter(batch.values())).lengths())
+    failed = error_of(shuffler.plan, [jagged])
+    first = shuffler.plan({"x": jagged} if dist.get_rank() == 0 else None)
+    later = error_of(shuffler.plan, {"x": jagged} if dist.get_rank() == 0 else [jagged])
+    return failed, first.rows.num_loaded.tolist(), later
+
+
+def test_the_type_of_batches_is_that_of_the_first_that_was_planned(pools):
+    for failed, loaded, later in pools(2).run(_types_are_agreed_on):
+        assert failed.startswith("AttributeError: 'list' object has no attribute 'values'")
+        assert loaded == [2, 0]
+        assert later.startswith("TypeError: a batch is a list, and the first was a dict")
+
+
 @dataclass
 class Doubling:
     ids: torch.Tensor
