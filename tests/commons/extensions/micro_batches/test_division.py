@@ -247,6 +247,25 @@ def test_divide_keeps_every_sample_on_its_rank(data, drawn, num_ranks):
     assert len(ranks[0]) <= max(1, *(best_fit_decreasing(of_rank, cap) for of_rank in of_ranks))
 
 
+@pytest.mark.parametrize("room", [1.02, 1.3])
+def test_ranks_divided_at_once_are_as_even_as_each_alone(room):
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.lognormal(5, 1.2, (64, 24)), 300).astype(np.int64) + 1
+    workloads, partition = (
+        (lengths**2 + 512 * lengths).ravel(),
+        np.arange(lengths.size).reshape(lengths.shape),
+    )
+    cap = int(room * lengths.sum() / lengths.shape[0] / 4)
+    ranks = divide_into_micro_batches(workloads, lengths.ravel(), partition, cap)
+    for samples, micro_batches in zip(partition, ranks, strict=True):
+        alone = pack_micro_batches(workloads[samples], lengths.ravel()[samples], cap, min_count=len(ranks[0]))
+        at_once, bound = (
+            imbalance(workloads, micro_batches),
+            lower_bound(workloads[samples], len(alone), False),
+        )
+        assert at_once <= max(imbalance(workloads[samples], alone), 1.006 * bound)
+
+
 @any_rows
 def test_heavy_tails_are_balanced_at_the_smallest_count(equal_size):
     gaps = []
