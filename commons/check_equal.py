@@ -115,8 +115,8 @@ def check_equal(
 
     Raises:
         DifferentTrainingError: the two differ by more; with the differences, and what the usual causes are.
-        ValueError: no sample moved, or a parameter changed too little, so that nothing was compared; or
-            models or batches differ from the start.
+        ValueError: no sample moved, or a parameter changed too little or is not finite with balancing off, so
+            that nothing was compared; or models or batches differ from the start.
     """
     off, on = (_train(make_pipeline, enabled, steps, seed) for enabled in (False, True))
     differing = [name for name in off.start if not _same_start(off.start[name], on.start.get(name))]
@@ -129,6 +129,12 @@ def check_equal(
         raise ValueError(
             "make_pipeline gives other batches each time: loss tokens of the steps are "
             f"{off.loss_tokens}, then {on.loss_tokens}"
+        )
+    broken = [name for name, value in off.end.items() if not _minus(value, off.start[name]).isfinite().all()]
+    if anywhere := [name for names in _gathered(broken) for name in names]:
+        raise ValueError(
+            f"{anywhere[0]} is not finite after training with balancing off, so that there is nothing to "
+            "compare with: mend that first, or lower the learning rate"
         )
     if not on.samples_moved:
         raise ValueError(
@@ -235,14 +241,19 @@ def _differences(off: _Run, on: _Run, tolerance: float) -> tuple[dict[str, float
         if name in off.end:
             before, one, other = off.start[name], off.end[name], on.end[name]
             changed = (one != before) | (other != before)
-            row[0], row[1] = (other - one).square().sum(), (one - before).square().sum()
+            row[0], row[1] = _minus(other, one).square().sum(), _minus(one, before).square().sum()
             row[2] = one[changed].square().sum()
     difference, change, size = torch.stack(_gathered(squares)).sum(0).sqrt().unbind(1)
     rounding = _ROUNDINGS * torch.finfo(torch.float32).eps * size
-    relative = torch.where(difference > 0, difference / change, 0.0)
+    relative = torch.where(difference == 0, 0.0, difference / change)  # NaN stays
     shares = torch.where(rounding > 0, rounding / change, 0.0)
     order = (relative / (_LEARNED * tolerance + shares)).argsort(descending=True, stable=True).tolist()
     return {every[at]: float(relative[at]) for at in order}, {every[at]: float(shares[at]) for at in order}
+
+
+def _minus(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Returns the difference, with 0 where infinity is on both sides, as in a mask among the buffers."""
+    return (one - other).masked_fill(one == other, 0.0)
 
 
 def _gathered(value: Any) -> list[Any]:

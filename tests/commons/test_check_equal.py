@@ -154,3 +154,25 @@ def test_what_changes_too_little_is_named():
 
     with pytest.raises(ValueError, match="changes so little that rounding hides"):
         check_equal(hardly)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "error", "message"),
+    [
+        ([True], DifferentTrainingError, r"bias differs by nan of what training changed"),
+        ([False, True], ValueError, r"bias is not finite after training with balancing off"),
+    ],
+)
+@on_ranks(2)
+def test_what_is_not_finite_is_never_equal(breaks, error, message):
+    def broken(enabled: bool) -> Any:
+        made = RIGHT["none"](enabled)
+        # Infinity that stays, as in a mask, is no difference.
+        made[0]._model.register_buffer("mask", torch.full((2,), -torch.inf))
+        if enabled in breaks:
+            made[0]._model.module.dense.head.bias.register_hook(lambda gradient: gradient * torch.nan)
+        return made
+
+    with pytest.raises(error, match=message):
+        check_equal(broken)
+    assert check_equal(RIGHT["none"], steps=2).is_equal
