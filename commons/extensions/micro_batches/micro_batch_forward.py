@@ -35,6 +35,7 @@ def run_micro_batches(
     loss_reduction: str,
     loss_scale: float | torch.Tensor | None = None,
     failures: list[Exception] | None = None,
+    step_plans: Sequence[ShufflePlan] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, list[Any]]:
     """Runs a model on a batch in micro-batches, in training forward and backward.
 
@@ -53,8 +54,10 @@ def run_micro_batches(
         plan: the plan of that exchange, in micro-batches.
         loss_reduction: "sum" or "mean", over the loss tokens of a micro-batch.
         loss_scale: factor of the loss sum before its backward. None for the one that makes the gradient,
-            averaged over ranks, that of the mean over all loss tokens of the plan.
+            averaged over ranks, that of the mean over all loss tokens of the optimizer step.
         failures: record of failures, as `loss_sum` takes it.
+        step_plans: with gradient accumulation, the plans of all batches of the optimizer step; None for this
+            plan alone.
 
     Returns:
         A loss; in training call its backward, once, which hands out all gradients. It may be multiplied by a
@@ -76,7 +79,7 @@ def run_micro_batches(
         check_no_hooks(model)
     device = shuffler.view(batch).device
     if loss_scale is None:
-        loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum")
+        loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum", step_plans=step_plans)
     num_copies = 1 if model.training else COPIES
     parts = micro_batches(shuffler, batch, plan, num_copies)
     rows = micro_batch_rows(shuffler, batch, plan, num_copies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 from unittest import mock
@@ -223,23 +224,23 @@ def test_a_step_that_raises_can_be_tried_again_with_its_own_plan(cap):
     assert len(set(tokens)) == 3
 
 
-def _of_halved_losses(cap: int | None, accumulates: bool) -> list[torch.Tensor]:
-    """Returns the dense gradients and the tables after the backward of half the loss.
+def _of_optimizer_step(cap: int | None, factors: Sequence[float], of_all: bool = False) -> list[torch.Tensor]:
+    """Returns the dense gradients and the tables after the backward of a batch's loss for each factor.
 
-    With `accumulates`, the dense gradients of the batch before it stay.
+    With `of_all`, losses are scaled for the mean over the loss tokens of all batches.
     """
     model, _ = sharded_ranking_model(0.5)
     shuffler = TokenShuffler(extensions=in_micro_batches(cap))
     rng = np.random.default_rng(dist.get_rank())
-    for factor in (1.0, 0.5) if accumulates else (0.5,):
-        batch = histories(rng.integers(3, 12, 6), rng)
-        plan = shuffler.plan(batch)
-        exchanged = shuffler.exchange(batch, plan)
+    batches = [histories(rng.integers(3, 12, 6), rng) for _ in factors]
+    plans = [shuffler.plan(batch) for batch in batches]
+    for batch, plan, factor in zip(batches, plans, factors, strict=True):
+        step_plans, exchanged = plans if of_all else None, shuffler.exchange(batch, plan)
         if cap is None:
-            loss = shuffler.scale(model(exchanged)[0], plan, "sum")
+            loss = shuffler.scale(model(exchanged)[0], plan, "sum", step_plans=step_plans)
         else:
             assert plan.num_parts > 1
-            loss, _, _ = run_micro_batches(model, exchanged, shuffler, plan, "sum")
+            loss, _, _ = run_micro_batches(model, exchanged, shuffler, plan, "sum", step_plans=step_plans)
         (loss * factor).backward()
     tables = [value for value in model.state_dict().values() if hasattr(value, "local_shards")]
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -247,11 +248,13 @@ def _of_halved_losses(cap: int | None, accumulates: bool) -> list[torch.Tensor]:
     return gradients + [shard.tensor for table in tables for shard in table.local_shards()]
 
 
-@pytest.mark.parametrize("accumulates", [False, True])
-def test_a_factor_of_the_loss_reaches_all_gradients(pools, accumulates):
+@pytest.mark.parametrize(
+    ("factors", "of_all"), [((0.5,), False), ((1.0, 0.5), False), ((1.0, 1.0, 1.0), True)]
+)
+def test_factors_and_accumulation_give_the_gradients_of_whole_batches(pools, factors, of_all):
     for whole, divided in zip(
-        pools(2).run(_of_halved_losses, None, accumulates),
-        pools(2).run(_of_halved_losses, CAP, accumulates),
+        pools(2).run(_of_optimizer_step, None, factors, of_all),
+        pools(2).run(_of_optimizer_step, CAP, factors, of_all),
         strict=True,
     ):
         for expected, got in zip(whole, divided, strict=True):
