@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sequence_batch.packed_rows import check_jagged_fields, read_lengths
+from ..sequence_batch.packed_rows import read_lengths
 from ..sequence_batch.row_schema import FieldValue, Schema
 from ..sequence_batch.rows import NARROW_INTEGERS, Rows
 from .batch_format import Format
@@ -35,7 +35,6 @@ def count_rows(
             field that requires a gradient; or columns of another shape or dtype, or two of one name.
     """
     fields = batch.fields
-    check_jagged_fields(fields)
     _check_detached(fields)
     schema = Schema.of(fields)
     num_rows, num_real = batch.num_rows, batch.num_samples

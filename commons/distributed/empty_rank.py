@@ -101,12 +101,12 @@ def without_copies(output: Any) -> Any:
             rows = Rows(part.value)
             try:
                 (field,), count = rows.fields.values(), rows.num_rows
+                if count == COPIES and isinstance(field, torch.Tensor):
+                    new[part.path] = like(field[:0], part.value)
+                elif count == COPIES:
+                    new[part.path] = rows.select([rows.packed()], np.zeros(0, dtype=np.int64), 0)
             except (TypeError, ValueError):  # no rows to speak of, as in a number or a sparse tensor
                 continue
-            if count == COPIES and isinstance(field, torch.Tensor):
-                new[part.path] = like(field[:0], part.value)
-            elif count == COPIES:
-                new[part.path] = rows.select([rows.packed()], np.zeros(0, dtype=np.int64), 0)
     try:
         return rebuild(tree, new)
     except TypeError:  # of a type that cannot be made again

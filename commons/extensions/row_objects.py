@@ -11,7 +11,7 @@ import torch
 from ..sequence_batch.base_batch import BaseBatch
 from ..sequence_batch.container_types import container_type, is_plain, join_path
 from ..sequence_batch.leaf_fields import as_field, field_name, num_rows
-from ..sequence_batch.packed_rows import check_jagged_fields, read_all_lengths
+from ..sequence_batch.packed_rows import read_all_lengths
 from ..sequence_batch.row_lists import (
     PlainList,
     check_no_samples,
@@ -109,7 +109,7 @@ def join(
     whose: str,
     rows_of_samples: int | None = None,
 ) -> Any:
-    """Joins batches of one kind; the host waits twice for a device, once without jagged fields.
+    """Joins batches of one kind; the host waits once for a device, if there are jagged fields.
 
     Args:
         batches: batch of each part; those without samples may have no rows.
@@ -126,7 +126,6 @@ def join(
         TypeError: a batch has no rows, or a list of tensors that may be samples.
     """
     views: list[RowsWithObjects] = []
-    jagged: dict[str, FieldValue] = {}
     positions, first = np.empty(sum(map(len, partition)), dtype=np.int64), 0
     for number, (batch, samples, expected) in enumerate(zip(batches, partition, part_rows, strict=True)):
         view = RowsWithObjects(batch, shared, first, expected if len(samples) else None)
@@ -143,10 +142,8 @@ def join(
             raise ValueError(
                 f"batches 0 and {number} differ: {difference}; give {whose} the same fields of all parts"
             )
-        jagged |= {f"{name} of batch {number}": field for name, field in view.fields.items()}
         positions[samples] = first + np.arange(len(samples))
         first += view.num_rows
-    check_jagged_fields(jagged)
     rows = [view.num_rows for view in views]
     lengths = read_all_lengths([view.fields for view in views], views[0].schema, rows)
     sources = [view.packed(of_view) for view, of_view in zip(views, lengths, strict=True)]

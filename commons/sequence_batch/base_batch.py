@@ -12,7 +12,7 @@ import torch
 
 from .leaf_fields import as_field, fields_of, num_rows, pinned, put_together, record_stream
 from .optional_types import KeyedJaggedTensor, Pipelineable
-from .packed_rows import PackedRows, check_jagged_fields, read_lengths, select_rows
+from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import row_lists, select_entries
 from .row_remedies import PER_SAMPLE, remedy_for_field
 from .row_schema import FieldValue, Schema, lengths_of
@@ -131,7 +131,6 @@ class BaseBatch(Pipelineable):
             raise ValueError("index_select got a padding row before a real row; real rows come first")
         tree, out_rows = take_apart(self), max(len(rows), 1)
         fields = self.per_sample_fields(tree)
-        check_jagged_fields(fields)
         schema = Schema.of(fields)
         packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, self.batch_size))
         selected = select_rows([packed], rows.numpy(), out_rows)
