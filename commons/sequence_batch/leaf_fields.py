@@ -40,7 +40,7 @@ def as_field(value: Any) -> FieldValue:
         TypeError: a tensor whose rows do not simply follow one another, or something that would be lost when
             they move.
     """
-    _check_type(value)
+    _check(value)
     field = value
     if isinstance(value, KeyedTensor):
         if value.key_dim() != 1:
@@ -58,7 +58,7 @@ def as_field(value: Any) -> FieldValue:
         offsets = nested.offsets()  # kept, so that streams that use the batch are told of them, too
         field = JaggedTensor(values=values, lengths=offsets.diff(), offsets=offsets)
     for _, tensor in tensors_of(field):
-        _check_tensor(tensor)
+        _check(tensor)
     return field
 
 
@@ -123,23 +123,21 @@ def tensors_of(leaf: Any) -> list[tuple[str, torch.Tensor]]:
     return [(f".{name}()", tensor) for name, tensor in parts.items() if tensor is not None]
 
 
+def with_tensors(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns a leaf with other values, weights and lengths, each as `change` returns it."""
+    if isinstance(leaf, torch.Tensor):
+        return change(leaf)
+    if isinstance(leaf, KeyedTensor):
+        return like(change(leaf.values()), leaf)
+    parts = {"values": leaf.values(), "lengths": lengths_of(leaf), "weights": leaf.weights_or_none()}
+    return with_parts(leaf, **{name: change(part) for name, part in parts.items() if part is not None})
+
+
 def pinned(leaf: Any) -> Any:
     """Returns a leaf in pinned host memory."""
-    if isinstance(leaf, JaggedTensor):  # has no pin_memory of its own
-        return _with_tensors(leaf, torch.Tensor.pin_memory)
-    return like(leaf.values().pin_memory(), leaf) if isinstance(leaf, KeyedTensor) else leaf.pin_memory()
-
-
-def copied(field: FieldValue) -> FieldValue:
-    """Returns a field whose tensors have memory of their own."""
-    if isinstance(field, torch.Tensor):
-        return field.clone(memory_format=torch.contiguous_format)
-    return _with_tensors(field, torch.Tensor.clone)
-
-
-def _with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> FieldValue:
-    parts = {"values": value.values(), "lengths": lengths_of(value), "weights": value.weights_or_none()}
-    return with_parts(value, **{name: change(part) for name, part in parts.items() if part is not None})
+    if isinstance(leaf, KeyedJaggedTensor):  # keeps what it has worked out
+        return leaf.pin_memory()
+    return with_tensors(leaf, torch.Tensor.pin_memory)
 
 
 def record_stream(leaf: Any, stream: torch.Stream) -> None:
@@ -161,29 +159,27 @@ def field_name(path: str, leaf: Leaf | np.ndarray) -> str:
     return f"{path}({', '.join(f'{key}: {width}' for key, width in keys)})"
 
 
-def _check_type(leaf: Leaf) -> None:
-    """Refuses what would arrive without a part of it."""
-    if type(leaf) not in _EXACT_TYPES and not (isinstance(leaf, torch.Tensor) and leaf.is_nested):
-        plain = next(of for of in _EXACT_TYPES if isinstance(leaf, of)).__name__
+def _check(part: Leaf) -> None:
+    """Refuses what would arrive without a part of it, and tensors whose rows cannot be sent as bytes."""
+    is_nested = isinstance(part, torch.Tensor) and part.is_nested  # its values are checked
+    if type(part) not in _EXACT_TYPES and not is_nested:
+        plain = next(of for of in _EXACT_TYPES if isinstance(part, of)).__name__
         raise TypeError(
-            f"a {type_name(leaf)} would arrive as a {plain}, without what the subclass adds; make it a "
+            f"a {type_name(part)} would arrive as a {plain}, without what the subclass adds; make it a "
             f"{plain}, and what else it holds fields of their own"
         )
-    if isinstance(leaf, KeyedJaggedTensor) and leaf.inverse_indices_or_none() is not None:
+    if isinstance(part, KeyedJaggedTensor) and part.inverse_indices_or_none() is not None:
         raise TypeError(
             "a KeyedJaggedTensor has inverse_indices, which refer to rows of this batch alone; leave them "
             "out, and deduplicate after the exchange"
         )
-
-
-def _check_tensor(tensor: torch.Tensor) -> None:
-    """Refuses tensors whose rows cannot be sent as bytes."""
-    _check_type(tensor)
-    if tensor.layout != torch.strided:
-        raise TypeError(f"a tensor has layout {tensor.layout}, of which rows cannot be sent; make it dense")
-    if tensor.is_quantized or not _is_copied(tensor.dtype):
+    if not isinstance(part, torch.Tensor) or is_nested:
+        return
+    if part.layout != torch.strided:
+        raise TypeError(f"a tensor has layout {part.layout}, of which rows cannot be sent; make it dense")
+    if part.is_quantized or not _is_copied(part.dtype):
         raise TypeError(
-            f"a tensor has dtype {tensor.dtype}, of which rows cannot be sent, because torch "
+            f"a tensor has dtype {part.dtype}, of which rows cannot be sent, because torch "
             f"{torch.__version__} does not copy them by their bytes alone; send quantized values as integers "
             "of at least 8 bits (int_repr), next to their scale, and others as bytes, view(torch.uint8)"
         )

@@ -159,8 +159,8 @@ def gather_fields(sources: Sequence[PackedRows], selection: Selection) -> dict[s
     schema, parts = selection.schema, defaultdict[str, dict[str, Any]](dict)
     pairs, lengths = _locate(sources, selection)
     for section, (words, index) in zip(schema.sections, pairs, strict=True):
-        for field, of_field in zip(section.fields, _select(section, words, index, selection), strict=True):
-            parts[field.name]["weights" if field.is_weights else "values"] = field.from_words(of_field)
+        for field, chosen in zip(section.fields, _select(section, words, index, selection), strict=True):
+            parts[field.name]["weights" if field.is_weights else "values"] = field.from_words(chosen)
     fields: dict[str, FieldValue] = {}
     for field in schema.fields:
         of_field = parts[field.name]

@@ -13,7 +13,7 @@ import torch
 from .. import NAME
 from .base_batch import BaseBatch
 from .container_types import type_name
-from .leaf_fields import copied, fields_of, num_rows, pinned, put_together, record_stream
+from .leaf_fields import fields_of, num_rows, pinned, put_together, record_stream, with_tensors
 from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import (
     check_no_samples,
@@ -174,7 +174,7 @@ class Rows:
 
     def copy(self) -> Self:
         """Returns the rows in memory of their own; no host-device synchronization."""
-        fields = {name: copied(value) for name, value in self.fields.items()}
+        fields = {name: with_tensors(value, torch.Tensor.clone) for name, value in self.fields.items()}
         return self.replaced(fields, self.num_rows, self.num_samples)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:

@@ -94,22 +94,17 @@ def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Hashable, Any] 
 
     `numbers` replaces parts of the batch itself that the tree leaves out.
     """
-    token = is_rebuilding.set(True)
-    try:
-        return _rebuild(tree, new, numbers)
-    finally:
-        is_rebuilding.reset(token)
-
-
-def _rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Hashable, Any] = _NOTHING) -> Any:
     if tree.path in new:
         return new[tree.path]
-    changed = dict(numbers)
-    for key, part in tree.parts.items():
-        made = _rebuild(part, new)
-        if made is not part.value:
-            changed[key] = made
-    return tree.container.replaced(tree.value, changed) if changed and tree.container else tree.value
+    made = {key: rebuild(part, new) for key, part in tree.parts.items()}
+    changed = {**numbers, **{key: part for key, part in made.items() if part is not tree.parts[key].value}}
+    if tree.container is None or not changed:
+        return tree.value
+    token = is_rebuilding.set(True)
+    try:
+        return tree.container.replaced(tree.value, changed)
+    finally:
+        is_rebuilding.reset(token)
 
 
 def transform(batch: Batch, function: Callable[[Any], Any]) -> Batch:
@@ -136,17 +131,22 @@ def leaves(tree: Part) -> Iterator[Part]:
         if isinstance(part.value, Leaf):
             yield part
         elif part.container is None and part.path and not is_plain(part.value):
+            remedy = "make it a tensor" if isinstance(part.value, np.ndarray) else TAKE_APART
+            if isinstance(part.value, NonTensorStack):
+                remedy = "it has a value that is no tensor for each row; make it a tensor"
             raise TypeError(
                 f"{part.path} is a {type_name(part.value)}, which would stay behind when its samples move: "
-                f"{_remedy(part.value)}"
+                f"{remedy}, or declare what all samples share: {DECLARE_SHARED}"
             )
 
 
 def paths(tree: Part) -> set[str]:
     """Returns the paths of all parts of a batch, plain numbers and texts too."""
-    containers = [part for part in tree.each() if part.container]
     return {
-        join_path(of.path, key) for of in containers if of.container for key in of.container.parts(of.value)
+        join_path(part.path, key)
+        for part in tree.each()
+        if part.container is not None
+        for key in part.container.parts(part.value)
     }
 
 
@@ -161,15 +161,19 @@ def check_replaceable(tree: Part) -> None:
         if part.container is None or part.container.replaced is not replace_dataclass:
             continue
         again = replace_dataclass(part.value, {})
-        parts_again = part.container.parts(again)
-        for key, value in part.container.parts(part.value).items():
-            if not _is_same(parts_again[key], value):
-                _refuse_changed(part, key)
+        parts, parts_again = part.container.parts(part.value), part.container.parts(again)
+        changed = [key for key, value in parts.items() if not _is_same(parts_again[key], value)]
         for name, attribute in _attributes(part.value):
             # A default of the class would show again; what __post_init__ sets may be a time, say.
             is_default = hasattr(again, name) and name not in vars(again)
             if is_default and is_plain(attribute) and getattr(again, name) != attribute:
-                _refuse_changed(part, name)
+                changed.append(name)
+        for key in changed[:1]:
+            raise TypeError(
+                f"{join_path(part.path, key)} changes when dataclasses.replace makes a "
+                f"{type_name(part.value)} again, as moving its samples does; change it before the batch is "
+                f"made, not in __init__ or __post_init__, or make it a field, or {TAKE_APART}"
+            )
     check_attributes(tree)
 
 
@@ -214,14 +218,6 @@ def tensors_and_arrays(tree: Part) -> list[Part]:
     return [part for part in tree.each() if isinstance(part.value, Leaf | np.ndarray)]
 
 
-def _refuse_changed(owner: Part, key: Hashable) -> None:
-    raise TypeError(
-        f"{join_path(owner.path, key)} changes when dataclasses.replace makes a {type_name(owner.value)} "
-        "again, as moving its samples does; change it before the batch is made, not in __init__ or "
-        f"__post_init__, or make it a field, or {TAKE_APART}"
-    )
-
-
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """Yields what an object's `__dict__` and slots hold beside its fields, but what it has worked out and
     cached, and what the exchange sets (`set_by_exchange` of its type)."""
@@ -239,14 +235,4 @@ def _is_same(again: Any, value: Any) -> bool:
     """Returns whether a part is as it was. A new tensor is not: with other values it might differ."""
     if again is value:
         return True
-    has_none = is_plain(value) or (
-        isinstance(value, list | tuple | dict) and not any(leaves(take_apart(value)))
-    )
-    return has_none and type(again) is type(value) and again == value
-
-
-def _remedy(value: Any) -> str:
-    if isinstance(value, NonTensorStack):
-        return "it has a value that is no tensor for each row; make it a tensor"
-    made = "make it a tensor" if isinstance(value, np.ndarray) else TAKE_APART
-    return f"{made}, or declare what all samples share: {DECLARE_SHARED}"
+    return type(again) is type(value) and not tensors_and_arrays(take_apart(value)) and again == value
