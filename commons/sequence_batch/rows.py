@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -13,15 +13,9 @@ import torch
 from .. import NAME
 from .base_batch import BaseBatch
 from .container_types import type_name
-from .leaf_fields import fields_of, num_rows, pinned, put_together, record_stream, with_tensors
+from .leaf_fields import fields_of, num_rows, pinned, put_together, record_stream, tensors_of, with_tensors
 from .packed_rows import PackedRows, read_lengths, select_rows
-from .row_lists import (
-    check_no_samples,
-    hash_lists,
-    hash_shared,
-    lists_in_attributes,
-    lists_of,
-)
+from .row_lists import check_no_samples, hash_lists, hash_shared, lists_in_attributes, lists_of
 from .row_remedies import remedy_for_rows
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
 from .tree import Leaf, Part, check_replaceable, paths, take_apart
@@ -34,9 +28,9 @@ _HOST = torch.device("cpu")
 class Rows:
     """The rows of a batch, from one walk over it until it is put together with other rows.
 
-    `replaced`, `to`, `pin_memory` and `copy` return rows with other `fields`, and make no batch. Their
-    `batch` and `tree` remain those that were given, the pattern by which `put_together` makes a batch of the
-    new fields. A batch that is no `BaseBatch` cannot tell its padding, and so has none.
+    `replaced`, `to`, `pin_memory` and `copy` return rows with other `fields`. Their `batch` and `tree` remain
+    those that were given, the pattern by which `put_together` makes a batch of the fields. A batch that is no
+    `BaseBatch` cannot tell its padding, and so has none.
 
     Args:
         batch: of any type that can be exchanged.
@@ -45,14 +39,11 @@ class Rows:
     Attributes:
         batch: as given; that of these fields only until they are replaced.
         pads: whether the batch can tell its padding rows, and so may get some.
-        shared_leaves: tensors that all samples share, by path, once they were moved with the rows.
     """
 
     def __init__(self, batch: Any, shared: Collection[str] = ()) -> None:
         self.batch, self._shared = batch, shared
-        self.pads = isinstance(batch, BaseBatch)
-        self.shared_leaves: Mapping[str, Any] = {}
-        self._are_given = True
+        self.pads, self._are_given = isinstance(batch, BaseBatch), True
 
     @cached_property
     def tree(self) -> Part:
@@ -79,9 +70,13 @@ class Rows:
 
     def tensor_fields(self) -> dict[str, FieldValue]:
         """Returns the tensors, jagged and keyed ones among the fields."""
-        if self.pads:
-            return self.batch.per_sample_fields(self.tree)
-        return fields_of(self.tree)
+        return self.batch.per_sample_fields(self.tree) if self.pads else fields_of(self.tree)
+
+    @cached_property
+    def shared_leaves(self) -> dict[str, Any]:
+        """The tensors that all samples share, by path."""
+        leaves = (part for part in self.tree.each() if part.is_shared and isinstance(part.value, Leaf))
+        return {part.path: part.value for part in leaves}
 
     @cached_property
     def num_rows(self) -> int:
@@ -122,8 +117,7 @@ class Rows:
 
     @property
     def _any_tensor(self) -> torch.Tensor:
-        value = next(iter(self.fields.values()))
-        return value if isinstance(value, torch.Tensor) else value.values()
+        return tensors_of(next(iter(self.fields.values())))[0][1]
 
     def view(self, batch: Any) -> Rows:
         """Returns the rows of another batch of the same kind."""
@@ -135,10 +129,9 @@ class Rows:
         Args:
             lengths: of the rows, int64 `[rows, keys]`; None to read them, for which the host waits.
         """
-        schema = self.schema
         if lengths is None:
-            lengths = read_lengths(self.fields, schema, self.num_rows)
-        return PackedRows.pack(self.fields, schema, lengths)
+            lengths = read_lengths(self.fields, self.schema, self.num_rows)
+        return PackedRows.pack(self.fields, self.schema, lengths)
 
     def replaced(self, fields: dict[str, FieldValue], num_rows: int, num_samples: int) -> Self:
         """Returns other rows of the same kind of batch, as which `put_together` makes them."""
@@ -151,10 +144,8 @@ class Rows:
         """Returns a batch of these rows; itself, if they are its own."""
         if self._are_given:
             return self.batch
-        sizes: dict[Any, int] = {}
-        if self.pads:
-            sizes = {"batch_size": self.num_rows, "actual_batch_size": self.num_samples}
-        return put_together(self.tree, self.fields, {**self.shared_leaves, **self.others()}, sizes)
+        sizes = {"batch_size": self.num_rows, "actual_batch_size": self.num_samples} if self.pads else {}
+        return put_together(self.tree, self.fields, self.shared_leaves | self.others(), sizes)
 
     def others(self) -> dict[str, Any]:
         """Returns what else moves with the rows, by path; nothing here."""
@@ -166,11 +157,9 @@ class Rows:
         fields = select_rows(sources, positions, num_rows)
         return self.replaced(fields, num_rows, len(positions)).put_together()
 
-    def copies(self, count: int) -> Self:
+    def copies(self, count: int) -> Rows:
         """Returns copies of the first row, with their batch; the host waits for their lengths."""
-        copies = self.replaced(select_rows([self.packed()], np.zeros(count, np.int64), count), count, count)
-        copies.batch = copies.put_together()
-        return copies
+        return self.view(self.select([self.packed()], np.zeros(count, dtype=np.int64), count))
 
     def copy(self) -> Self:
         """Returns the rows in memory of their own; no host-device synchronization."""
@@ -187,30 +176,18 @@ class Rows:
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses the rows, and the tensors that samples share."""
-        for leaf in (*self.fields.values(), *self._shared_tensors().values()):
+        for leaf in (*self.fields.values(), *self.shared_leaves.values()):
             record_stream(leaf, stream)
-
-    def _shared_tensors(self) -> Mapping[str, Any]:
-        """Returns the tensors that all samples share, by path."""
-        return self.shared_leaves or {
-            part.path: part.value
-            for part in self.tree.each()
-            if part.is_shared and isinstance(part.value, Leaf)
-        }
 
     def _moved(self, move: Callable[[Any], Any]) -> Self:
         fields = {name: move(field) for name, field in self.fields.items()}
         moved = self.replaced(fields, self.num_rows, self.num_samples)
-        moved.shared_leaves = {path: move(leaf) for path, leaf in self._shared_tensors().items()}
+        moved.shared_leaves = {path: move(leaf) for path, leaf in self.shared_leaves.items()}
         return moved
 
-    def on_host(self) -> Self:
+    def on_host(self) -> Rows:
         """Returns these rows if they are on the host, else a copy with its batch, for which this waits."""
-        if self.device == _HOST:
-            return self
-        rows = self.to(_HOST)
-        rows.batch = rows.put_together()
-        return rows
+        return self if self.device == _HOST else self.view(self.to(_HOST).put_together())
 
     def to_count(self) -> Rows:
         """Returns the rows of a batch for counting: what is computed from its integers, such as squares, does
@@ -224,16 +201,14 @@ class Rows:
         shown: dict[str, FieldValue] = {}
         for path, value in self.fields.items():
             if not isinstance(value, torch.Tensor):
-                is_narrow = value.values().dim() == 1 and value.values().dtype in NARROW_INTEGERS
-                values = value.values().long() if is_narrow else value.values()
+                values = _widened(value.values()) if value.values().dim() == 1 else value.values()
                 lengths = lengths_of(value).to(torch.int64, copy=True)
                 shown[path] = with_parts(value, values=values, lengths=lengths)
             elif value.dim() == 1 or (value.dim() == 2 and value.shape[1] == 1):
-                dtype = torch.int64 if value.dtype in NARROW_INTEGERS else value.dtype
-                shown[path] = value.to(dtype, copy=True)
+                shown[path] = _widened(value, copy=True)
             else:
                 shown[path] = value.view_as(value)
-        to_count = self.replaced(self.fields | shown, self.num_rows, self.num_samples)
+        to_count = self.replaced(shown, self.num_rows, self.num_samples)
         to_count.batch = to_count.put_together()
         return to_count
 
@@ -281,3 +256,7 @@ class Rows:
             )
         check_no_samples(self.tree, self.num_rows)
         check_replaceable(self.tree)
+
+
+def _widened(numbers: torch.Tensor, copy: bool = False) -> torch.Tensor:
+    return numbers.to(torch.int64 if numbers.dtype in NARROW_INTEGERS else numbers.dtype, copy=copy)
