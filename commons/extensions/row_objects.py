@@ -11,7 +11,7 @@ import torch
 from ..sequence_batch.base_batch import BaseBatch
 from ..sequence_batch.container_types import container_type, is_plain, join_path
 from ..sequence_batch.leaf_fields import as_field, field_name, num_rows
-from ..sequence_batch.packed_rows import read_all_lengths
+from ..sequence_batch.packed_rows import checked_lengths, jagged_parts, read_together
 from ..sequence_batch.row_lists import (
     PlainList,
     check_no_samples,
@@ -144,9 +144,13 @@ def join(
             )
         positions[samples] = first + np.arange(len(samples))
         first += view.num_rows
-    rows = [view.num_rows for view in views]
-    lengths = read_all_lengths([view.fields for view in views], views[0].schema, rows)
-    sources = [view.packed(of_view) for view, of_view in zip(views, lengths, strict=True)]
+    parts = [jagged_parts(view.fields, view.schema) for view in views]
+    on_host = iter(read_together([part for of_view in parts for part in of_view]))
+    sources = []
+    for number, (view, of_view) in enumerate(zip(views, parts, strict=True)):
+        own = [next(on_host) for _ in of_view]
+        lengths = checked_lengths(view.fields, view.schema, view.num_rows, own, f" of batch {number}")
+        sources.append(view.packed(lengths))
     _join_objects(views)
     return views[0].select(sources, positions, num_rows)
 

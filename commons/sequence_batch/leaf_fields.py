@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -76,7 +76,7 @@ def like(field: FieldValue, leaf: Any) -> Any:
 
 
 def put_together(
-    tree: Part, fields: Mapping[str, FieldValue], others: Mapping[str, Any], numbers: Mapping[Hashable, Any]
+    tree: Part, fields: Mapping[str, FieldValue], others: Mapping[str, Any], numbers: Mapping[Any, Any]
 ) -> Any:
     """Returns the batch with other values for some of its fields; the inverse of `fields_of`.
 

@@ -133,15 +133,13 @@ def to_chunks(rows: PackedRows, selection: Selection) -> torch.Tensor:
 
     Takes as many device operations for many chunks as for one; no host-device synchronization.
     """
-    sections = [_choose(*pair) for pair in _locate([rows], selection)[0]]
-    parts = []
-    for section, words, sizes in zip(selection.schema.sections, sections, selection.sizes, strict=True):
-        num_bytes = sizes * (section.width * section.words)
-        parts.append(words.view(-1).view(torch.uint8).split(num_bytes.tolist()))
-    missing = selection.chunk_bytes - sum(np.array([len(part) for part in of]) for of in parts)
-    if len(parts) == 1 and not missing.any():
-        return sections[0].view(-1).view(torch.uint8)
-    padding = torch.zeros(BUFFER_ALIGNMENT, dtype=torch.uint8, device=sections[0].device)
+    flat = [_choose(*pair).view(-1).view(torch.uint8) for pair in _locate([rows], selection)[0]]
+    num_bytes = selection.schema.section_bytes[:, None] * selection.sizes
+    missing = selection.chunk_bytes - num_bytes.sum(0)
+    if len(flat) == 1 and not missing.any():
+        return flat[0]
+    parts = [of.split(sizes) for of, sizes in zip(flat, num_bytes.tolist(), strict=True)]
+    padding = flat[0].new_zeros(BUFFER_ALIGNMENT)
     chunks = zip(zip(*parts, strict=True), missing.tolist(), strict=True)
     return torch.cat([part for of, count in chunks for part in (*of, padding[:count])])
 
@@ -267,21 +265,8 @@ def _runs(
 
 
 def read_lengths(fields: Mapping[str, Any], schema: Schema, num_rows: int) -> np.ndarray:
-    """Returns the lengths of a batch as `read_all_lengths` does."""
-    return read_all_lengths([fields], schema, [num_rows])[0]
-
-
-def read_all_lengths(
-    batches: Sequence[Mapping[str, Any]], schema: Schema, num_rows: Sequence[int]
-) -> list[np.ndarray]:
-    """Returns the checked lengths of batches of one schema, int64 `[rows, keys]`; the host waits once."""
-    parts = read_together([part for fields in batches for part in jagged_parts(fields, schema)])
-    lengths, of_each = [], 2 * len(schema.jagged_fields)
-    for number, (fields, count) in enumerate(zip(batches, num_rows, strict=True)):
-        whose = f" of batch {number}" if len(batches) > 1 else ""
-        own = parts[number * of_each : (number + 1) * of_each]
-        lengths.append(checked_lengths(fields, schema, count, own, whose))
-    return lengths
+    """Returns the checked lengths of a batch, int64 `[rows, keys]`; the host waits for those on a device."""
+    return checked_lengths(fields, schema, num_rows, read_together(jagged_parts(fields, schema)))
 
 
 def jagged_parts(fields: Mapping[str, Any], schema: Schema) -> list[torch.Tensor]:

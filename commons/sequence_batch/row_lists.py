@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from .. import NAME
 from .container_types import SEQUENCE, container_type, is_plain, join_path, type_name
 from .leaf_fields import tensors_of
 from .row_schema import hash_bytes
-from .tree import Leaf, Part, held_in_attributes, take_apart, tensors_and_arrays
+from .tree import Part, held_in_attributes, take_apart, tensors_and_arrays
 
 PlainList: TypeAlias = list | tuple | range | dict
 
@@ -78,12 +79,9 @@ def hash_lists(lists: Mapping[str, PlainList]) -> dict[str, int]:
 def hash_shared(tree: Part) -> dict[str, int]:
     """Returns a hash of each host tensor and array that all samples share, by path."""
     found = {}
-    for part in tensors_and_arrays(tree):
-        if part.is_shared:
-            try:
-                found[part.path] = hash_bytes(_bytes_of(tensor) for _, tensor in tensors_of(part.value))
-            except (TypeError, RuntimeError, NotImplementedError):  # of a layout without bytes
-                continue
+    for part in filter(lambda part: part.is_shared, tensors_and_arrays(tree)):
+        with suppress(TypeError, RuntimeError):  # of a layout without bytes
+            found[part.path] = hash_bytes(_bytes_of(tensor) for _, tensor in tensors_of(part.value))
     return found
 
 
@@ -111,7 +109,7 @@ def are_samples(part: Part) -> bool:
     """Returns whether a part is a list, or a dict by number, of several alike entries with tensors."""
     if not _may_be_list(part) or len(part.value) < 2 or len(part.parts) < len(part.value):
         return False
-    kinds = {_kind_of(entry.value) for entry in part.parts.values()}
+    kinds = {_kind_of(entry) for entry in part.parts.values()}
     return len(kinds) == 1 and bool(tensors_and_arrays(part))
 
 
@@ -124,23 +122,16 @@ def is_plain_throughout(part: Part) -> bool:
 
 def _may_be_list(part: Part) -> bool:
     """Returns whether entries have numbers in place of names."""
-    if isinstance(part.value, dict) and part.container is not None:
-        return bool(part.value) and all(map(_is_number, part.value))
-    return part.container is SEQUENCE and isinstance(part.value, list | tuple)
+    if isinstance(part.value, dict) and part.value:
+        return all(isinstance(key, int | np.integer) or str(key).isdigit() for key in part.value)
+    return part.container is SEQUENCE
 
 
-def _is_number(key: Any) -> bool:
-    return isinstance(key, int | np.integer) or (isinstance(key, str) and key.isdigit())
-
-
-def _kind_of(value: Any) -> Any:
+def _kind_of(part: Part) -> Any:
     """Returns what fields of one kind have in common, but for their number of rows."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return type(value), value.dtype, value.ndim
-    container = None if isinstance(value, Leaf) else container_type(value)
-    if container is None:
-        return type(value)
-    return type(value), tuple((key, _kind_of(part)) for key, part in container.parts(value).items())
+    if isinstance(part.value, torch.Tensor | np.ndarray):
+        return type(part.value), part.value.dtype, part.value.ndim
+    return type(part.value), tuple((key, _kind_of(below)) for key, below in part.parts.items())
 
 
 def _bytes_of(part: Any) -> bytes:

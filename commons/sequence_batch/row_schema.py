@@ -87,17 +87,13 @@ class Field:
         if flat.storage_offset() * self.dtype.itemsize % self.width or flat.stride(0) != 1:
             # torch views as words only what starts at a multiple of one; a lone element may have any stride.
             flat = flat.clone(memory_format=torch.contiguous_format)
-        words = WORD_DTYPES[self.width]
-        flat = flat if self.dtype == words else flat.view(words)
-        return flat.view(tensor.shape[0], self.element_bytes // self.width)
+        return flat.view(WORD_DTYPES[self.width]).view(tensor.shape[0], self.element_bytes // self.width)
 
     def from_words(self, words: torch.Tensor) -> torch.Tensor:
         """Returns the elements in contiguous `words`, `[elements, words]`, as a view of them."""
         if words.numel() == 0:  # torch refuses views of another dtype at some offsets, even of nothing
             return words.new_empty((len(words), *self.trailing_shape), dtype=self.dtype)
-        flat = words.view(-1)
-        flat = flat if self.dtype == words.dtype else flat.view(self.dtype)
-        return flat.view(len(words), *self.trailing_shape)
+        return words.view(-1).view(self.dtype).view(len(words), *self.trailing_shape)
 
 
 class Section(NamedTuple):
@@ -180,20 +176,20 @@ class Schema:
         return np.stack([ones if of.is_dense else lengths[:, of.keys].sum(1) for of in self.sections])
 
     @cached_property
-    def _section_bytes(self) -> np.ndarray:
+    def section_bytes(self) -> np.ndarray:
         """Bytes of a row of words of each section, int64 `[sections]`."""
         return np.array([section.width * section.words for section in self.sections])
 
     def row_bytes(self, lengths: np.ndarray) -> np.ndarray:
         """Returns the bytes of rows, int64 `[rows]`: their values and weights, and an int32 per length."""
-        return self._section_bytes @ self.sizes(lengths) + LENGTH_WIDTH * self.num_keys
+        return self.section_bytes @ self.sizes(lengths) + LENGTH_WIDTH * self.num_keys
 
     def chunk_bytes(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the bytes of chunks in a buffer, int64 `[chunks]`, each a multiple of `BUFFER_ALIGNMENT`.
 
         `sizes` are the rows of words of each, int64 `[sections, chunks]`.
         """
-        return -(self._section_bytes @ -sizes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
+        return -(self.section_bytes @ -sizes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
 
     def num_elements(self, lengths: np.ndarray) -> list[int]:
         """Returns the elements of each jagged field in rows of these lengths."""

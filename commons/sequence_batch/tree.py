@@ -89,7 +89,7 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
     return Part(path, value, is_shared, container, parts)
 
 
-def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Hashable, Any] = _NOTHING) -> Any:
+def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Any, Any] = _NOTHING) -> Any:
     """Returns the batch with other parts, by path. Containers in which nothing changes are kept.
 
     `numbers` replaces parts of the batch itself that the tree leaves out.
@@ -207,8 +207,8 @@ def held_in_attributes(tree: Part) -> Iterator[tuple[Part, str, Any]]:
     """Yields what dataclasses, mappings and sequences hold in attributes that are no parts of them, with the
     owner and the attribute's name."""
     for part in tree.each():
-        is_dataclass = part.container is not None and part.container.replaced is replace_dataclass
-        if is_dataclass or (part.container and isinstance(part.value, MutableMapping | list | tuple)):
+        is_container = isinstance(part.value, MutableMapping | list | tuple)
+        if part.container and (is_container or part.container.replaced is replace_dataclass):
             for name, attribute in _attributes(part.value):
                 yield part, name, attribute
 
@@ -233,6 +233,6 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_same(again: Any, value: Any) -> bool:
     """Returns whether a part is as it was. A new tensor is not: with other values it might differ."""
-    if again is value:
-        return True
-    return type(again) is type(value) and not tensors_and_arrays(take_apart(value)) and again == value
+    return again is value or (
+        type(again) is type(value) and not tensors_and_arrays(take_apart(value)) and again == value
+    )
