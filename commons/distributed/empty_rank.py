@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sequence_batch.leaf_fields import like
 from ..sequence_batch.row_lists import is_plain_throughout
 from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import Leaf, rebuild, take_apart
@@ -102,7 +101,7 @@ def without_copies(output: Any) -> Any:
             try:
                 (field,), count = rows.fields.values(), rows.num_rows
                 if count == COPIES and isinstance(field, torch.Tensor):
-                    new[part.path] = like(field[:0], part.value)
+                    new[part.path] = field[:0]
                 elif count == COPIES:
                     new[part.path] = rows.select([rows.packed()], np.zeros(0, dtype=np.int64), 0)
             except (TypeError, ValueError):  # no rows to speak of, as in a number or a sparse tensor

@@ -67,21 +67,18 @@ class RowTable:
     _per_rank: ClassVar = ("batch_sizes", "num_loaded", "padding_lengths", "speeds")
 
     def __post_init__(self) -> None:
-        if self.padding_lengths is None:
-            none = np.zeros((self.num_ranks, self.key_lengths.shape[1]), dtype=np.int64)
-            object.__setattr__(self, "padding_lengths", none)
-        if self.work is None:
-            object.__setattr__(self, "work", self.workloads[:, None])
-        if self.starts_sample is None:
-            object.__setattr__(self, "starts_sample", np.ones(len(self.workloads), dtype=bool))
-        if self.cost is None:
-            object.__setattr__(self, "cost", Cost.sum_of_columns(max(self.work.shape[1], 1)))
-        if self.ranks is None:
-            object.__setattr__(self, "ranks", tuple(range(self.num_ranks)))
+        num_columns = 1 if self.work is None else max(self.work.shape[1], 1)
+        defaults = {
+            "padding_lengths": np.zeros((self.num_ranks, self.key_lengths.shape[1]), dtype=np.int64),
+            "work": self.workloads[:, None],
+            "starts_sample": np.ones(len(self.workloads), dtype=bool),
+            "cost": Cost.sum_of_columns(num_columns),
+            "ranks": tuple(range(self.num_ranks)),
+        }
         for spec in fields(self):
             value = getattr(self, spec.name)
-            if isinstance(value, np.ndarray):
-                object.__setattr__(self, spec.name, _read_only(value))
+            value = defaults.get(spec.name) if value is None else value
+            object.__setattr__(self, spec.name, _read_only(value) if isinstance(value, np.ndarray) else value)
         columns = {name: _read_only(column) for name, column in self.columns.items()}
         object.__setattr__(self, "columns", columns)
 

@@ -10,7 +10,7 @@ import torch
 
 from ..sequence_batch.base_batch import BaseBatch
 from ..sequence_batch.container_types import container_type, is_plain, join_path
-from ..sequence_batch.leaf_fields import as_field, field_name, num_rows
+from ..sequence_batch.leaf_fields import as_field, num_rows
 from ..sequence_batch.packed_rows import checked_lengths, jagged_parts, read_together
 from ..sequence_batch.row_lists import (
     PlainList,
@@ -73,8 +73,8 @@ class RowsWithObjects(Rows):
         fields = dict(super().tensor_fields())
         some = next(iter(fields.values()), torch.empty(0, device="cpu"))
         device = (some if isinstance(some, torch.Tensor) else some.values()).device
-        objects = {field_name(path, array): len(array) for path, array in self.arrays.items()}
-        objects |= {_name(path): len(entries) for path, entries in self.lists.items()}
+        objects = {f"{path} (array)": len(array) for path, array in self.arrays.items()}
+        objects |= {f"{path} (list)": len(entries) for path, entries in self.lists.items()}
         for name, count in objects.items():
             numbers = torch.arange(1, (self.batch.batch_size if self.pads else count) + 1, device=device)
             fields[name] = (self._first + numbers) * (numbers <= count)
@@ -88,13 +88,13 @@ class RowsWithObjects(Rows):
         """Returns arrays and lists of the rows that their fields number; None or zero in padding."""
         made: dict[str, Any] = {}
         for path, array in self.arrays.items():
-            if (field := self.fields.get(field_name(path, array))) is not None:
+            if (field := self.fields.get(f"{path} (array)")) is not None:
                 numbers = field.cpu().numpy()
                 empty = None if array.dtype == object else np.zeros((), array.dtype)
                 made[path] = np.full((len(numbers), *array.shape[1:]), empty, array.dtype)
                 made[path][numbers > 0] = array[numbers[numbers > 0] - 1]
         for path, entries in self.lists.items():
-            if (field := self.fields.get(_name(path))) is not None:
+            if (field := self.fields.get(f"{path} (list)")) is not None:
                 numbers = field.cpu().numpy()
                 made |= select_entries({path: entries}, numbers[numbers > 0] - 1, len(numbers))
         return made
@@ -296,10 +296,6 @@ def _plain_values(value: Any, shared: Collection[str], path: str = "") -> dict[s
         if container is not None and key not in container.shared:
             found |= _plain_values(part, shared, join_path(path, key))
     return found
-
-
-def _name(path: str) -> str:
-    return f"{path} (list)"
 
 
 def _padded(entries: Any, num_rows: int) -> list[Any]:

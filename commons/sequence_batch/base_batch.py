@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from .leaf_fields import as_field, fields_of, num_rows, pinned, put_together, record_stream
+from .leaf_fields import as_field, fields_of, num_rows, pinned, record_stream
 from .optional_types import KeyedJaggedTensor, Pipelineable
 from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import row_lists, select_entries
 from .row_remedies import remedy_for_field
-from .row_schema import FieldValue, Schema, lengths_of
-from .tree import Leaf, Part, is_rebuilding, move_to, take_apart, transform
+from .row_schema import FieldValue, Schema, lengths_of, with_parts
+from .tree import Leaf, Part, is_rebuilding, move_to, rebuild, take_apart, transform
 
 
 @dataclass(eq=False)
@@ -136,7 +136,7 @@ class BaseBatch(Pipelineable):
         packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, self.batch_size))
         lists = select_entries(row_lists(tree, {self.batch_size, self.num_samples}), rows, out_rows)
         sizes = {"batch_size": out_rows, "actual_batch_size": num_real}
-        return put_together(tree, select_rows([packed], rows, out_rows), lists, sizes)
+        return rebuild(tree, {**select_rows([packed], rows, out_rows), **lists}, sizes)
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the ids of each row over all sparse features, which are looked up, `[batch_size]` int64."""
@@ -200,14 +200,8 @@ class BaseBatch(Pipelineable):
         made._counts_on_host = counts
         keys = self.features.keys()
         if all(f"features.{key}" in counts for key in keys):
-            made.features = KeyedJaggedTensor(
-                keys=keys,
-                values=self.features.values(),
-                weights=self.features.weights_or_none(),
-                lengths=self.features.lengths(),
-                stride=self.batch_size,
-                length_per_key=[int(counts[f"features.{key}"].sum()) for key in keys],
-            )
+            totals = [int(counts[f"features.{key}"].sum()) for key in keys]
+            made.features = with_parts(self.features, length_per_key=totals)
         return made
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:

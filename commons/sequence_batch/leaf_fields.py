@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from .container_types import type_name
-from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor, MemoryMappedTensor
+from .container_types import TAKE_APART, is_plain, type_name
+from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor, MemoryMappedTensor, NonTensorStack
 from .row_schema import FieldValue, lengths_of, with_parts
-from .tree import Leaf, Part, leaves, rebuild
+from .tree import Leaf, Part, like
 
+DECLARE_SHARED = (
+    'field(metadata={"per_sample": False}) marks a field of a dataclass; of any other batch, name it in the '
+    "shuffler's shared_fields"
+)
 # Leaves that hold nothing but what travels: subclasses may. A memory-mapped tensor arrives in memory.
 _EXACT_TYPES = (torch.Tensor, MemoryMappedTensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor)
 
@@ -22,14 +26,25 @@ def fields_of(tree: Part) -> dict[str, FieldValue]:
     """Returns the leaves that travel with samples, converted by `as_field`, by name.
 
     Raises:
-        TypeError: as `leaves` and `as_field`.
+        TypeError: as `as_field`; or something may hold data of samples, and would stay behind when they move.
     """
     fields = {}
-    for part in leaves(tree):
-        try:
-            fields[field_name(part.path, part.value)] = as_field(part.value)
-        except TypeError as error:
-            raise TypeError(f"{part.path}: {error}") from error
+    for part in tree.each():
+        if part.is_shared:
+            continue
+        if isinstance(part.value, Leaf):
+            try:
+                fields[part.path] = as_field(part.value)
+            except TypeError as error:
+                raise TypeError(f"{part.path}: {error}") from error
+        elif part.container is None and part.path and not is_plain(part.value):
+            remedy = "make it a tensor" if isinstance(part.value, np.ndarray) else TAKE_APART
+            if isinstance(part.value, NonTensorStack):
+                remedy = "it has a value that is no tensor for each row; make it a tensor"
+            raise TypeError(
+                f"{part.path} is a {type_name(part.value)}, which would stay behind when its samples move: "
+                f"{remedy}, or declare what all samples share: {DECLARE_SHARED}"
+            )
     return fields
 
 
@@ -62,31 +77,6 @@ def as_field(value: Any) -> FieldValue:
     return field
 
 
-def like(field: FieldValue, leaf: Any) -> Any:
-    """Returns a field as the kind of leaf that `leaf` is; the inverse of `as_field`."""
-    if isinstance(leaf, KeyedTensor):
-        return KeyedTensor(leaf.keys(), leaf.length_per_key(), field)
-    if isinstance(leaf, torch.Tensor) and isinstance(field, JaggedTensor):
-        ragged_dim = cast(Any, leaf)._ragged_idx
-        values = field.values().movedim(0, ragged_dim - 1)
-        return torch.nested.nested_tensor_from_jagged(values, field.offsets(), jagged_dim=ragged_dim)
-    if isinstance(leaf, torch.Tensor) and leaf.dim() == 1 and isinstance(field, torch.Tensor):
-        return field.flatten()  # flat labels of a `BaseBatch`, or as it is
-    return field
-
-
-def put_together(
-    tree: Part, fields: Mapping[str, FieldValue], others: Mapping[str, Any], numbers: Mapping[Any, Any]
-) -> Any:
-    """Returns the batch with other values for some of its fields; the inverse of `fields_of`.
-
-    `others` replaces other parts by path, `numbers` plain ones of the batch itself by name.
-    """
-    named = ((field_name(part.path, part.value), part) for part in leaves(tree))
-    new = {part.path: like(fields[name], part.value) for name, part in named if name in fields}
-    return rebuild(tree, new | dict(others), numbers)
-
-
 def num_rows(name: str, value: FieldValue) -> int:
     """Returns the rows of a per-sample field.
 
@@ -104,9 +94,8 @@ def num_rows(name: str, value: FieldValue) -> int:
         return lengths_of(value).numel()
     if value.dim() == 0:
         raise ValueError(
-            f"{name} is a tensor without rows (0-d); give it one row per sample. If all samples share it, "
-            'mark the field of a BaseBatch with metadata={"per_sample": False}; of any other batch name it '
-            "in the shuffler's shared_fields"
+            f"{name} is a tensor without rows (0-d); give it one row per sample, or declare what all samples "
+            f"share: {DECLARE_SHARED}"
         )
     return value.shape[0]
 
@@ -145,18 +134,6 @@ def record_stream(leaf: Any, stream: torch.Stream) -> None:
     nested = isinstance(leaf, torch.Tensor) and leaf.is_nested
     for part in (leaf.values(), leaf.offsets()) if nested else (leaf,):
         part.record_stream(stream)
-
-
-def field_name(path: str, leaf: Leaf | np.ndarray) -> str:
-    """Returns the name of a leaf's field: its path, with what sources must agree on."""
-    if isinstance(leaf, np.ndarray):
-        return f"{path} (array)"
-    if isinstance(leaf, torch.Tensor) and leaf.is_nested and getattr(leaf, "_ragged_idx", 1) != 1:
-        return f"{path}(ragged in dim {cast(Any, leaf)._ragged_idx})"
-    if not isinstance(leaf, KeyedTensor):
-        return path
-    keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)
-    return f"{path}({', '.join(f'{key}: {width}' for key, width in keys)})"
 
 
 def _check(part: Leaf) -> None:

@@ -50,10 +50,7 @@ class PackedRows:
     def from_bytes(buffer: torch.Tensor, schema: Schema, lengths: np.ndarray) -> PackedRows:
         """Returns the rows in a chunk that `to_chunks` made, as views of it.
 
-        Args:
-            buffer: uint8, aligned to eight bytes; may be longer than the rows need.
-            schema: of the rows in the buffer.
-            lengths: of the rows, int64 `[rows, keys]`.
+        `buffer` is uint8, aligned to eight bytes, and may be longer than rows of these lengths need.
         """
         sections, start = [], 0
         for section, size in zip(schema.sections, schema.sizes(lengths).sum(1).tolist(), strict=True):
@@ -95,10 +92,9 @@ class Selection:
     def of(
         schema: Schema, sources: Sequence[np.ndarray], chunks: Sequence[np.ndarray], num_padding: int = 0
     ) -> Selection:
-        """Selects rows.
+        """Selects rows of sources of one schema.
 
         Args:
-            schema: of all sources.
             sources: lengths of the rows of each, int64 `[rows, keys]`.
             chunks: int64 `[selected]` each, positions among all rows of all sources.
             num_padding: rows of padding after the last chunk.
@@ -148,11 +144,7 @@ def gather_fields(sources: Sequence[PackedRows], selection: Selection) -> dict[s
     """Copies rows of packed batches of one device into fields, bit for bit as they were packed.
 
     Each tensor has memory of its own: TorchRec may free one early, a model may change it in place, and who
-    keeps it keeps no other. No host-device synchronization.
-
-    Args:
-        sources: the batches that the selection is of.
-        selection: a single chunk.
+    keeps it keeps no other. The selection is a single chunk. No host-device synchronization.
     """
     schema, parts = selection.schema, defaultdict[str, dict[str, Any]](dict)
     pairs, lengths = _locate(sources, selection)
@@ -169,10 +161,9 @@ def gather_fields(sources: Sequence[PackedRows], selection: Selection) -> dict[s
                 field.lengths_dtype, copy=True, memory_format=torch.contiguous_format
             )
             if field.kind == "keyed":
-                stride = len(selection.lengths)
-                fields[field.name] = KeyedJaggedTensor(keys=list(field.keys), stride=stride, **of_field)
-            else:
-                fields[field.name] = JaggedTensor(**of_field)
+                of_field |= {"keys": list(field.keys), "stride": len(selection.lengths)}
+            made_of = KeyedJaggedTensor if field.kind == "keyed" else JaggedTensor
+            fields[field.name] = made_of(**of_field)
     return fields
 
 
@@ -242,13 +233,10 @@ def _runs(
     lengths: np.ndarray,
     ends: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Works out the runs of elements to copy of a jagged section: those of one key of one row each.
+    """Returns the runs of elements to copy of a jagged section, each of one key of one row: the first element
+    of each, less the elements of the runs before it, and how many; int64 `[runs]`.
 
-    A source has them key by key and row by row. The selection has them chunk by chunk, key by key and row by
-    row.
-
-    Returns:
-        int64 `[runs]`: the first element of each, less the elements of the runs before it; and how many.
+    A source has runs key by key and row by row. The selection has them chunk by chunk, then likewise.
     """
     starts, before = [], 0
     for of_source in sources:

@@ -1,8 +1,7 @@
 """Lists of plain values in a batch, such as texts or ids of requests.
 
-A length that happens to fit tells nothing, so what a list belongs to is declared, or compared. A process
-that has the whole batch moves entries with their rows. An exchange, which sends tensors alone, takes lists
-that are equal on all ranks for shared, as names of features are, and refuses others.
+A process that has the whole batch moves entries with their rows. An exchange, which sends tensors alone,
+takes lists that are equal on all ranks for shared, as names of features are, and refuses others.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ def lists_of(tree: Part) -> dict[str, PlainList]:
 
 
 def lists_in_attributes(tree: Part) -> dict[str, PlainList]:
-    """Returns the lists and tuples of plain values that only attributes of mappings and sequences hold, by
-    path."""
+    """Returns the lists that only attributes of mappings and sequences hold, by path."""
     found: dict[str, PlainList] = {}
     for owner, name, attribute in held_in_attributes(tree):
         if isinstance(owner.value, MutableMapping | list | tuple) and isinstance(attribute, list | tuple):
@@ -59,10 +57,7 @@ def row_lists(tree: Part, counts: Collection[int]) -> dict[str, PlainList]:
 def select_entries(
     lists: Mapping[str, PlainList], rows: Sequence[int] | np.ndarray, num_rows: int
 ) -> dict[str, PlainList]:
-    """Returns the entries of these rows in each list, then None up to `num_rows`.
-
-    Rows beyond a list, which are padding, have none.
-    """
+    """Returns the entries of these rows in each list but those beyond it, then None up to `num_rows`."""
     selected: dict[str, PlainList] = {}
     for path, entries in lists.items():
         chosen = [entries[int(row)] for row in rows if row < len(entries)]

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 import torch
 
+from .leaf_fields import DECLARE_SHARED
 from .optional_types import KeyedJaggedTensor
 from .row_lists import RECIPE, are_samples
 from .row_schema import FieldValue, lengths_of
-from .tree import DECLARE_SHARED, Part
+from .tree import Part
 
 _COMMON = "Give it a row per sample, or make it a JaggedTensor of as many per sample as there are"
 

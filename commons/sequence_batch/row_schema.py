@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -26,8 +26,7 @@ BUFFER_ALIGNMENT = max(WORD_DTYPES)
 class Field:
     """The values, or the weights, of one field of a batch: what ranks must agree on to exchange its rows.
 
-    An element is a value of a jagged field, or a row of a dense one. It consists of the widest words that
-    divide it.
+    An element, of the widest words that divide it, is a value of a jagged field or a row of a dense one.
 
     Attributes:
         name: the field's name in the batch.
@@ -228,8 +227,8 @@ def lengths_of(value: JaggedTensor | KeyedJaggedTensor) -> torch.Tensor:
     return value.offsets().diff() if lengths is None else lengths
 
 
-def with_parts(value: JaggedTensor | KeyedJaggedTensor, **parts: torch.Tensor) -> FieldValue:
-    """Returns a jagged value with other "values", "weights" or "lengths"."""
+def with_parts(value: Any, **parts: Any) -> Any:
+    """Returns a jagged value with other "values", "weights", "lengths", or what else makes one."""
     parts = {"values": value.values(), "lengths": lengths_of(value)} | parts
     weights = parts.pop("weights", value.weights_or_none())
     if isinstance(value, KeyedJaggedTensor):

@@ -13,12 +13,12 @@ import torch
 from .. import NAME
 from .base_batch import BaseBatch
 from .container_types import type_name
-from .leaf_fields import fields_of, num_rows, pinned, put_together, record_stream, tensors_of, with_tensors
+from .leaf_fields import fields_of, num_rows, pinned, record_stream, tensors_of, with_tensors
 from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import check_no_samples, hash_lists, hash_shared, lists_in_attributes, lists_of
 from .row_remedies import remedy_for_rows
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
-from .tree import Leaf, Part, check_replaceable, paths, take_apart
+from .tree import Leaf, Part, check_replaceable, paths, rebuild, take_apart
 
 # Integers in which squares and FLOPs of lengths wrap.
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
@@ -52,9 +52,7 @@ class Rows:
 
     @cached_property
     def fields(self) -> dict[str, FieldValue]:
-        """The fields that travel with the samples, by path; each has one row per row of the batch.
-
-        A jagged nested tensor is a JaggedTensor here, a KeyedTensor a tensor `[rows, width]`.
+        """The fields that travel with the samples, by path, as `as_field` makes them.
 
         Raises:
             TypeError: nothing in the batch has rows, or something would stay behind when samples move.
@@ -124,17 +122,13 @@ class Rows:
         return type(self)(batch, self._shared)
 
     def packed(self, lengths: np.ndarray | None = None) -> PackedRows:
-        """Returns all rows as machine words.
-
-        Args:
-            lengths: of the rows, int64 `[rows, keys]`; None to read them, for which the host waits.
-        """
+        """Returns all rows as words; the host waits for `lengths`, int64 `[rows, keys]`, unless given."""
         if lengths is None:
             lengths = read_lengths(self.fields, self.schema, self.num_rows)
         return PackedRows.pack(self.fields, self.schema, lengths)
 
     def replaced(self, fields: dict[str, FieldValue], num_rows: int, num_samples: int) -> Self:
-        """Returns other rows of the same kind of batch, as which `put_together` makes them."""
+        """Returns other rows, which `put_together` makes the same kind of batch."""
         made = copy.copy(self)
         made._are_given = False
         made.fields, made.num_rows, made.num_samples = fields, num_rows, num_samples
@@ -145,7 +139,7 @@ class Rows:
         if self._are_given:
             return self.batch
         sizes = {"batch_size": self.num_rows, "actual_batch_size": self.num_samples} if self.pads else {}
-        return put_together(self.tree, self.fields, self.shared_leaves | self.others(), sizes)
+        return rebuild(self.tree, self.fields | self.shared_leaves | self.others(), sizes)
 
     def others(self) -> dict[str, Any]:
         """Returns what else moves with the rows, by path; nothing here."""
@@ -190,13 +184,11 @@ class Rows:
         return self if self.device == _HOST else self.view(self.to(_HOST).put_together())
 
     def to_count(self) -> Rows:
-        """Returns the rows of a batch for counting: what is computed from its integers, such as squares, does
-        not wrap.
+        """Returns the rows with their batch for counting, where squares of its integers do not wrap.
 
         Lengths are int64, and so are integers with one number per row, or per element of a jagged field.
         Lengths and fields with one number per row are copies, which costs may be computed in place of. All
-        other fields, and what holds them, are new objects: neither what they keep once they are asked, such
-        as offsets, nor what a user adds to a dict comes into the loaded batch.
+        else are new objects, so that the loaded batch gets neither offsets that they keep nor added items.
         """
         shown: dict[str, FieldValue] = {}
         for path, value in self.fields.items():
@@ -242,7 +234,7 @@ class Rows:
 
         Raises:
             ValueError: it has no such path, or is a `BaseBatch`.
-            TypeError: see `tree.check_replaceable` and `check_no_samples`.
+            TypeError: as `check_no_samples` and `check_replaceable`.
         """
         if self._shared and self.pads:
             raise ValueError(

@@ -12,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 
 from .container_types import (
     TAKE_APART,
+    Batch,
     ContainerType,
     container_type,
     is_cached_property,
@@ -27,16 +28,11 @@ from .container_types import (
     replace_dataclass,
     type_name,
 )
-from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor, NonTensorStack
+from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-Batch = TypeVar("Batch")
 Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor
 
 _NOTHING: Mapping[Any, Any] = {}
-DECLARE_SHARED = (
-    'field(metadata={"per_sample": False}) marks a field of a dataclass; of any other batch, name it in the '
-    "shuffler's shared_fields"
-)
 # Whether containers are made again, of parts that were checked when the batch was made.
 is_rebuilding: ContextVar[bool] = ContextVar("is_rebuilding", default=False)
 _PLAINEST = frozenset({type(None), bool, int, float, str})  # skipped without a look
@@ -46,7 +42,7 @@ class Part(NamedTuple):
     """A part of a batch, or a whole batch.
 
     Attributes:
-        path: its name in the batch; empty for the batch.
+        path: its name in the batch; empty for the batch. That of a leaf says what its field does not.
         value: the part itself.
         is_shared: whether all samples share it, so that it does not travel: it is declared to, or within what
             is.
@@ -78,7 +74,9 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
         is_shared: whether `value` is.
     """
     is_shared = is_shared or path in shared
-    container = None if isinstance(value, Leaf) else container_type(value)
+    if isinstance(value, Leaf):
+        return Part(path + _kind_of_leaf(value), value, is_shared, None, _NOTHING)
+    container = container_type(value)
     if container is None:
         return Part(path, value, is_shared, None, _NOTHING)
     parts = {
@@ -90,12 +88,12 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
 
 
 def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Any, Any] = _NOTHING) -> Any:
-    """Returns the batch with other parts, by path. Containers in which nothing changes are kept.
+    """Returns the batch with other parts, or fields of leaves, by path. Unchanged containers are kept.
 
     `numbers` replaces parts of the batch itself that the tree leaves out.
     """
     if tree.path in new:
-        return new[tree.path]
+        return like(new[tree.path], tree.value)
     made = {key: rebuild(part, new) for key, part in tree.parts.items()}
     changed = {**numbers, **{key: part for key, part in made.items() if part is not tree.parts[key].value}}
     if tree.container is None or not changed:
@@ -105,6 +103,29 @@ def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Any, Any] = _NO
         return tree.container.replaced(tree.value, changed)
     finally:
         is_rebuilding.reset(token)
+
+
+def like(field: Any, leaf: Any) -> Any:
+    """Returns a field as the kind of leaf that `leaf` is; the inverse of `as_field`. All else stays."""
+    if isinstance(leaf, KeyedTensor) and isinstance(field, torch.Tensor):
+        return KeyedTensor(leaf.keys(), leaf.length_per_key(), field)
+    if not isinstance(leaf, torch.Tensor):
+        return field
+    if isinstance(field, JaggedTensor):
+        ragged_dim = cast(Any, leaf)._ragged_idx
+        values = field.values().movedim(0, ragged_dim - 1)
+        return torch.nested.nested_tensor_from_jagged(values, field.offsets(), jagged_dim=ragged_dim)
+    return field.flatten() if leaf.dim() == 1 else field  # flat labels of a `BaseBatch`, or as it is
+
+
+def _kind_of_leaf(leaf: Leaf) -> str:
+    """Returns what sources must agree on beside a leaf's field."""
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested and getattr(leaf, "_ragged_idx", 1) != 1:
+        return f"(ragged in dim {cast(Any, leaf)._ragged_idx})"
+    if not isinstance(leaf, KeyedTensor):
+        return ""
+    keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)
+    return f"({', '.join(f'{key}: {width}' for key, width in keys)})"
 
 
 def transform(batch: Batch, function: Callable[[Any], Any]) -> Batch:
@@ -117,27 +138,6 @@ def transform(batch: Batch, function: Callable[[Any], Any]) -> Batch:
 def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
     """Returns a batch of any type with every tensor on `device`."""
     return transform(batch, lambda leaf: leaf.to(device=device, non_blocking=non_blocking))
-
-
-def leaves(tree: Part) -> Iterator[Part]:
-    """Yields each tensor, jagged or keyed tensor that travels with the samples.
-
-    Raises:
-        TypeError: something may hold data of samples, and would stay behind when they move.
-    """
-    for part in tree.each():
-        if part.is_shared:
-            continue
-        if isinstance(part.value, Leaf):
-            yield part
-        elif part.container is None and part.path and not is_plain(part.value):
-            remedy = "make it a tensor" if isinstance(part.value, np.ndarray) else TAKE_APART
-            if isinstance(part.value, NonTensorStack):
-                remedy = "it has a value that is no tensor for each row; make it a tensor"
-            raise TypeError(
-                f"{part.path} is a {type_name(part.value)}, which would stay behind when its samples move: "
-                f"{remedy}, or declare what all samples share: {DECLARE_SHARED}"
-            )
 
 
 def paths(tree: Part) -> set[str]:
