@@ -8,7 +8,8 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.tree import Leaf, take_apart
+from commons.sequence_batch.leaf_fields import Leaf
+from commons.sequence_batch.tree import take_apart
 
 
 @dataclass

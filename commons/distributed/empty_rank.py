@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..sequence_batch.leaf_fields import Leaf
 from ..sequence_batch.row_lists import is_plain_throughout
 from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import Leaf, rebuild, take_apart
+from ..sequence_batch.tree import rebuild, take_apart
 
 # Optimizers of FBGEMM's tables that move a row by its momentum, whatever its gradient.
 _MOVING = ("ADAM", "LAMB", "LARS_SGD", "PARTIAL_ROWWISE_ADAM", "PARTIAL_ROWWISE_LAMB")

@@ -10,7 +10,7 @@ import torch
 
 from ..sequence_batch.base_batch import BaseBatch
 from ..sequence_batch.container_types import container_type, is_plain, join_path
-from ..sequence_batch.leaf_fields import as_field, num_rows
+from ..sequence_batch.leaf_fields import Leaf, as_field, num_rows
 from ..sequence_batch.packed_rows import checked_lengths, jagged_parts, read_together
 from ..sequence_batch.row_lists import (
     PlainList,
@@ -22,7 +22,7 @@ from ..sequence_batch.row_lists import (
 )
 from ..sequence_batch.row_schema import FieldValue, hash_bytes
 from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import Leaf, check_replaceable, take_apart, tensors_and_arrays
+from ..sequence_batch.tree import check_replaceable, take_apart, tensors_and_arrays
 
 
 class RowsWithObjects(Rows):
@@ -261,7 +261,7 @@ def _rows_of(leaf: Any) -> int:
 def _hash(part: Any) -> int:
     tree = take_apart(part, {""})
     hashes = hash_shared(tree) if tensors_and_arrays(tree) else hash_lists({"": part})
-    return hash_bytes([repr(sorted(hashes.items())).encode()])
+    return hash_bytes(repr(sorted(hashes.items())).encode())
 
 
 def _joined_dtype(dtype: np.dtype) -> Any:

@@ -10,13 +10,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from .leaf_fields import as_field, fields_of, num_rows, pinned, record_stream
+from .leaf_fields import Leaf, as_field, num_rows, pinned, record_stream, remedy_for_field
 from .optional_types import KeyedJaggedTensor, Pipelineable
 from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import row_lists, select_entries
-from .row_remedies import remedy_for_field
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
-from .tree import Leaf, Part, is_rebuilding, move_to, rebuild, take_apart, transform
+from .tree import Part, fields_of, is_rebuilding, move_to, rebuild, take_apart, transform
 
 
 @dataclass(eq=False)
@@ -140,8 +139,7 @@ class BaseBatch(Pipelineable):
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the ids of each row over all sparse features, which are looked up, `[batch_size]` int64."""
-        lengths = lengths_of(self.features).view(len(self.features.keys()), self.batch_size)
-        return lengths.sum(0, dtype=torch.int64)
+        return lengths_of(self.features).view(-1, self.batch_size).sum(0, dtype=torch.int64)
 
     def num_loss_tokens(self) -> torch.Tensor:
         """Returns the label elements of each row that enter the loss, `[batch_size]` int64.
@@ -171,11 +169,8 @@ class BaseBatch(Pipelineable):
     def feature_row_counts(self) -> dict[str, torch.Tensor]:
         """Returns the lengths of each key of `features`, `[batch_size]`, as "features.<key>" for
         `row_counts`."""
-        lengths = lengths_of(self.features).view(-1, self.batch_size)
-        return {
-            f"features.{key}": key_lengths
-            for key, key_lengths in zip(self.features.keys(), lengths, strict=True)
-        }
+        by_key = zip(self.features.keys(), lengths_of(self.features).view(-1, self.batch_size), strict=True)
+        return {f"features.{key}": lengths for key, lengths in by_key}
 
     def row_counts_on_host(self) -> Mapping[str, np.ndarray]:
         """Returns `row_counts` as int64 arrays `[batch_size]`, 0 for padding rows.
@@ -232,9 +227,9 @@ class BaseBatch(Pipelineable):
         if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:
             return
         of_all, of_real = labels.numel() % self.batch_size == 0, labels.numel() % real == 0
-        if of_all and labels.device.type == "cpu":
+        if of_all and of_real and labels.device.type == "cpu":
             of_padding = labels.view(self.batch_size, -1)[real:]
-            of_all = not of_real or bool((of_padding == of_padding.min().clamp(max=0)).all())
+            of_all = bool((of_padding == of_padding.min().clamp(max=0)).all())
         if of_real and not of_all:
             raise ValueError(
                 f"{type(self).__name__}.labels has {labels.numel()} elements in one dimension, which may be "

@@ -25,26 +25,14 @@ Batch = TypeVar("Batch")
 Parts: TypeAlias = Mapping[Hashable, Any]
 
 # Types that hold no data of single samples; all samples share their values.
-_PLAIN = (
-    type(None),
-    numbers.Number,
-    np.generic,
-    str,
-    bytes,
-    range,
-    slice,
-    enum.Enum,
-    type,
-    datetime.date,
-    datetime.timedelta,
-    pathlib.PurePath,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-)
+_VALUES = (type(None), numbers.Number, np.generic, str, bytes, enum.Enum, pathlib.PurePath)
+_SPANS = (range, slice, datetime.date, datetime.timedelta, torch.Size)
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device)
 TAKE_APART = f"take it apart with {NAME}.sequence_batch.register_batch_type"
+DECLARE_SHARED = (
+    'field(metadata={"per_sample": False}) marks a field of a dataclass; of any other batch, name it in the '
+    "shuffler's shared_fields"
+)
 
 
 class ContainerType(NamedTuple):
@@ -114,7 +102,7 @@ def is_plain(value: Any) -> bool:
     """Returns whether a value holds no data of single samples."""
     if isinstance(value, set | frozenset):
         return all(is_plain(element) for element in value)
-    return isinstance(value, _PLAIN)
+    return isinstance(value, (*_VALUES, *_SPANS, *_NAMED))
 
 
 def join_path(path: str, key: Hashable) -> str:

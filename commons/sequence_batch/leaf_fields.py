@@ -1,51 +1,22 @@
-"""Leaves of batches as fields, whose rows can be sent, and back."""
+"""Leaves of batches as fields, whose rows can be sent, and back; and remedies for other numbers of rows."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, cast
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 
-from .container_types import TAKE_APART, is_plain, type_name
-from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor, MemoryMappedTensor, NonTensorStack
+from .container_types import DECLARE_SHARED, type_name
+from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor, MemoryMappedTensor
 from .row_schema import FieldValue, lengths_of, with_parts
-from .tree import Leaf, Part, like
 
-DECLARE_SHARED = (
-    'field(metadata={"per_sample": False}) marks a field of a dataclass; of any other batch, name it in the '
-    "shuffler's shared_fields"
-)
+Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor
 # Leaves that hold nothing but what travels: subclasses may. A memory-mapped tensor arrives in memory.
 _EXACT_TYPES = (torch.Tensor, MemoryMappedTensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor)
-
-
-def fields_of(tree: Part) -> dict[str, FieldValue]:
-    """Returns the leaves that travel with samples, converted by `as_field`, by name.
-
-    Raises:
-        TypeError: as `as_field`; or something may hold data of samples, and would stay behind when they move.
-    """
-    fields = {}
-    for part in tree.each():
-        if part.is_shared:
-            continue
-        if isinstance(part.value, Leaf):
-            try:
-                fields[part.path] = as_field(part.value)
-            except TypeError as error:
-                raise TypeError(f"{part.path}: {error}") from error
-        elif part.container is None and part.path and not is_plain(part.value):
-            remedy = "make it a tensor" if isinstance(part.value, np.ndarray) else TAKE_APART
-            if isinstance(part.value, NonTensorStack):
-                remedy = "it has a value that is no tensor for each row; make it a tensor"
-            raise TypeError(
-                f"{part.path} is a {type_name(part.value)}, which would stay behind when its samples move: "
-                f"{remedy}, or declare what all samples share: {DECLARE_SHARED}"
-            )
-    return fields
 
 
 def as_field(value: Any) -> FieldValue:
@@ -77,6 +48,29 @@ def as_field(value: Any) -> FieldValue:
     return field
 
 
+def like(field: Any, leaf: Any) -> Any:
+    """Returns a field as the kind of leaf that `leaf` is; the inverse of `as_field`. All else stays."""
+    if isinstance(leaf, KeyedTensor) and isinstance(field, torch.Tensor):
+        return KeyedTensor(leaf.keys(), leaf.length_per_key(), field)
+    if not isinstance(leaf, torch.Tensor):
+        return field
+    if isinstance(field, JaggedTensor):
+        ragged_dim = cast(Any, leaf)._ragged_idx
+        values = field.values().movedim(0, ragged_dim - 1)
+        return torch.nested.nested_tensor_from_jagged(values, field.offsets(), jagged_dim=ragged_dim)
+    return field.flatten() if leaf.dim() == 1 else field  # flat labels of a `BaseBatch`, or as it is
+
+
+def kind_of_leaf(leaf: Leaf) -> str:
+    """Returns what sources must agree on beside a leaf's field."""
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested and getattr(leaf, "_ragged_idx", 1) != 1:
+        return f"(ragged in dim {cast(Any, leaf)._ragged_idx})"
+    if not isinstance(leaf, KeyedTensor):
+        return ""
+    keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)
+    return f"({', '.join(f'{key}: {width}' for key, width in keys)})"
+
+
 def num_rows(name: str, value: FieldValue) -> int:
     """Returns the rows of a per-sample field.
 
@@ -98,6 +92,59 @@ def num_rows(name: str, value: FieldValue) -> int:
             f"share: {DECLARE_SHARED}"
         )
     return value.shape[0]
+
+
+def remedy_for_rows(fields: Mapping[str, FieldValue], rows: Mapping[str, int]) -> str:
+    """Returns what to do if fields have these different numbers of rows, by name."""
+    jagged = [rows[name] for name, value in fields.items() if not isinstance(value, torch.Tensor)]
+    expected = Counter(jagged or rows.values()).most_common(1)[0][0]
+    name = next(name for name in rows if rows[name] != expected)
+    return f"{name!r} has {rows[name]} and others {expected}. {remedy_for_field(name, fields, expected)}"
+
+
+def remedy_for_field(name: str, fields: Mapping[str, FieldValue], num_rows: int) -> str:
+    """Returns what to do about a field with other than `num_rows` rows."""
+    common = "Give it a row per sample, or make it a JaggedTensor of as many per sample as there are"
+    return (
+        f"{_fitting_form(name, fields, num_rows) or common}. If it is no data of samples, declare so: "
+        f"{DECLARE_SHARED}; it then stays with its rank, and never moves"
+    )
+
+
+def _fitting_form(name: str, fields: Mapping[str, FieldValue], num_rows: int) -> str:
+    value = fields[name]
+    if not isinstance(value, torch.Tensor):
+        return ""
+    count = len(value)
+    for other, field in fields.items():
+        if isinstance(field, torch.Tensor):
+            if _are_offsets(field) and (other == name or int(field[-1]) == count):
+                return (
+                    f"{other!r} has offsets, which belong to the values that they divide: make both one "
+                    "JaggedTensor(values, offsets=…)"
+                )
+            continue
+        if len(field.values()) == count:
+            return f"If it has a number for each of {other!r}, make it a JaggedTensor with the same lengths"
+        keys = field.keys() if isinstance(field, KeyedJaggedTensor) else []
+        totals = lengths_of(field).view(len(keys), -1).sum(1).tolist() if keys else []
+        for key in (key for key, total in zip(keys, totals, strict=True) if total == count):
+            return (
+                f"If it has a number for each element of {key!r} in {other!r}, make it a JaggedTensor "
+                "with that key's lengths"
+            )
+    if value.dim() > 1 and value.shape[1] == num_rows:
+        return "Rows are in its dim 1: transpose(0, 1) puts them first"
+    if value.dim() == 1 and count and num_rows and count % num_rows == 0:
+        each = count // num_rows
+        return f"If it has {each} numbers per sample, view it as [{num_rows}, {each}]"
+    return ""
+
+
+def _are_offsets(value: torch.Tensor) -> bool:
+    if value.dim() != 1 or len(value) < 2 or value.is_floating_point() or value.dtype == torch.bool:
+        return False
+    return int(value[0]) == 0 and bool((value.diff() >= 0).all()) and int(value[-1]) > 0
 
 
 def tensors_of(leaf: Any) -> list[tuple[str, torch.Tensor]]:

@@ -22,7 +22,10 @@ from .tree import Part, held_in_attributes, take_apart, tensors_and_arrays
 
 PlainList: TypeAlias = list | tuple | range | dict
 
-RECIPE = f"parts = {NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
+RECIPE = (
+    "collate them to tensors with a row each, or divide them by "
+    f"parts = {NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
+)
 
 
 def lists_of(tree: Part) -> dict[str, PlainList]:
@@ -41,10 +44,10 @@ def lists_in_attributes(tree: Part) -> dict[str, PlainList]:
     """Returns the lists that only attributes of mappings and sequences hold, by path."""
     found: dict[str, PlainList] = {}
     for owner, name, attribute in held_in_attributes(tree):
-        if isinstance(owner.value, MutableMapping | list | tuple) and isinstance(attribute, list | tuple):
-            held = [owner.value, *(part.value for part in owner.parts.values())]
-            if attribute and not any(attribute is part for part in held):
-                found |= lists_of(take_apart(attribute, path=join_path(owner.path, name)))
+        is_list = isinstance(attribute, list | tuple) and len(attribute) > 0
+        is_part = any(attribute is part.value for part in owner.each())
+        if is_list and not is_part and isinstance(owner.value, MutableMapping | list | tuple):
+            found |= lists_of(take_apart(attribute, path=join_path(owner.path, name)))
     return found
 
 
@@ -68,7 +71,7 @@ def select_entries(
 
 def hash_lists(lists: Mapping[str, PlainList]) -> dict[str, int]:
     """Returns a 63-bit hash of each list, the same in every process."""
-    return {path: hash_bytes([_text(entries).encode()]) for path, entries in lists.items()}
+    return {path: hash_bytes(_text(entries).encode()) for path, entries in lists.items()}
 
 
 def hash_shared(tree: Part) -> dict[str, int]:
@@ -76,7 +79,7 @@ def hash_shared(tree: Part) -> dict[str, int]:
     found = {}
     for part in filter(lambda part: part.is_shared, tensors_and_arrays(tree)):
         with suppress(TypeError, RuntimeError):  # of a layout without bytes
-            found[part.path] = hash_bytes(_bytes_of(tensor) for _, tensor in tensors_of(part.value))
+            found[part.path] = hash_bytes(b"".join(_bytes_of(tensor) for _, tensor in tensors_of(part.value)))
     return found
 
 
@@ -96,7 +99,7 @@ def check_no_samples(tree: Part, num_rows: int | None = None) -> None:
             raise TypeError(
                 f"{part.path or 'the batch'} is a {type_name(part.value)} of {len(part.value)} alike entries"
                 f"{of}: they may be fields or samples. Make it a tuple, or a dict with names, if they are "
-                f"fields. Collate samples to tensors with a row each, or divide them by {RECIPE}"
+                f"fields. If they are samples, {RECIPE}"
             )
 
 
@@ -110,9 +113,7 @@ def are_samples(part: Part) -> bool:
 
 def is_plain_throughout(part: Part) -> bool:
     """Returns whether a part holds plain values alone."""
-    if part.container is None:
-        return is_plain(part.value)
-    return all(map(is_plain_throughout, part.parts.values()))
+    return all(below.container is not None or is_plain(below.value) for below in part.each())
 
 
 def _may_be_list(part: Part) -> bool:

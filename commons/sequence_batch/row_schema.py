@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -131,7 +131,7 @@ class Schema:
     @cached_property
     def fingerprint(self) -> int:
         """A 63-bit hash, the same in every process."""
-        return hash_bytes([repr(self.fields).encode()])
+        return hash_bytes(repr(self.fields).encode())
 
     @cached_property
     def jagged_fields(self) -> tuple[Field, ...]:
@@ -210,12 +210,9 @@ class Schema:
         return "" if in_order else f"fields are in order {list(theirs)}, expected {list(mine)}"
 
 
-def hash_bytes(parts: Iterable[bytes]) -> int:
-    """Returns a 63-bit hash of bytes, the same in every process."""
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(part)
-    return int.from_bytes(digest.digest(), "little") >> 1
+def hash_bytes(data: bytes) -> int:
+    """Returns a 63-bit hash, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def lengths_of(value: JaggedTensor | KeyedJaggedTensor) -> torch.Tensor:

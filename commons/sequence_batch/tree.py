@@ -12,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from .container_types import (
+    DECLARE_SHARED,
     TAKE_APART,
     Batch,
     ContainerType,
@@ -28,9 +29,9 @@ from .container_types import (
     replace_dataclass,
     type_name,
 )
-from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-
-Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor
+from .leaf_fields import Leaf, as_field, kind_of_leaf, like
+from .optional_types import NonTensorStack
+from .row_schema import FieldValue
 
 _NOTHING: Mapping[Any, Any] = {}
 # Whether containers are made again, of parts that were checked when the batch was made.
@@ -75,7 +76,7 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
     """
     is_shared = is_shared or path in shared
     if isinstance(value, Leaf):
-        return Part(path + _kind_of_leaf(value), value, is_shared, None, _NOTHING)
+        return Part(path + kind_of_leaf(value), value, is_shared, None, _NOTHING)
     container = container_type(value)
     if container is None:
         return Part(path, value, is_shared, None, _NOTHING)
@@ -105,29 +106,6 @@ def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Any, Any] = _NO
         is_rebuilding.reset(token)
 
 
-def like(field: Any, leaf: Any) -> Any:
-    """Returns a field as the kind of leaf that `leaf` is; the inverse of `as_field`. All else stays."""
-    if isinstance(leaf, KeyedTensor) and isinstance(field, torch.Tensor):
-        return KeyedTensor(leaf.keys(), leaf.length_per_key(), field)
-    if not isinstance(leaf, torch.Tensor):
-        return field
-    if isinstance(field, JaggedTensor):
-        ragged_dim = cast(Any, leaf)._ragged_idx
-        values = field.values().movedim(0, ragged_dim - 1)
-        return torch.nested.nested_tensor_from_jagged(values, field.offsets(), jagged_dim=ragged_dim)
-    return field.flatten() if leaf.dim() == 1 else field  # flat labels of a `BaseBatch`, or as it is
-
-
-def _kind_of_leaf(leaf: Leaf) -> str:
-    """Returns what sources must agree on beside a leaf's field."""
-    if isinstance(leaf, torch.Tensor) and leaf.is_nested and getattr(leaf, "_ragged_idx", 1) != 1:
-        return f"(ragged in dim {cast(Any, leaf)._ragged_idx})"
-    if not isinstance(leaf, KeyedTensor):
-        return ""
-    keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)
-    return f"({', '.join(f'{key}: {width}' for key, width in keys)})"
-
-
 def transform(batch: Batch, function: Callable[[Any], Any]) -> Batch:
     """Returns the batch with every leaf, shared ones too, replaced by `function(leaf)`."""
     tree = take_apart(batch)
@@ -138,6 +116,32 @@ def transform(batch: Batch, function: Callable[[Any], Any]) -> Batch:
 def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
     """Returns a batch of any type with every tensor on `device`."""
     return transform(batch, lambda leaf: leaf.to(device=device, non_blocking=non_blocking))
+
+
+def fields_of(tree: Part) -> dict[str, FieldValue]:
+    """Returns the leaves that travel with samples, converted by `as_field`, by name.
+
+    Raises:
+        TypeError: as `as_field`; or something may hold data of samples, and would stay behind when they move.
+    """
+    fields = {}
+    for part in tree.each():
+        if part.is_shared:
+            continue
+        if isinstance(part.value, Leaf):
+            try:
+                fields[part.path] = as_field(part.value)
+            except TypeError as error:
+                raise TypeError(f"{part.path}: {error}") from error
+        elif part.container is None and part.path and not is_plain(part.value):
+            remedy = "make it a tensor" if isinstance(part.value, np.ndarray) else TAKE_APART
+            if isinstance(part.value, NonTensorStack):
+                remedy = "it has a value that is no tensor for each row; make it a tensor"
+            raise TypeError(
+                f"{part.path} is a {type_name(part.value)}, which would stay behind when its samples move: "
+                f"{remedy}, or declare what all samples share: {DECLARE_SHARED}"
+            )
+    return fields
 
 
 def paths(tree: Part) -> set[str]:
@@ -209,8 +213,7 @@ def held_in_attributes(tree: Part) -> Iterator[tuple[Part, str, Any]]:
     for part in tree.each():
         is_container = isinstance(part.value, MutableMapping | list | tuple)
         if part.container and (is_container or part.container.replaced is replace_dataclass):
-            for name, attribute in _attributes(part.value):
-                yield part, name, attribute
+            yield from ((part, name, attribute) for name, attribute in _attributes(part.value))
 
 
 def tensors_and_arrays(tree: Part) -> list[Part]:
