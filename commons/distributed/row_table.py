@@ -137,9 +137,8 @@ class RowTable:
 
     def take(self, numbers: np.ndarray) -> RowTable:
         """Returns the rows of these ascending numbers, which may repeat, with the ranks that loaded them."""
-        taken: dict[str, Any] = {
-            name: getattr(self, name).take(numbers, axis=0) for name in self._row_columns()
-        }
+        per_row = {name: of for name, of in self._arrays().items() if name not in self._per_rank}
+        taken: dict[str, Any] = {name: array.take(numbers, axis=0) for name, array in per_row.items()}
         num_loaded = np.bincount(self.home.take(numbers), minlength=self.num_ranks)
         return replace(
             self,
@@ -151,13 +150,11 @@ class RowTable:
 
     def arrays(self) -> list[np.ndarray]:
         """Returns all that the table holds, without names, in one order on all ranks."""
-        values = [getattr(self, name) for name in (*self._per_rank, *self._row_columns())]
-        columns = [self.columns[name] for name in sorted(self.columns)]
-        return [np.asarray(value) for value in (*values, *columns) if value is not None]
+        return [*self._arrays().values(), *(self.columns[name] for name in sorted(self.columns))]
 
-    def _row_columns(self) -> list[str]:
-        others = (*self._per_rank, "columns", "posts", "arguments", "cost", "ranks", "ranks_per_node")
-        return [spec.name for spec in fields(self) if spec.name not in others]
+    def _arrays(self) -> dict[str, np.ndarray]:
+        values = ((spec.name, getattr(self, spec.name)) for spec in fields(self))
+        return {name: value for name, value in values if isinstance(value, np.ndarray)}
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -102,16 +102,16 @@ def remedy_for_rows(fields: Mapping[str, FieldValue], rows: Mapping[str, int]) -
     return f"{name!r} has {rows[name]} and others {expected}. {remedy_for_field(name, fields, expected)}"
 
 
-def remedy_for_field(name: str, fields: Mapping[str, FieldValue], num_rows: int) -> str:
-    """Returns what to do about a field with other than `num_rows` rows."""
+def remedy_for_field(name: str, fields: Mapping[str, FieldValue], expected: int) -> str:
+    """Returns what to do about a field with other than `expected` rows."""
     common = "Give it a row per sample, or make it a JaggedTensor of as many per sample as there are"
     return (
-        f"{_fitting_form(name, fields, num_rows) or common}. If it is no data of samples, declare so: "
+        f"{_fitting_form(name, fields, expected) or common}. If it is no data of samples, declare so: "
         f"{DECLARE_SHARED}; it then stays with its rank, and never moves"
     )
 
 
-def _fitting_form(name: str, fields: Mapping[str, FieldValue], num_rows: int) -> str:
+def _fitting_form(name: str, fields: Mapping[str, FieldValue], expected: int) -> str:
     value = fields[name]
     if not isinstance(value, torch.Tensor):
         return ""
@@ -133,11 +133,11 @@ def _fitting_form(name: str, fields: Mapping[str, FieldValue], num_rows: int) ->
                 f"If it has a number for each element of {key!r} in {other!r}, make it a JaggedTensor "
                 "with that key's lengths"
             )
-    if value.dim() > 1 and value.shape[1] == num_rows:
+    if value.dim() > 1 and value.shape[1] == expected:
         return "Rows are in its dim 1: transpose(0, 1) puts them first"
-    if value.dim() == 1 and count and num_rows and count % num_rows == 0:
-        each = count // num_rows
-        return f"If it has {each} numbers per sample, view it as [{num_rows}, {each}]"
+    if value.dim() == 1 and count and expected and count % expected == 0:
+        each = count // expected
+        return f"If it has {each} numbers per sample, view it as [{expected}, {each}]"
     return ""
 
 

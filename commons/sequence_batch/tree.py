@@ -109,8 +109,9 @@ def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Any, Any] = _NO
 def transform(batch: Batch, function: Callable[[Any], Any]) -> Batch:
     """Returns the batch with every leaf, shared ones too, replaced by `function(leaf)`."""
     tree = take_apart(batch)
-    leaves = [part for part in tree.each() if isinstance(part.value, Leaf)]
-    return rebuild(tree, {part.path: function(part.value) for part in leaves})
+    return rebuild(
+        tree, {part.path: function(part.value) for part in tree.each() if isinstance(part.value, Leaf)}
+    )
 
 
 def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
