@@ -33,24 +33,22 @@ _HOST = torch.device("cpu")
 
 
 class Rows:
-    """The rows of a batch, from one walk over it until it is put together with other rows.
+    """The rows of a batch, from one walk over it until it is made again of other rows.
 
-    `replaced`, `to`, `pin_memory` and `copy` return rows with other `fields`. Their `batch` and `tree` remain
-    those that were given, the pattern by which `put_together` makes a batch of the fields. A batch that is no
-    `BaseBatch` cannot tell its padding, and so has none.
+    `replaced`, `to`, `pin_memory` and `copy` return rows with other `fields`. Their `tree` remains that of
+    the given batch, the pattern by which `batch` is made of the fields once it is asked for. A batch that is
+    no `BaseBatch` cannot tell its padding, and so has none.
 
     Args:
         batch: of any type that can be exchanged.
         shared: paths of what all samples share, as in "context.temperature" or "[2]".
 
     Attributes:
-        batch: as given; that of these fields only until they are replaced.
         pads: whether the batch can tell its padding rows, and so may get some.
     """
 
     def __init__(self, batch: Any, shared: Collection[str] = ()) -> None:
-        self.batch, self._shared = batch, shared
-        self.pads, self._are_given = isinstance(batch, BaseBatch), True
+        self.batch, self._shared, self.pads = batch, shared, isinstance(batch, BaseBatch)
 
     @cached_property
     def tree(self) -> Part:
@@ -137,16 +135,15 @@ class Rows:
         return PackedRows.pack(self.fields, self.schema, lengths)
 
     def replaced(self, fields: dict[str, FieldValue], num_rows: int, num_samples: int) -> Self:
-        """Returns other rows, which `put_together` makes the same kind of batch."""
-        made = copy.copy(self)
-        made._are_given = False
-        made.fields, made.num_rows, made.num_samples = fields, num_rows, num_samples
+        """Returns other rows, of which `batch` makes the same kind of batch."""
+        pattern, made = self.tree, copy.copy(self)
+        vars(made).pop("batch", None)
+        made.tree, made.fields, made.num_rows, made.num_samples = pattern, fields, num_rows, num_samples
         return made
 
-    def put_together(self) -> Any:
-        """Returns a batch of these rows; itself, if they are its own."""
-        if self._are_given:
-            return self.batch
+    @cached_property
+    def batch(self) -> Any:
+        """The batch of these rows."""
         sizes = {"batch_size": self.num_rows, "actual_batch_size": self.num_samples} if self.pads else {}
         return rebuild(self.tree, self.fields | self.shared_leaves | self.others(), sizes)
 
@@ -158,11 +155,11 @@ class Rows:
         """Returns a batch of the same kind with the rows at these positions among those of all sources, and
         then padding up to `num_rows`."""
         fields = select_rows(sources, positions, num_rows)
-        return self.replaced(fields, num_rows, len(positions)).put_together()
+        return self.replaced(fields, num_rows, len(positions)).batch
 
-    def copies(self, count: int) -> Rows:
-        """Returns copies of the first row, with their batch; the host waits for their lengths."""
-        return self.view(self.select([self.packed()], np.zeros(count, dtype=np.int64), count))
+    def copies(self, count: int) -> Self:
+        """Returns copies of the first row; the host waits for their lengths."""
+        return self.replaced(select_rows([self.packed()], np.zeros(count, dtype=np.int64)), count, count)
 
     def copy(self) -> Self:
         """Returns the rows in memory of their own; no host-device synchronization."""
@@ -188,12 +185,12 @@ class Rows:
         moved.shared_leaves = {path: move(leaf) for path, leaf in self.shared_leaves.items()}
         return moved
 
-    def on_host(self) -> Rows:
-        """Returns these rows if they are on the host, else a copy with its batch, for which this waits."""
-        return self if self.device == _HOST else self.view(self.to(_HOST).put_together())
+    def on_host(self) -> Self:
+        """Returns these rows if they are on the host, else a copy, for which this waits."""
+        return self if self.device == _HOST else self.to(_HOST)
 
     def to_count(self) -> Rows:
-        """Returns the rows with their batch for counting, where squares of its integers do not wrap.
+        """Returns the rows for counting, where squares of their integers do not wrap.
 
         Lengths are int64, and so are integers with one number per row, or per element of a jagged field.
         Lengths and fields with one number per row are copies, which costs may be computed in place of. All
@@ -209,9 +206,7 @@ class Rows:
                 shown[path] = _widened(value, copy=True)
             else:
                 shown[path] = value.view_as(value)
-        to_count = self.replaced(shown, self.num_rows, self.num_samples)
-        to_count.batch = to_count.put_together()
-        return to_count
+        return self.replaced(shown, self.num_rows, self.num_samples)
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the tokens of each row, `[rows]` int64: as a `BaseBatch` counts them, or its jagged

@@ -99,7 +99,7 @@ class Unshuffle(Extension):
             fields, _ = self._rows_at_home(view, plan, num_rows)
         else:
             fields = _join_pieces(*self._rows_at_home(view, plan, len(own)), starts, num_rows)
-        return view.replaced(fields, num_rows, num_samples).put_together()
+        return view.replaced(fields, num_rows, num_samples).batch
 
     def _rows_at_home(
         self, values: Rows, plan: ShufflePlan, num_rows: int
