@@ -56,7 +56,7 @@ def count(name: str) -> Record:
     with modes.recorded_cuda() as gpu, torch.no_grad():
         shuffler, batch = AllMove(), BATCHES[name]()
         plan = shuffler.plan(batch)
-        loaded = Rows(batch).pin_memory().to(modes.CUDA, non_blocking=True).put_together()
+        loaded = Rows(batch).pin_memory().to(modes.CUDA, non_blocking=True).batch
         gpu.clear()
         shuffler.exchange(loaded, plan)
         kernels = sum(number for (_, kind), number in gpu.kernels.items() if kind != "all_to_all_single")

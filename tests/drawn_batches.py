@@ -8,7 +8,8 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.tree import leaves, take_apart
+from commons.sequence_batch.leaf_fields import Leaf
+from commons.sequence_batch.tree import take_apart
 
 
 @dataclass
@@ -88,7 +89,10 @@ def draw_batch(
 def tensors_of(batch: Any) -> list[torch.Tensor]:
     """Returns every tensor of a batch of any type that travels with its samples."""
     tensors = []
-    for leaf in (part.value for part in leaves(take_apart(batch))):
+    travel = (
+        part for part in take_apart(batch).each() if not part.is_shared and isinstance(part.value, Leaf)
+    )
+    for leaf in (part.value for part in travel):
         if isinstance(leaf, JaggedTensor | KeyedJaggedTensor):
             parts = (leaf.values(), leaf.lengths(), leaf.weights_or_none())
             tensors += [part for part in parts if part is not None]

@@ -100,7 +100,7 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
         plan = make_plan(*cut_and_place(rows, shuffler.settings, cutting))
         if COLUMN in plan.rows.columns:
             cut = cut_rows(Rows(batch), plan.rows.columns[COLUMN], plan.rows.sample_of, rules)
-            batch = cut.put_together()
+            batch = cut.batch
     else:
         plan = place(rows, shuffler.settings)
     return [_take_rank(batch, plan, rank, names) for rank in range(num_ranks)]

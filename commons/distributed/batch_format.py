@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,20 +134,18 @@ class Format:
         """
         if not (len(row_counts) or like.pads):
             fields, num_rows = self.padding_rows().to(like.device, non_blocking=True).fields, 1
-        return self.put_together(like.replaced(fields, num_rows, len(row_counts)), row_counts)
+        return self.with_row_counts(like.replaced(fields, num_rows, len(row_counts)), row_counts)
 
-    def put_together(self, rows: Rows, row_counts: np.ndarray) -> Rows:
-        """Returns rows with the batch that they make, which knows the row counts of its real rows, int64
-        `[samples, names]`."""
-        batch, names = rows.put_together(), self.count_names
-        if names:
-            padded = np.zeros((len(names), rows.num_rows), dtype=np.int64)
-            padded[:, : len(row_counts)] = row_counts.T
-            batch = batch.with_row_counts(dict(zip(names, padded, strict=True)))
-        made = rows.view(batch)
-        made.fields, made.shared_leaves = rows.fields, rows.shared_leaves
-        if names:  # what the model's batch keeps of them is recorded on streams, too
-            made.fields = {**rows.fields, "features": batch.features}
+    def with_row_counts(self, rows: Rows, row_counts: np.ndarray) -> Rows:
+        """Returns rows whose batch knows the row counts of its real rows, int64 `[samples, names]`."""
+        if not self.count_names:
+            return rows
+        padded = np.zeros((len(self.count_names), rows.num_rows), dtype=np.int64)
+        padded[:, : len(row_counts)] = row_counts.T
+        made = copy.copy(rows)
+        made.batch = rows.batch.with_row_counts(dict(zip(self.count_names, padded, strict=True)))
+        # What the model's batch keeps of them is recorded on streams, too.
+        made.fields = {**rows.fields, "features": made.batch.features}
         return made
 
     def check_same(self, first: int, rank: int, other: Format) -> None:

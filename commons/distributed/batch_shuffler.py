@@ -346,7 +346,7 @@ class BatchShuffler(ABC):
         """
         batch_format, rank = self._agreed(), self.group.rank
         if not self.exchanges:
-            return batch_format.put_together(rows, plan.rows.row_counts[plan.rows.loaded_by(rank)])
+            return batch_format.with_row_counts(rows, plan.rows.row_counts[plan.rows.loaded_by(rank)])
         loaded = rows.packed(plan.rows.lengths_as_loaded(rank))
         self._check_planned(batch_format, rows, loaded, plan)
         fields = self._move(loaded, plan)
@@ -445,7 +445,7 @@ class BatchShuffler(ABC):
             )
         try:
             while (step := ahead.next_step(loader)) is not None:
-                yield step.rows.put_together(), step.plan
+                yield step.rows.batch, step.plan
         finally:
             if ahead.has_batches:
                 leave(loader)
@@ -495,7 +495,7 @@ class BatchShuffler(ABC):
         Raises:
             RuntimeError: no rank of the group has had a batch yet.
         """
-        return self._agreed().padding_rows().put_together()
+        return self._agreed().padding_rows().batch
 
     def _check_planned(self, batch_format: Format, view: Rows, rows: PackedRows, plan: ShufflePlan) -> None:
         """Compares fields, rows, and numbers of elements with those of the plan.

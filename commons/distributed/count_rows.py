@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sequence_batch.packed_rows import check_jagged_fields, read_lengths
+from ..sequence_batch.packed_rows import read_lengths
 from ..sequence_batch.row_schema import FieldValue, Schema
 from ..sequence_batch.rows import NARROW_INTEGERS, Rows
 from .batch_format import Format
@@ -35,7 +35,6 @@ def count_rows(
             field that requires a gradient; or columns of another shape or dtype, or two of one name.
     """
     fields = batch.fields
-    check_jagged_fields(fields)
     _check_detached(fields)
     schema = Schema.of(fields)
     num_rows, num_real = batch.num_rows, batch.num_samples
@@ -46,10 +45,11 @@ def count_rows(
     lengths = read_lengths(fields, schema, num_rows)
     _check_lengths(lengths, schema)
     shown = batch.to_count()
-    counts: list[torch.Tensor] = []
-    for whose, count in counters.items():
-        check = (check_work, check_counts, check_loss_tokens)[len(counts)]
-        counts.append(check(_call(count, shown, whose), num_rows, num_real, whose))
+    checks = check_work, check_counts, check_loss_tokens
+    counts = [
+        check(_call(count, shown, whose), num_rows, num_real, whose)
+        for check, (whose, count) in zip(checks, counters.items(), strict=True)
+    ]
     work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
     row_counts = shown.batch.row_counts() if shown.pads else {}
     extension_columns = _count_columns(columns, shown.batch, num_rows, num_real)
@@ -148,14 +148,10 @@ def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch
 def check_loss_tokens(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
     """Returns int64 `[rows]` from a user's loss tokens as `check_counts`; of floats float64, which may be any
     finite numbers of at least 0, such as weights."""
-    dtype = getattr(returned, "dtype", None)
-    if not str(dtype).removeprefix("torch.").startswith(("float", "bfloat")):
+    dtype = str(getattr(returned, "dtype", None)).removeprefix("torch.")
+    if not dtype.startswith(("float", "bfloat")):
         return check_counts(returned, num_rows, num_real, whose)
-    _check_exact(dtype, whose)
-    values = torch.as_tensor(returned, device="cpu").detach().double()
-    if values.shape != (num_rows,):
-        shape = tuple(values.shape)
-        raise ValueError(f"{whose} returned shape {shape}, expected one number per row: ({num_rows},)")
+    values = _values_of_rows(returned, num_rows, whose).double()
     real = values[:num_real]
     for row in torch.nonzero(~((real >= 0) & real.isfinite()))[:1, 0].tolist():
         raise ValueError(
@@ -164,40 +160,13 @@ def check_loss_tokens(returned: Any, num_rows: int, num_real: int, whose: str) -
     return torch.cat([real, torch.zeros_like(values[num_real:])])
 
 
-def _check_exact(dtype: Any, whose: str) -> None:
-    """Raises a ValueError for floats in which sums of a mask are rounded."""
-    if str(dtype).removeprefix("torch.") in ("float16", "bfloat16"):
-        raise ValueError(
-            f"{whose} returned {dtype}, in which counts above 256, or 2,048, are rounded: add up in float32 "
-            "or int64, as in mask.sum(1)"
-        )
-
-
 def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
     """Returns int64 `[rows]` from a user's counts, with 0 for padding rows.
 
     Raises:
         ValueError: not a non-negative integer for each row; the message calls the counts `whose`.
     """
-    try:
-        values = torch.as_tensor(returned, device="cpu").detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{whose} returned {type(returned).__name__}, expected integers") from error
-    _check_exact(values.dtype, whose)
-    if values.is_complex() or values.dtype == torch.uint64:
-        raise ValueError(f"{whose} returned {values.dtype}, expected integers")
-    if values.dtype in NARROW_INTEGERS:
-        raise ValueError(
-            f"{whose} returned {values.dtype}, in which squares and FLOPs wrap without a word; compute in "
-            "int64, as in tokens.long() ** 2"
-        )
-    if values.shape != (num_rows,):
-        has_all_keys = values.dim() == 1 and num_rows and len(values) % num_rows == 0
-        raise ValueError(
-            f"{whose} returned shape {tuple(values.shape)}, expected one number per row: ({num_rows},)"
-            + ("; lengths() of a KeyedJaggedTensor has all keys, one after the other" if has_all_keys else "")
-        )
-    real = values[:num_real]
+    real = _values_of_rows(returned, num_rows, whose)[:num_real]
     whole = torch.ones_like(real, dtype=torch.bool)
     if real.is_floating_point():  # NaN equals nothing; infinity is too large
         whole = (real == real.round()) & (real < 2.0**63)
@@ -211,3 +180,30 @@ def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> tor
     checked = torch.zeros(num_rows, dtype=torch.int64, device="cpu")
     checked[:num_real] = real
     return checked
+
+
+def _values_of_rows(returned: Any, num_rows: int, whose: str) -> torch.Tensor:
+    """Returns a user's numbers as `[rows]`, unless their dtype may have lost something of them."""
+    try:
+        values = torch.as_tensor(returned, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{whose} returned {type(returned).__name__}, expected integers") from error
+    if values.dtype in (torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"{whose} returned {values.dtype}, in which counts above 256, or 2,048, are rounded: add up in "
+            "float32 or int64, as in mask.sum(1)"
+        )
+    if values.is_complex() or values.dtype == torch.uint64:
+        raise ValueError(f"{whose} returned {values.dtype}, expected integers")
+    if values.dtype in NARROW_INTEGERS:
+        raise ValueError(
+            f"{whose} returned {values.dtype}, in which squares and FLOPs wrap without a word; compute in "
+            "int64, as in tokens.long() ** 2"
+        )
+    if values.shape != (num_rows,):
+        has_all_keys = values.dim() == 1 and num_rows and len(values) % num_rows == 0
+        raise ValueError(
+            f"{whose} returned shape {tuple(values.shape)}, expected one number per row: ({num_rows},)"
+            + ("; lengths() of a KeyedJaggedTensor has all keys, one after the other" if has_all_keys else "")
+        )
+    return values

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sequence_batch.leaf_fields import like
+from ..sequence_batch.leaf_fields import Leaf
 from ..sequence_batch.row_lists import is_plain_throughout
 from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import Leaf, rebuild, take_apart
+from ..sequence_batch.tree import rebuild, take_apart
 
 # Optimizers of FBGEMM's tables that move a row by its momentum, whatever its gradient.
 _MOVING = ("ADAM", "LAMB", "LARS_SGD", "PARTIAL_ROWWISE_ADAM", "PARTIAL_ROWWISE_LAMB")
@@ -101,12 +101,12 @@ def without_copies(output: Any) -> Any:
             rows = Rows(part.value)
             try:
                 (field,), count = rows.fields.values(), rows.num_rows
+                if count == COPIES and isinstance(field, torch.Tensor):
+                    new[part.path] = field[:0]
+                elif count == COPIES:
+                    new[part.path] = rows.select([rows.packed()], np.zeros(0, dtype=np.int64), 0)
             except (TypeError, ValueError):  # no rows to speak of, as in a number or a sparse tensor
                 continue
-            if count == COPIES and isinstance(field, torch.Tensor):
-                new[part.path] = like(field[:0], part.value)
-            elif count == COPIES:
-                new[part.path] = rows.select([rows.packed()], np.zeros(0, dtype=np.int64), 0)
     try:
         return rebuild(tree, new)
     except TypeError:  # of a type that cannot be made again

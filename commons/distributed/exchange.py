@@ -79,7 +79,7 @@ def direct_route(
     coming, starts = _by_rank(wanted.ranks, rank)
     sources = wanted.ranks[coming[starts]].tolist()
     lengths = np.split(wanted.lengths[coming], starts[1:])[: len(sources)]
-    received[sources] = [schema.chunk_bytes(of_chunk) for of_chunk in lengths]
+    received[sources] = [schema.chunk_bytes(schema.sizes(of_chunk).sum(1)) for of_chunk in lengths]
     stays = wanted.ranks == rank
     keeps = bool(stays.any()) or not sources
     positions = np.empty(len(wanted.ranks), dtype=np.int64)
@@ -153,7 +153,7 @@ def _gathering_route(plan: ShufflePlan, rank: int, schema: Schema, lengths: np.n
     rows, samples = plan.rows, plan.computed_by(rank)
     leaving = Selection.of(schema, [lengths], [np.arange(rows.num_loaded[rank])])
     by_rank = np.split(rows.key_lengths, rows.home_start[1:])
-    size = max(schema.chunk_bytes(of_rank) for of_rank in by_rank)
+    size = max(int(schema.chunk_bytes(schema.sizes(of_rank).sum(1))) for of_rank in by_rank)
     num_padding = int(plan.num_rows[rank]) - len(samples)
     placed = Selection.of(schema, by_rank, [samples], num_padding)
     sizes = [size] * plan.num_ranks

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..sequence_batch.leaf_fields import tensors_of
+from ..sequence_batch.leaf_fields import Leaf, tensors_of
 from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import Leaf
 
 _SAMPLED = 64  # elements of each tensor, evenly spread
 

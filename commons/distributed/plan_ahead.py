@@ -190,7 +190,7 @@ class PlanAhead:
         if not plan.whole.has_batch:
             return None
         rows = self._prepare(given, plan)  # what came on the device stays there
-        step = Step(rows, rows.batch, plan)
+        step = Step(rows, rows.batch if given is None else given.batch, plan)
         if self._check is not None:
             self._check(step)
         return step

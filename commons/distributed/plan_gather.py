@@ -184,7 +184,7 @@ class PlanGather:
             row = _broadcast(agrees, ranks[0], row)
             padding = self._view(row) if padding is None else padding
         if padding is not None and first.real_row is not None:
-            padding = self._view(padding.replaced(dict(first.real_row), 1, 1).put_together())
+            padding = self._view(padding.replaced(dict(first.real_row), 1, 1).batch)
         self._capacity = max(rows)
         self.format = replace(first, padding=padding, pinned=pinned)
 

@@ -67,21 +67,18 @@ class RowTable:
     _per_rank: ClassVar = ("batch_sizes", "num_loaded", "padding_lengths", "speeds")
 
     def __post_init__(self) -> None:
-        if self.padding_lengths is None:
-            none = np.zeros((self.num_ranks, self.key_lengths.shape[1]), dtype=np.int64)
-            object.__setattr__(self, "padding_lengths", none)
-        if self.work is None:
-            object.__setattr__(self, "work", self.workloads[:, None])
-        if self.starts_sample is None:
-            object.__setattr__(self, "starts_sample", np.ones(len(self.workloads), dtype=bool))
-        if self.cost is None:
-            object.__setattr__(self, "cost", Cost.sum_of_columns(max(self.work.shape[1], 1)))
-        if self.ranks is None:
-            object.__setattr__(self, "ranks", tuple(range(self.num_ranks)))
+        num_columns = 1 if self.work is None else max(self.work.shape[1], 1)
+        defaults = {
+            "padding_lengths": np.zeros((self.num_ranks, self.key_lengths.shape[1]), dtype=np.int64),
+            "work": self.workloads[:, None],
+            "starts_sample": np.ones(len(self.workloads), dtype=bool),
+            "cost": Cost.sum_of_columns(num_columns),
+            "ranks": tuple(range(self.num_ranks)),
+        }
         for spec in fields(self):
             value = getattr(self, spec.name)
-            if isinstance(value, np.ndarray):
-                object.__setattr__(self, spec.name, _read_only(value))
+            value = defaults.get(spec.name) if value is None else value
+            object.__setattr__(self, spec.name, _read_only(value) if isinstance(value, np.ndarray) else value)
         columns = {name: _read_only(column) for name, column in self.columns.items()}
         object.__setattr__(self, "columns", columns)
 
@@ -140,9 +137,8 @@ class RowTable:
 
     def take(self, numbers: np.ndarray) -> RowTable:
         """Returns the rows of these ascending numbers, which may repeat, with the ranks that loaded them."""
-        taken: dict[str, Any] = {
-            name: getattr(self, name).take(numbers, axis=0) for name in self._row_columns()
-        }
+        per_row = {name: of for name, of in self._arrays().items() if name not in self._per_rank}
+        taken: dict[str, Any] = {name: array.take(numbers, axis=0) for name, array in per_row.items()}
         num_loaded = np.bincount(self.home.take(numbers), minlength=self.num_ranks)
         return replace(
             self,
@@ -154,13 +150,11 @@ class RowTable:
 
     def arrays(self) -> list[np.ndarray]:
         """Returns all that the table holds, without names, in one order on all ranks."""
-        values = [getattr(self, name) for name in (*self._per_rank, *self._row_columns())]
-        columns = [self.columns[name] for name in sorted(self.columns)]
-        return [np.asarray(value) for value in (*values, *columns) if value is not None]
+        return [*self._arrays().values(), *(self.columns[name] for name in sorted(self.columns))]
 
-    def _row_columns(self) -> list[str]:
-        others = (*self._per_rank, "columns", "posts", "arguments", "cost", "ranks", "ranks_per_node")
-        return [spec.name for spec in fields(self) if spec.name not in others]
+    def _arrays(self) -> dict[str, np.ndarray]:
+        values = ((spec.name, getattr(self, spec.name)) for spec in fields(self))
+        return {name: value for name, value in values if isinstance(value, np.ndarray)}
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -10,8 +10,8 @@ import torch
 
 from ..sequence_batch.base_batch import BaseBatch
 from ..sequence_batch.container_types import container_type, is_plain, join_path
-from ..sequence_batch.leaf_fields import as_field, field_name, num_rows
-from ..sequence_batch.packed_rows import check_jagged_fields, read_all_lengths
+from ..sequence_batch.leaf_fields import Leaf, as_field, num_rows
+from ..sequence_batch.packed_rows import checked_lengths, jagged_parts, read_together
 from ..sequence_batch.row_lists import (
     PlainList,
     check_no_samples,
@@ -22,7 +22,7 @@ from ..sequence_batch.row_lists import (
 )
 from ..sequence_batch.row_schema import FieldValue, hash_bytes
 from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import Leaf, check_replaceable, take_apart, tensors_and_arrays
+from ..sequence_batch.tree import check_replaceable, take_apart, tensors_and_arrays
 
 
 class RowsWithObjects(Rows):
@@ -73,8 +73,8 @@ class RowsWithObjects(Rows):
         fields = dict(super().tensor_fields())
         some = next(iter(fields.values()), torch.empty(0, device="cpu"))
         device = (some if isinstance(some, torch.Tensor) else some.values()).device
-        objects = {field_name(path, array): len(array) for path, array in self.arrays.items()}
-        objects |= {_name(path): len(entries) for path, entries in self.lists.items()}
+        objects = {f"{path} (array)": len(array) for path, array in self.arrays.items()}
+        objects |= {f"{path} (list)": len(entries) for path, entries in self.lists.items()}
         for name, count in objects.items():
             numbers = torch.arange(1, (self.batch.batch_size if self.pads else count) + 1, device=device)
             fields[name] = (self._first + numbers) * (numbers <= count)
@@ -88,13 +88,13 @@ class RowsWithObjects(Rows):
         """Returns arrays and lists of the rows that their fields number; None or zero in padding."""
         made: dict[str, Any] = {}
         for path, array in self.arrays.items():
-            if (field := self.fields.get(field_name(path, array))) is not None:
+            if (field := self.fields.get(f"{path} (array)")) is not None:
                 numbers = field.cpu().numpy()
                 empty = None if array.dtype == object else np.zeros((), array.dtype)
                 made[path] = np.full((len(numbers), *array.shape[1:]), empty, array.dtype)
                 made[path][numbers > 0] = array[numbers[numbers > 0] - 1]
         for path, entries in self.lists.items():
-            if (field := self.fields.get(_name(path))) is not None:
+            if (field := self.fields.get(f"{path} (list)")) is not None:
                 numbers = field.cpu().numpy()
                 made |= select_entries({path: entries}, numbers[numbers > 0] - 1, len(numbers))
         return made
@@ -109,7 +109,7 @@ def join(
     whose: str,
     rows_of_samples: int | None = None,
 ) -> Any:
-    """Joins batches of one kind; the host waits twice for a device, once without jagged fields.
+    """Joins batches of one kind; the host waits once for a device, if there are jagged fields.
 
     Args:
         batches: batch of each part; those without samples may have no rows.
@@ -126,7 +126,6 @@ def join(
         TypeError: a batch has no rows, or a list of tensors that may be samples.
     """
     views: list[RowsWithObjects] = []
-    jagged: dict[str, FieldValue] = {}
     positions, first = np.empty(sum(map(len, partition)), dtype=np.int64), 0
     for number, (batch, samples, expected) in enumerate(zip(batches, partition, part_rows, strict=True)):
         view = RowsWithObjects(batch, shared, first, expected if len(samples) else None)
@@ -143,13 +142,15 @@ def join(
             raise ValueError(
                 f"batches 0 and {number} differ: {difference}; give {whose} the same fields of all parts"
             )
-        jagged |= {f"{name} of batch {number}": field for name, field in view.fields.items()}
         positions[samples] = first + np.arange(len(samples))
         first += view.num_rows
-    check_jagged_fields(jagged)
-    rows = [view.num_rows for view in views]
-    lengths = read_all_lengths([view.fields for view in views], views[0].schema, rows)
-    sources = [view.packed(of_view) for view, of_view in zip(views, lengths, strict=True)]
+    parts = [jagged_parts(view.fields, view.schema) for view in views]
+    on_host = iter(read_together([part for of_view in parts for part in of_view]))
+    sources = []
+    for number, (view, of_view) in enumerate(zip(views, parts, strict=True)):
+        own = [next(on_host) for _ in of_view]
+        lengths = checked_lengths(view.fields, view.schema, view.num_rows, own, f" of batch {number}")
+        sources.append(view.packed(lengths))
     _join_objects(views)
     return views[0].select(sources, positions, num_rows)
 
@@ -260,7 +261,7 @@ def _rows_of(leaf: Any) -> int:
 def _hash(part: Any) -> int:
     tree = take_apart(part, {""})
     hashes = hash_shared(tree) if tensors_and_arrays(tree) else hash_lists({"": part})
-    return hash_bytes([repr(sorted(hashes.items())).encode()])
+    return hash_bytes(repr(sorted(hashes.items())).encode())
 
 
 def _joined_dtype(dtype: np.dtype) -> Any:
@@ -295,10 +296,6 @@ def _plain_values(value: Any, shared: Collection[str], path: str = "") -> dict[s
         if container is not None and key not in container.shared:
             found |= _plain_values(part, shared, join_path(path, key))
     return found
-
-
-def _name(path: str) -> str:
-    return f"{path} (list)"
 
 
 def _padded(entries: Any, num_rows: int) -> list[Any]:

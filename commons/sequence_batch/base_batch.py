@@ -10,13 +10,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from .leaf_fields import as_field, fields_of, num_rows, pinned, put_together, record_stream
+from .leaf_fields import Leaf, as_field, num_rows, pinned, record_stream, remedy_for_field
 from .optional_types import KeyedJaggedTensor, Pipelineable
-from .packed_rows import PackedRows, check_jagged_fields, read_lengths, select_rows
+from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import row_lists, select_entries
-from .row_remedies import PER_SAMPLE, remedy_for_field
-from .row_schema import FieldValue, Schema, lengths_of
-from .tree import Leaf, Part, is_rebuilding, move_to, take_apart, transform
+from .row_schema import FieldValue, Schema, lengths_of, with_parts
+from .tree import Part, fields_of, is_rebuilding, move_to, rebuild, take_apart, transform
 
 
 @dataclass(eq=False)
@@ -75,7 +74,7 @@ class BaseBatch(Pipelineable):
             if rows != self.batch_size:
                 raise ValueError(
                     f"{type(self).__name__}.{name} has {rows} rows, expected batch_size = {self.batch_size}. "
-                    f"{remedy_for_field(name, fields, self.batch_size, PER_SAMPLE)}"
+                    f"{remedy_for_field(name, fields, self.batch_size)}"
                 )
 
     @property
@@ -92,9 +91,10 @@ class BaseBatch(Pipelineable):
             per_sample = fields_of(tree or take_apart(self))
         except TypeError as error:
             raise TypeError(f"{type(self).__name__}.{error}") from error
-        labels = self.labels
-        if isinstance(labels, torch.Tensor) and self._labels_are_flat():
-            per_sample["labels"] = labels.view(self.batch_size, -1)
+        labels = per_sample.get("labels")
+        if isinstance(labels, torch.Tensor) and labels.dim() == 1 and len(labels) != self.batch_size:
+            is_flat = len(labels) % self.batch_size == 0
+            per_sample["labels"] = labels.view(self.batch_size, -1) if is_flat else labels
         return per_sample
 
     def index_select(self, indices: torch.Tensor | Sequence[int]) -> Self:
@@ -114,34 +114,32 @@ class BaseBatch(Pipelineable):
                 "index_select got a batch with pieces of samples, which need all rows of their step; select "
                 "rows before the exchange"
             )
-        rows = torch.as_tensor(indices, device="cpu")
-        if rows.dim() != 1 or (rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool)):
+        given = torch.as_tensor(indices, device="cpu")
+        if given.dim() != 1 or (given.numel() and (given.is_floating_point() or given.dtype == torch.bool)):
             raise TypeError(
-                f"index_select got {rows.dtype} of shape {tuple(rows.shape)}; expected a list of row numbers"
+                f"index_select got {given.dtype} of {tuple(given.shape)}; expected a list of row numbers"
             )
-        rows = rows.long()
-        if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= self.batch_size):
+        rows = given.long().numpy()
+        if ((rows < 0) | (rows >= self.batch_size)).any():
             raise ValueError(
-                f"index_select got row indices from {int(rows.min())} to {int(rows.max())}, "
+                f"index_select got row indices from {rows.min()} to {rows.max()}, "
                 f"expected 0 to {self.batch_size - 1}"
             )
         is_real = rows < self.num_samples
-        num_real = int(is_real.sum())
-        if not bool(is_real[:num_real].all()):
+        num_real, out_rows = int(is_real.sum()), max(len(rows), 1)
+        if not is_real[:num_real].all():
             raise ValueError("index_select got a padding row before a real row; real rows come first")
-        tree, out_rows = take_apart(self), max(len(rows), 1)
+        tree = take_apart(self)
         fields = self.per_sample_fields(tree)
-        check_jagged_fields(fields)
         schema = Schema.of(fields)
         packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, self.batch_size))
-        selected = select_rows([packed], rows.numpy(), out_rows)
-        lists = select_entries(row_lists(tree, {self.batch_size, self.num_samples}), rows.numpy(), out_rows)
-        return put_together(tree, selected, lists, {"batch_size": out_rows, "actual_batch_size": num_real})
+        lists = select_entries(row_lists(tree, {self.batch_size, self.num_samples}), rows, out_rows)
+        sizes = {"batch_size": out_rows, "actual_batch_size": num_real}
+        return rebuild(tree, {**select_rows([packed], rows, out_rows), **lists}, sizes)
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the ids of each row over all sparse features, which are looked up, `[batch_size]` int64."""
-        lengths = lengths_of(self.features).view(len(self.features.keys()), self.batch_size)
-        return lengths.sum(0, dtype=torch.int64)
+        return lengths_of(self.features).view(-1, self.batch_size).sum(0, dtype=torch.int64)
 
     def num_loss_tokens(self) -> torch.Tensor:
         """Returns the label elements of each row that enter the loss, `[batch_size]` int64.
@@ -171,11 +169,8 @@ class BaseBatch(Pipelineable):
     def feature_row_counts(self) -> dict[str, torch.Tensor]:
         """Returns the lengths of each key of `features`, `[batch_size]`, as "features.<key>" for
         `row_counts`."""
-        lengths = lengths_of(self.features).view(-1, self.batch_size)
-        return {
-            f"features.{key}": key_lengths
-            for key, key_lengths in zip(self.features.keys(), lengths, strict=True)
-        }
+        by_key = zip(self.features.keys(), lengths_of(self.features).view(-1, self.batch_size), strict=True)
+        return {f"features.{key}": lengths for key, lengths in by_key}
 
     def row_counts_on_host(self) -> Mapping[str, np.ndarray]:
         """Returns `row_counts` as int64 arrays `[batch_size]`, 0 for padding rows.
@@ -200,14 +195,8 @@ class BaseBatch(Pipelineable):
         made._counts_on_host = counts
         keys = self.features.keys()
         if all(f"features.{key}" in counts for key in keys):
-            made.features = KeyedJaggedTensor(
-                keys=keys,
-                values=self.features.values(),
-                weights=self.features.weights_or_none(),
-                lengths=self.features.lengths(),
-                stride=self.batch_size,
-                length_per_key=[int(counts[f"features.{key}"].sum()) for key in keys],
-            )
+            totals = [int(counts[f"features.{key}"].sum()) for key in keys]
+            made.features = with_parts(self.features, length_per_key=totals)
         return made
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
@@ -228,15 +217,6 @@ class BaseBatch(Pipelineable):
         moved.pieces, moved._counts_on_host = self.pieces, self._counts_on_host
         return moved
 
-    def _labels_are_flat(self) -> bool:
-        labels = self.labels
-        return (
-            isinstance(labels, torch.Tensor)
-            and labels.dim() == 1
-            and labels.numel() != self.batch_size
-            and labels.numel() % self.batch_size == 0
-        )
-
     def _check_flat_labels(self, real: int) -> None:
         """Refuses flat labels that may be those of the real rows alone, which would go to the wrong samples.
 
@@ -247,9 +227,9 @@ class BaseBatch(Pipelineable):
         if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:
             return
         of_all, of_real = labels.numel() % self.batch_size == 0, labels.numel() % real == 0
-        if of_all and labels.device.type == "cpu":
+        if of_all and of_real and labels.device.type == "cpu":
             of_padding = labels.view(self.batch_size, -1)[real:]
-            of_all = not of_real or bool((of_padding == of_padding.min().clamp(max=0)).all())
+            of_all = bool((of_padding == of_padding.min().clamp(max=0)).all())
         if of_real and not of_all:
             raise ValueError(
                 f"{type(self).__name__}.labels has {labels.numel()} elements in one dimension, which may be "

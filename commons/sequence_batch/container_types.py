@@ -11,6 +11,7 @@ import inspect
 import numbers
 import pathlib
 import types
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -24,26 +25,14 @@ Batch = TypeVar("Batch")
 Parts: TypeAlias = Mapping[Hashable, Any]
 
 # Types that hold no data of single samples; all samples share their values.
-_PLAIN = (
-    type(None),
-    numbers.Number,
-    np.generic,
-    str,
-    bytes,
-    range,
-    slice,
-    enum.Enum,
-    type,
-    datetime.date,
-    datetime.timedelta,
-    pathlib.PurePath,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-)
+_VALUES = (type(None), numbers.Number, np.generic, str, bytes, enum.Enum, pathlib.PurePath)
+_SPANS = (range, slice, datetime.date, datetime.timedelta, torch.Size)
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device)
 TAKE_APART = f"take it apart with {NAME}.sequence_batch.register_batch_type"
+DECLARE_SHARED = (
+    'field(metadata={"per_sample": False}) marks a field of a dataclass; of any other batch, name it in the '
+    "shuffler's shared_fields"
+)
 
 
 class ContainerType(NamedTuple):
@@ -113,7 +102,7 @@ def is_plain(value: Any) -> bool:
     """Returns whether a value holds no data of single samples."""
     if isinstance(value, set | frozenset):
         return all(is_plain(element) for element in value)
-    return isinstance(value, _PLAIN)
+    return isinstance(value, (*_VALUES, *_SPANS, *_NAMED))
 
 
 def join_path(path: str, key: Hashable) -> str:
@@ -137,7 +126,7 @@ def replace_dataclass(value: Any, parts: Parts) -> Any:
     """
     specs = {spec.name: spec for spec in dataclasses.fields(value)}
     given = {name for name, spec in specs.items() if spec.init}
-    if _init_parameters(type(value)) != given:  # type: ignore[arg-type]
+    if set(_signature(type(value)).parameters) != given:  # type: ignore[arg-type]
         raise TypeError(
             f"{type_name(value)} cannot be made again by dataclasses.replace: its __init__ takes something "
             f"else than its fields; {TAKE_APART}"
@@ -150,10 +139,7 @@ def replace_dataclass(value: Any, parts: Parts) -> Any:
     return made
 
 
-@functools.cache
-def _init_parameters(of: type) -> frozenset[str]:
-    """Returns the names of what a type is made of."""
-    return frozenset(inspect.signature(of).parameters)
+_signature = functools.cache(inspect.signature)
 
 
 def _dataclass_parts(value: Any) -> Parts:
@@ -161,16 +147,13 @@ def _dataclass_parts(value: Any) -> Parts:
 
 
 def _mapping_parts(value: Mapping) -> Parts:
-    parts = dict(value)
-    if not all(type(key) is str for key in parts):
-        keys = [join_path("", key) for key in parts]
-        if len(set(keys)) < len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise TypeError(
-                f"a {type_name(value)} has two keys that both show as {twice}, so that their fields cannot "
-                "be told apart; give it keys of different texts"
-            )
-    return parts
+    shown = Counter(join_path("", key) for key in value)
+    for key in [key for key, count in shown.items() if count > 1]:
+        raise TypeError(
+            f"a {type_name(value)} has two keys that both show as {key}, so that their fields cannot be told "
+            "apart; give it keys of different texts"
+        )
+    return dict(value)
 
 
 def _replace_mapping(value: Any, parts: Parts) -> Any:
@@ -202,10 +185,9 @@ def _replace_sequence(value: Any, parts: Parts) -> Any:
 def _replace_tensordict(value: TensorDictBase, parts: Parts) -> TensorDict:
     changed = [part for part in parts.values() if _has_batch_size(part)]
     batch_size, device = list(value.batch_size), value.device
-    if changed and batch_size:
-        batch_size[0] = changed[0].shape[0]
-    if changed and device is not None:
-        device = changed[0].device
+    if changed:
+        batch_size[:1] = changed[0].shape[: len(batch_size[:1])]
+        device = device and changed[0].device
     made = TensorDict({}, batch_size=batch_size, device=device, names=value.names if batch_size else None)
     for key, part in _tensordict_parts(value).items():
         part = parts.get(key, part)

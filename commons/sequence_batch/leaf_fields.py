@@ -1,36 +1,22 @@
-"""Leaves of batches as fields, whose rows can be sent, and back."""
+"""Leaves of batches as fields, whose rows can be sent, and back; and remedies for other numbers of rows."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, cast
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 
-from .container_types import type_name
+from .container_types import DECLARE_SHARED, type_name
 from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor, MemoryMappedTensor
 from .row_schema import FieldValue, lengths_of, with_parts
-from .tree import Leaf, Part, leaves, rebuild
 
+Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor
 # Leaves that hold nothing but what travels: subclasses may. A memory-mapped tensor arrives in memory.
 _EXACT_TYPES = (torch.Tensor, MemoryMappedTensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor)
-
-
-def fields_of(tree: Part) -> dict[str, FieldValue]:
-    """Returns the leaves that travel with samples, converted by `as_field`, by name.
-
-    Raises:
-        TypeError: as `leaves` and `as_field`.
-    """
-    fields = {}
-    for part in leaves(tree):
-        try:
-            fields[field_name(part.path, part.value)] = as_field(part.value)
-        except TypeError as error:
-            raise TypeError(f"{part.path}: {error}") from error
-    return fields
 
 
 def as_field(value: Any) -> FieldValue:
@@ -40,7 +26,7 @@ def as_field(value: Any) -> FieldValue:
         TypeError: a tensor whose rows do not simply follow one another, or something that would be lost when
             they move.
     """
-    _check_type(value)
+    _check(value)
     field = value
     if isinstance(value, KeyedTensor):
         if value.key_dim() != 1:
@@ -58,33 +44,31 @@ def as_field(value: Any) -> FieldValue:
         offsets = nested.offsets()  # kept, so that streams that use the batch are told of them, too
         field = JaggedTensor(values=values, lengths=offsets.diff(), offsets=offsets)
     for _, tensor in tensors_of(field):
-        _check_tensor(tensor)
+        _check(tensor)
     return field
 
 
-def like(field: FieldValue, leaf: Any) -> Any:
-    """Returns a field as the kind of leaf that `leaf` is; the inverse of `as_field`."""
-    if isinstance(leaf, KeyedTensor):
+def like(field: Any, leaf: Any) -> Any:
+    """Returns a field as the kind of leaf that `leaf` is; the inverse of `as_field`. All else stays."""
+    if isinstance(leaf, KeyedTensor) and isinstance(field, torch.Tensor):
         return KeyedTensor(leaf.keys(), leaf.length_per_key(), field)
-    if isinstance(leaf, torch.Tensor) and isinstance(field, JaggedTensor):
+    if not isinstance(leaf, torch.Tensor):
+        return field
+    if isinstance(field, JaggedTensor):
         ragged_dim = cast(Any, leaf)._ragged_idx
         values = field.values().movedim(0, ragged_dim - 1)
         return torch.nested.nested_tensor_from_jagged(values, field.offsets(), jagged_dim=ragged_dim)
-    if isinstance(leaf, torch.Tensor) and leaf.dim() == 1 and isinstance(field, torch.Tensor):
-        return field.flatten()  # flat labels of a `BaseBatch`, or as it is
-    return field
+    return field.flatten() if leaf.dim() == 1 else field  # flat labels of a `BaseBatch`, or as it is
 
 
-def put_together(
-    tree: Part, fields: Mapping[str, FieldValue], others: Mapping[str, Any], numbers: Mapping[Hashable, Any]
-) -> Any:
-    """Returns the batch with other values for some of its fields; the inverse of `fields_of`.
-
-    `others` replaces other parts by path, `numbers` plain ones of the batch itself by name.
-    """
-    named = ((field_name(part.path, part.value), part) for part in leaves(tree))
-    new = {part.path: like(fields[name], part.value) for name, part in named if name in fields}
-    return rebuild(tree, new | dict(others), numbers)
+def kind_of_leaf(leaf: Leaf) -> str:
+    """Returns what sources must agree on beside a leaf's field."""
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested and getattr(leaf, "_ragged_idx", 1) != 1:
+        return f"(ragged in dim {cast(Any, leaf)._ragged_idx})"
+    if not isinstance(leaf, KeyedTensor):
+        return ""
+    keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)
+    return f"({', '.join(f'{key}: {width}' for key, width in keys)})"
 
 
 def num_rows(name: str, value: FieldValue) -> int:
@@ -104,11 +88,63 @@ def num_rows(name: str, value: FieldValue) -> int:
         return lengths_of(value).numel()
     if value.dim() == 0:
         raise ValueError(
-            f"{name} is a tensor without rows (0-d); give it one row per sample. If all samples share it, "
-            'mark the field of a BaseBatch with metadata={"per_sample": False}; of any other batch name it '
-            "in the shuffler's shared_fields"
+            f"{name} is a tensor without rows (0-d); give it one row per sample, or declare what all samples "
+            f"share: {DECLARE_SHARED}"
         )
     return value.shape[0]
+
+
+def remedy_for_rows(fields: Mapping[str, FieldValue], rows: Mapping[str, int]) -> str:
+    """Returns what to do if fields have these different numbers of rows, by name."""
+    jagged = [rows[name] for name, value in fields.items() if not isinstance(value, torch.Tensor)]
+    expected = Counter(jagged or rows.values()).most_common(1)[0][0]
+    name = next(name for name in rows if rows[name] != expected)
+    return f"{name!r} has {rows[name]} and others {expected}. {remedy_for_field(name, fields, expected)}"
+
+
+def remedy_for_field(name: str, fields: Mapping[str, FieldValue], expected: int) -> str:
+    """Returns what to do about a field with other than `expected` rows."""
+    common = "Give it a row per sample, or make it a JaggedTensor of as many per sample as there are"
+    return (
+        f"{_fitting_form(name, fields, expected) or common}. If it is no data of samples, declare so: "
+        f"{DECLARE_SHARED}; it then stays with its rank, and never moves"
+    )
+
+
+def _fitting_form(name: str, fields: Mapping[str, FieldValue], expected: int) -> str:
+    value = fields[name]
+    if not isinstance(value, torch.Tensor):
+        return ""
+    count = len(value)
+    for other, field in fields.items():
+        if isinstance(field, torch.Tensor):
+            if _are_offsets(field) and (other == name or int(field[-1]) == count):
+                return (
+                    f"{other!r} has offsets, which belong to the values that they divide: make both one "
+                    "JaggedTensor(values, offsets=…)"
+                )
+            continue
+        if len(field.values()) == count:
+            return f"If it has a number for each of {other!r}, make it a JaggedTensor with the same lengths"
+        keys = field.keys() if isinstance(field, KeyedJaggedTensor) else []
+        totals = lengths_of(field).view(len(keys), -1).sum(1).tolist() if keys else []
+        for key in (key for key, total in zip(keys, totals, strict=True) if total == count):
+            return (
+                f"If it has a number for each element of {key!r} in {other!r}, make it a JaggedTensor "
+                "with that key's lengths"
+            )
+    if value.dim() > 1 and value.shape[1] == expected:
+        return "Rows are in its dim 1: transpose(0, 1) puts them first"
+    if value.dim() == 1 and count and expected and count % expected == 0:
+        each = count // expected
+        return f"If it has {each} numbers per sample, view it as [{expected}, {each}]"
+    return ""
+
+
+def _are_offsets(value: torch.Tensor) -> bool:
+    if value.dim() != 1 or len(value) < 2 or value.is_floating_point() or value.dtype == torch.bool:
+        return False
+    return int(value[0]) == 0 and bool((value.diff() >= 0).all()) and int(value[-1]) > 0
 
 
 def tensors_of(leaf: Any) -> list[tuple[str, torch.Tensor]]:
@@ -123,23 +159,21 @@ def tensors_of(leaf: Any) -> list[tuple[str, torch.Tensor]]:
     return [(f".{name}()", tensor) for name, tensor in parts.items() if tensor is not None]
 
 
+def with_tensors(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns a leaf with other values, weights and lengths, each as `change` returns it."""
+    if isinstance(leaf, torch.Tensor):
+        return change(leaf)
+    if isinstance(leaf, KeyedTensor):
+        return like(change(leaf.values()), leaf)
+    parts = {"values": leaf.values(), "lengths": lengths_of(leaf), "weights": leaf.weights_or_none()}
+    return with_parts(leaf, **{name: change(part) for name, part in parts.items() if part is not None})
+
+
 def pinned(leaf: Any) -> Any:
     """Returns a leaf in pinned host memory."""
-    if isinstance(leaf, JaggedTensor):  # has no pin_memory of its own
-        return _with_tensors(leaf, torch.Tensor.pin_memory)
-    return like(leaf.values().pin_memory(), leaf) if isinstance(leaf, KeyedTensor) else leaf.pin_memory()
-
-
-def copied(field: FieldValue) -> FieldValue:
-    """Returns a field whose tensors have memory of their own."""
-    if isinstance(field, torch.Tensor):
-        return field.clone(memory_format=torch.contiguous_format)
-    return _with_tensors(field, torch.Tensor.clone)
-
-
-def _with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> FieldValue:
-    parts = {"values": value.values(), "lengths": lengths_of(value), "weights": value.weights_or_none()}
-    return with_parts(value, **{name: change(part) for name, part in parts.items() if part is not None})
+    if isinstance(leaf, KeyedJaggedTensor):  # keeps what it has worked out
+        return leaf.pin_memory()
+    return with_tensors(leaf, torch.Tensor.pin_memory)
 
 
 def record_stream(leaf: Any, stream: torch.Stream) -> None:
@@ -149,41 +183,27 @@ def record_stream(leaf: Any, stream: torch.Stream) -> None:
         part.record_stream(stream)
 
 
-def field_name(path: str, leaf: Leaf | np.ndarray) -> str:
-    """Returns the name of a leaf's field: its path, with what sources must agree on."""
-    if isinstance(leaf, np.ndarray):
-        return f"{path} (array)"
-    if isinstance(leaf, torch.Tensor) and leaf.is_nested and getattr(leaf, "_ragged_idx", 1) != 1:
-        return f"{path}(ragged in dim {cast(Any, leaf)._ragged_idx})"
-    if not isinstance(leaf, KeyedTensor):
-        return path
-    keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)
-    return f"{path}({', '.join(f'{key}: {width}' for key, width in keys)})"
-
-
-def _check_type(leaf: Leaf) -> None:
-    """Refuses what would arrive without a part of it."""
-    if type(leaf) not in _EXACT_TYPES and not (isinstance(leaf, torch.Tensor) and leaf.is_nested):
-        plain = next(of for of in _EXACT_TYPES if isinstance(leaf, of)).__name__
+def _check(part: Leaf) -> None:
+    """Refuses what would arrive without a part of it, and tensors whose rows cannot be sent as bytes."""
+    is_nested = isinstance(part, torch.Tensor) and part.is_nested  # its values are checked
+    if type(part) not in _EXACT_TYPES and not is_nested:
+        plain = next(of for of in _EXACT_TYPES if isinstance(part, of)).__name__
         raise TypeError(
-            f"a {type_name(leaf)} would arrive as a {plain}, without what the subclass adds; make it a "
+            f"a {type_name(part)} would arrive as a {plain}, without what the subclass adds; make it a "
             f"{plain}, and what else it holds fields of their own"
         )
-    if isinstance(leaf, KeyedJaggedTensor) and leaf.inverse_indices_or_none() is not None:
+    if isinstance(part, KeyedJaggedTensor) and part.inverse_indices_or_none() is not None:
         raise TypeError(
             "a KeyedJaggedTensor has inverse_indices, which refer to rows of this batch alone; leave them "
             "out, and deduplicate after the exchange"
         )
-
-
-def _check_tensor(tensor: torch.Tensor) -> None:
-    """Refuses tensors whose rows cannot be sent as bytes."""
-    _check_type(tensor)
-    if tensor.layout != torch.strided:
-        raise TypeError(f"a tensor has layout {tensor.layout}, of which rows cannot be sent; make it dense")
-    if tensor.is_quantized or not _is_copied(tensor.dtype):
+    if not isinstance(part, torch.Tensor) or is_nested:
+        return
+    if part.layout != torch.strided:
+        raise TypeError(f"a tensor has layout {part.layout}, of which rows cannot be sent; make it dense")
+    if part.is_quantized or not _is_copied(part.dtype):
         raise TypeError(
-            f"a tensor has dtype {tensor.dtype}, of which rows cannot be sent, because torch "
+            f"a tensor has dtype {part.dtype}, of which rows cannot be sent, because torch "
             f"{torch.__version__} does not copy them by their bytes alone; send quantized values as integers "
             "of at least 8 bits (int_repr), next to their scale, and others as bytes, view(torch.uint8)"
         )

@@ -11,15 +11,17 @@ the device is to copy words, in `gather_fields` and `to_chunks`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from .optional_types import JaggedTensor, KeyedJaggedTensor
-from .row_schema import BUFFER_ALIGNMENT, WORD_DTYPES, FieldValue, Schema, Section, aligned, lengths_of
+from .row_schema import BUFFER_ALIGNMENT, WORD_DTYPES, FieldValue, Schema, Section, lengths_of
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,10 @@ class PackedRows:
     def from_bytes(buffer: torch.Tensor, schema: Schema, lengths: np.ndarray) -> PackedRows:
         """Returns the rows in a chunk that `to_chunks` made, as views of it.
 
-        Args:
-            buffer: uint8, aligned to eight bytes; may be longer than the rows need.
-            schema: of the rows in the buffer.
-            lengths: of the rows, int64 `[rows, keys]`.
+        `buffer` is uint8, aligned to eight bytes, and may be longer than rows of these lengths need.
         """
         sections, start = [], 0
-        for section in schema.sections:
-            size = int(section.sizes(lengths).sum())
+        for section, size in zip(schema.sections, schema.sizes(lengths).sum(1).tolist(), strict=True):
             end = start + size * section.words * section.width
             words = buffer[start:end].view(WORD_DTYPES[section.width])
             sections.append(words.view(size, section.words))
@@ -73,8 +71,9 @@ class Selection:
     second, [3, 3, 3, -3, -3], and adds 0, 1, …, so that it copies the elements [3, 4, 5, 0, 1].
 
     Attributes:
-        lengths: int64 `[rows, keys]`, of the selected rows, one chunk after another; then of padding.
-        num_padding: rows of padding, with zero length in jagged fields and zeros in dense ones.
+        lengths: int64 `[rows, keys]`, of the selected rows, one chunk after another.
+        pads: whether some rows are padding, with zero length in jagged fields and zeros in dense ones: they
+            are the one row of a source after all others.
         sizes: int64 `[sections, chunks]`, rows or elements of each section in each chunk.
         indices: int64, of all sections one after another, and then the lengths by field and key. A dense
             section has the rows. A jagged one has for each run of elements the first, less the elements
@@ -84,7 +83,7 @@ class Selection:
 
     schema: Schema
     lengths: np.ndarray
-    num_padding: int
+    pads: bool
     sizes: np.ndarray
     indices: torch.Tensor
     index_sizes: list[int]
@@ -93,32 +92,27 @@ class Selection:
     def of(
         schema: Schema, sources: Sequence[np.ndarray], chunks: Sequence[np.ndarray], num_padding: int = 0
     ) -> Selection:
-        """Selects rows.
+        """Selects rows of sources of one schema.
 
         Args:
-            schema: of all sources.
             sources: lengths of the rows of each, int64 `[rows, keys]`.
             chunks: int64 `[selected]` each, positions among all rows of all sources.
-            num_padding: rows of padding after a single chunk.
+            num_padding: rows of padding after the last chunk.
         """
-        positions, together = np.concatenate(chunks), np.concatenate(sources)
-        ends = np.cumsum([len(chunk) for chunk in chunks])
-        chosen = together[positions]
+        if num_padding:
+            padding = np.full(num_padding, sum(map(len, sources)))
+            sources = [*sources, np.zeros((1, schema.num_keys), dtype=np.int64)]
+            chunks = [*chunks[:-1], np.append(chunks[-1], padding)]
+        positions = np.concatenate(chunks)
+        lengths, ends = np.concatenate(sources)[positions], np.cumsum([0, *map(len, chunks)])
         parts: list[np.ndarray] = []
         for section in schema.sections:
-            if section.is_dense:
-                padding = np.full(num_padding, len(together))
-                parts.append(np.append(positions, padding) if num_padding else positions)
-            else:
-                parts += _runs(section, sources, positions, chosen, ends)
-        lengths = np.concatenate([chosen, np.zeros((num_padding, schema.num_keys), dtype=np.int64)])
-        first_key = 0
-        for field in schema.jagged_fields:
-            parts.append(lengths[:, first_key : first_key + len(field.keys)].T.ravel())
-            first_key += len(field.keys)
-        sizes = np.array([_sums(section.sizes(chosen), ends) for section in schema.sections], dtype=np.int64)
+            parts += [positions] if section.is_dense else _runs(section, sources, positions, lengths, ends)
+        parts += [lengths[:, keys].T.ravel() for keys in schema.keys.values()]
+        through = np.pad(schema.sizes(lengths).cumsum(1), ((0, 0), (1, 0)))
         indices = torch.from_numpy(np.concatenate([*parts, np.zeros(0, dtype=np.int64)]))
-        return Selection(schema, lengths, num_padding, sizes, indices, [len(part) for part in parts])
+        sizes = np.diff(through[:, ends])
+        return Selection(schema, lengths, num_padding > 0, sizes, indices, [len(part) for part in parts])
 
     def pinned(self) -> Selection:
         """Returns the selection with its indices in pinned memory."""
@@ -126,8 +120,8 @@ class Selection:
 
     @property
     def chunk_bytes(self) -> np.ndarray:
-        """int64 `[chunks]`, bytes of each, up to the next multiple of `BUFFER_ALIGNMENT`."""
-        return aligned(np.array([of.width * of.words for of in self.schema.sections]) @ self.sizes)
+        """int64 `[chunks]`, aligned bytes of each."""
+        return self.schema.chunk_bytes(self.sizes)
 
 
 def to_chunks(rows: PackedRows, selection: Selection) -> torch.Tensor:
@@ -135,15 +129,13 @@ def to_chunks(rows: PackedRows, selection: Selection) -> torch.Tensor:
 
     Takes as many device operations for many chunks as for one; no host-device synchronization.
     """
-    sections = [_choose(*pair) for pair in _locate([rows], selection)[0]]
-    parts = []
-    for section, words, sizes in zip(selection.schema.sections, sections, selection.sizes, strict=True):
-        num_bytes = sizes * (section.width * section.words)
-        parts.append(words.view(-1).view(torch.uint8).split(num_bytes.tolist()))
-    missing = selection.chunk_bytes - sum(np.array([len(part) for part in of]) for of in parts)
-    if len(parts) == 1 and not missing.any():
-        return sections[0].view(-1).view(torch.uint8)
-    padding = torch.zeros(BUFFER_ALIGNMENT, dtype=torch.uint8, device=sections[0].device)
+    flat = [_choose(*pair).view(-1).view(torch.uint8) for pair in _locate([rows], selection)[0]]
+    num_bytes = selection.schema.section_bytes[:, None] * selection.sizes
+    missing = selection.chunk_bytes - num_bytes.sum(0)
+    if len(flat) == 1 and not missing.any():
+        return flat[0]
+    parts = [of.split(sizes) for of, sizes in zip(flat, num_bytes.tolist(), strict=True)]
+    padding = flat[0].new_zeros(BUFFER_ALIGNMENT)
     chunks = zip(zip(*parts, strict=True), missing.tolist(), strict=True)
     return torch.cat([part for of, count in chunks for part in (*of, padding[:count])])
 
@@ -152,37 +144,26 @@ def gather_fields(sources: Sequence[PackedRows], selection: Selection) -> dict[s
     """Copies rows of packed batches of one device into fields, bit for bit as they were packed.
 
     Each tensor has memory of its own: TorchRec may free one early, a model may change it in place, and who
-    keeps it keeps no other. No host-device synchronization.
-
-    Args:
-        sources: the batches that the selection is of.
-        selection: a single chunk.
+    keeps it keeps no other. The selection is a single chunk. No host-device synchronization.
     """
-    schema = selection.schema
+    schema, parts = selection.schema, defaultdict[str, dict[str, Any]](dict)
     pairs, lengths = _locate(sources, selection)
-    values: dict[tuple[str, bool], torch.Tensor] = {}
     for section, (words, index) in zip(schema.sections, pairs, strict=True):
-        for field, of_field in zip(section.fields, _select(section, words, index, selection), strict=True):
-            values[field.name, field.is_weights] = field.from_words(of_field)
+        for field, chosen in zip(section.fields, _select(section, words, index, selection), strict=True):
+            parts[field.name]["weights" if field.is_weights else "values"] = field.from_words(chosen)
     fields: dict[str, FieldValue] = {}
     for field in schema.fields:
-        if field.is_weights:
-            continue
+        of_field = parts[field.name]
         if field.is_dense:
-            fields[field.name] = values[field.name, False]
-            continue
-        parts: dict[str, Any] = {
-            "values": values[field.name, False],
-            "weights": values.get((field.name, True)),
-            "lengths": next(lengths).to(
+            fields[field.name] = of_field["values"]
+        elif not field.is_weights:
+            of_field["lengths"] = next(lengths).to(
                 field.lengths_dtype, copy=True, memory_format=torch.contiguous_format
-            ),
-        }
-        if field.kind == "keyed":
-            stride = len(selection.lengths)
-            fields[field.name] = KeyedJaggedTensor(keys=list(field.keys), stride=stride, **parts)
-        else:
-            fields[field.name] = JaggedTensor(**parts)
+            )
+            if field.kind == "keyed":
+                of_field |= {"keys": list(field.keys), "stride": len(selection.lengths)}
+            made_of = KeyedJaggedTensor if field.kind == "keyed" else JaggedTensor
+            fields[field.name] = made_of(**of_field)
     return fields
 
 
@@ -207,7 +188,7 @@ def _locate(
     for number, section in enumerate(selection.schema.sections):
         of_sources = [source.sections[number] for source in sources]
         if section.is_dense:
-            if selection.num_padding:
+            if selection.pads:
                 of_sources.append(of_sources[0].new_zeros(1, section.words))
             index = next(parts)
         else:
@@ -226,16 +207,15 @@ def _select(
     """Returns the chosen words of each field of a section, in memory of their own."""
     if section.is_dense:
         rows = _choose(words, index)
-        widths = [field.words for field in section.fields]
+        widths = [field.element_bytes // section.width for field in section.fields]
         if len(widths) == 1:
             return [rows]
         of_fields = [rows.new_empty(len(rows), width) for width in widths]
         if filled := [of_field for of_field in of_fields if of_field.numel()]:
             torch.split_with_sizes_copy(rows, [of.shape[1] for of in filled], dim=1, out=filled)
         return of_fields
-    by_key = selection.lengths.sum(0)
-    ends = np.cumsum([len(field_keys) for field_keys in section.keys_of_fields])[:-1]
-    sizes = [int(keys.sum()) for keys in np.split(by_key[section.keys], ends)]
+    keys = [selection.schema.keys[field.name] for field in section.fields]
+    sizes = [int(selection.lengths[:, of_field].sum()) for of_field in keys]
     return [_choose(words, part) for part in index.split(sizes)]
 
 
@@ -250,110 +230,88 @@ def _runs(
     section: Section,
     sources: Sequence[np.ndarray],
     positions: np.ndarray,
-    chosen: np.ndarray,
+    lengths: np.ndarray,
     ends: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Works out the runs of elements to copy of a jagged section: those of one key of one row each.
+    """Returns the runs of elements to copy of a jagged section, each of one key of one row: the first element
+    of each, less the elements of the runs before it, and how many; int64 `[runs]`.
 
-    A source has them key by key and row by row. The selection has them chunk by chunk, key by key and row by
-    row.
-
-    Returns:
-        int64 `[runs]`: the first element of each, less the elements of the runs before it; and how many.
+    A source has runs key by key and row by row. The selection has them chunk by chunk, then likewise.
     """
     starts, before = [], 0
-    for lengths in sources:
-        of_keys = lengths[:, section.keys].T  # [keys, rows]
+    for of_source in sources:
+        of_keys = of_source[:, section.keys].T  # [keys, rows]
         through = np.cumsum(of_keys.ravel()).reshape(of_keys.shape)
         starts.append(through - of_keys + before)
         before += int(of_keys.sum())
-    first, counts = np.concatenate(starts, 1)[:, positions], chosen[:, section.keys].T
-    if len(ends) > 1:
-        first, counts = (
-            np.concatenate([chunk.ravel() for chunk in np.split(runs, ends[:-1], 1)])
-            for runs in (first, counts)
-        )
-    counts = counts.ravel()
-    return first.ravel() - (np.cumsum(counts) - counts), counts
-
-
-def _sums(sizes: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Returns the sums of chunks of int64 `[rows]` that end at `ends`."""
-    through = np.append(0, np.cumsum(sizes))
-    return np.diff(through[np.append(0, ends)])
+    chunks = [slice(*span) for span in pairwise(ends.tolist())]
+    first, counts = (
+        np.concatenate([runs[:, chunk].ravel() for chunk in chunks])
+        for runs in (np.concatenate(starts, 1)[:, positions], lengths[:, section.keys].T)
+    )
+    return first - (np.cumsum(counts) - counts), counts
 
 
 def read_lengths(fields: Mapping[str, Any], schema: Schema, num_rows: int) -> np.ndarray:
-    """Returns the lengths of every key of every jagged field, int64 `[rows, keys]`; the host waits for those
-    on a device."""
-    return read_all_lengths([fields], schema, [num_rows])[0]
+    """Returns the checked lengths of a batch, int64 `[rows, keys]`; the host waits for those on a device."""
+    return checked_lengths(fields, schema, num_rows, read_together(jagged_parts(fields, schema)))
 
 
-def read_all_lengths(
-    batches: Sequence[Mapping[str, Any]], schema: Schema, num_rows: Sequence[int]
-) -> list[np.ndarray]:
-    """Returns `read_lengths` of each of several batches of one schema; the host waits once."""
-    if not schema.jagged_fields:
-        return [np.zeros((count, 0), dtype=np.int64) for count in num_rows]
-    of_batches = [
-        torch.cat([lengths_of(fields[field.name]) for field in schema.jagged_fields]) for fields in batches
-    ]
-    together = _together(of_batches).cpu().long().numpy()
-    parts = np.split(together, np.cumsum([len(lengths) for lengths in of_batches])[:-1])
-    return [
-        np.ascontiguousarray(part.reshape(schema.num_keys, count).T)
-        for part, count in zip(parts, num_rows, strict=True)
-    ]
+def jagged_parts(fields: Mapping[str, Any], schema: Schema) -> list[torch.Tensor]:
+    """Returns for each jagged field its flat lengths, and where its first row starts, empty for 0; for
+    `checked_lengths`, once they are on the host.
+
+    Raises:
+        ValueError: lengths are not flat int32 or int64.
+    """
+    parts = []
+    for field in schema.jagged_fields:
+        value = fields[field.name]
+        lengths = lengths_of(value)
+        if lengths.dim() != 1 or (len(lengths) and lengths.dtype not in (torch.int32, torch.int64)):
+            raise ValueError(
+                f"field {field.name!r} has {lengths.dtype} lengths of shape {tuple(lengths.shape)}; expected "
+                "a flat tensor of int32 or int64"
+            )
+        # Offsets that it was made with, or has worked out; it is not asked to.
+        offsets = value.offsets_or_none() if hasattr(value, "offsets_or_none") else None
+        parts += [lengths, lengths[:0] if offsets is None else offsets[:1]]
+    return parts
 
 
-def check_jagged_fields(fields: Mapping[str, Any]) -> None:
-    """Checks that the lengths of every jagged field account for all of its values and weights. The host waits
-    once for a device.
+def checked_lengths(
+    fields: Mapping[str, Any], schema: Schema, num_rows: int, parts: Sequence[np.ndarray], whose: str = ""
+) -> np.ndarray:
+    """Returns lengths, int64 `[rows, keys]`, once those of every jagged field account for all that it holds.
 
     Raises:
         ValueError: a field has values before, after or between its rows, which belong to no sample; or it has
-            more or fewer weights than values, or lengths that are not flat int32 or int64.
+            more or fewer weights than values.
     """
-    if any(not isinstance(field, torch.Tensor) for field in fields.values()):
-        check_extents(fields, jagged_extents(fields).cpu().numpy())
-
-
-def jagged_extents(fields: Mapping[str, Any]) -> torch.Tensor:
-    """Returns the sum of the lengths of each jagged field, and where its first row starts, int64
-    `[2, jagged fields]`, for `check_extents`. Raises what `check_jagged_fields` does of lengths."""
-    extents = []
-    for name, field in fields.items():
-        if isinstance(field, torch.Tensor):
-            continue
-        # Offsets that it was made with, or has worked out; it is not asked to.
-        offsets = field.offsets_or_none() if hasattr(field, "offsets_or_none") else None
-        lengths = lengths_of(field)
-        if lengths.dim() != 1 or (len(lengths) and lengths.dtype not in (torch.int32, torch.int64)):
+    for field, lengths, start in zip(schema.jagged_fields, parts[::2], parts[1::2], strict=True):
+        value, total, first = fields[field.name], lengths.sum(), start.sum()
+        values, weights = value.values().shape[0], value.weights_or_none()
+        if values != total or first:
             raise ValueError(
-                f"field {name!r} has {lengths.dtype} lengths of shape {tuple(lengths.shape)}; expected a "
-                "flat tensor of int32 or int64"
-            )
-        total = lengths.sum(dtype=torch.int64)
-        first = torch.zeros_like(total) if offsets is None or not len(offsets) else offsets[0].long()
-        extents.append(torch.stack([total, first]))
-    return torch.stack(extents, 1)
-
-
-def check_extents(fields: Mapping[str, Any], extents: np.ndarray) -> None:
-    """Checks what `jagged_extents` returned, on the host; raises what `check_jagged_fields` does."""
-    jagged = [(name, field) for name, field in fields.items() if not isinstance(field, torch.Tensor)]
-    for (name, field), (total, first) in zip(jagged, extents.T.tolist(), strict=True):
-        values, weights = field.values().shape[0], field.weights_or_none()
-        if values != total or first != 0:
-            raise ValueError(
-                f"field {name!r} has {values} values, its lengths add up to {total} and its first row starts "
-                f"at {first}; rows must follow each other without gaps from value 0 on"
+                f"field '{field.name}{whose}' has {values} values, its lengths add up to {total} and its "
+                f"first row starts at {first}; rows must follow each other without gaps from value 0 on"
             )
         if weights is not None and weights.shape[:1] != (values,):
             raise ValueError(
-                f"field {name!r} has {values} values and weights of shape {tuple(weights.shape)}; each value "
-                "needs one weight"
+                f"field '{field.name}{whose}' has {values} values and weights of shape "
+                f"{tuple(weights.shape)}; each value needs one weight"
             )
+    by_key = np.concatenate([np.zeros(0, dtype=np.int64), *parts[::2]]).reshape(schema.num_keys, num_rows)
+    return np.ascontiguousarray(by_key.T)
+
+
+def read_together(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """Returns integer tensors of any shapes on the host, as int64; the host waits once."""
+    if not tensors:
+        return []
+    together = _together([tensor.reshape(-1) for tensor in tensors]).cpu().long().numpy()
+    parts = np.split(together, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:

@@ -1,14 +1,14 @@
 """Lists of plain values in a batch, such as texts or ids of requests.
 
-A length that happens to fit tells nothing, so what a list belongs to is declared, or compared. A process
-that has the whole batch moves entries with their rows. An exchange, which sends tensors alone, takes lists
-that are equal on all ranks for shared, as names of features are, and refuses others.
+A process that has the whole batch moves entries with their rows. An exchange, which sends tensors alone,
+takes lists that are equal on all ranks for shared, as names of features are, and refuses others.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,11 +18,14 @@ from .. import NAME
 from .container_types import SEQUENCE, container_type, is_plain, join_path, type_name
 from .leaf_fields import tensors_of
 from .row_schema import hash_bytes
-from .tree import Leaf, Part, held_in_attributes, take_apart, tensors_and_arrays
+from .tree import Part, held_in_attributes, take_apart, tensors_and_arrays
 
 PlainList: TypeAlias = list | tuple | range | dict
 
-RECIPE = f"parts = {NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
+RECIPE = (
+    "collate them to tensors with a row each, or divide them by "
+    f"parts = {NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
+)
 
 
 def lists_of(tree: Part) -> dict[str, PlainList]:
@@ -38,14 +41,13 @@ def lists_of(tree: Part) -> dict[str, PlainList]:
 
 
 def lists_in_attributes(tree: Part) -> dict[str, PlainList]:
-    """Returns the lists and tuples of plain values that only attributes of mappings and sequences hold, by
-    path."""
+    """Returns the lists that only attributes of mappings and sequences hold, by path."""
     found: dict[str, PlainList] = {}
     for owner, name, attribute in held_in_attributes(tree):
-        if isinstance(owner.value, MutableMapping | list | tuple) and isinstance(attribute, list | tuple):
-            held = [owner.value, *(part.value for part in owner.parts.values())]
-            if attribute and not any(attribute is part for part in held):
-                found |= lists_of(take_apart(attribute, path=join_path(owner.path, name)))
+        is_list = isinstance(attribute, list | tuple) and len(attribute) > 0
+        is_part = any(attribute is part.value for part in owner.each())
+        if is_list and not is_part and isinstance(owner.value, MutableMapping | list | tuple):
+            found |= lists_of(take_apart(attribute, path=join_path(owner.path, name)))
     return found
 
 
@@ -58,10 +60,7 @@ def row_lists(tree: Part, counts: Collection[int]) -> dict[str, PlainList]:
 def select_entries(
     lists: Mapping[str, PlainList], rows: Sequence[int] | np.ndarray, num_rows: int
 ) -> dict[str, PlainList]:
-    """Returns the entries of these rows in each list, then None up to `num_rows`.
-
-    Rows beyond a list, which are padding, have none.
-    """
+    """Returns the entries of these rows in each list but those beyond it, then None up to `num_rows`."""
     selected: dict[str, PlainList] = {}
     for path, entries in lists.items():
         chosen = [entries[int(row)] for row in rows if row < len(entries)]
@@ -72,18 +71,15 @@ def select_entries(
 
 def hash_lists(lists: Mapping[str, PlainList]) -> dict[str, int]:
     """Returns a 63-bit hash of each list, the same in every process."""
-    return {path: hash_bytes([_text(entries).encode()]) for path, entries in lists.items()}
+    return {path: hash_bytes(_text(entries).encode()) for path, entries in lists.items()}
 
 
 def hash_shared(tree: Part) -> dict[str, int]:
     """Returns a hash of each host tensor and array that all samples share, by path."""
     found = {}
-    for part in tensors_and_arrays(tree):
-        if part.is_shared:
-            try:
-                found[part.path] = hash_bytes(_bytes_of(tensor) for _, tensor in tensors_of(part.value))
-            except (TypeError, RuntimeError, NotImplementedError):  # of a layout without bytes
-                continue
+    for part in filter(lambda part: part.is_shared, tensors_and_arrays(tree)):
+        with suppress(TypeError, RuntimeError):  # of a layout without bytes
+            found[part.path] = hash_bytes(b"".join(_bytes_of(tensor) for _, tensor in tensors_of(part.value)))
     return found
 
 
@@ -103,7 +99,7 @@ def check_no_samples(tree: Part, num_rows: int | None = None) -> None:
             raise TypeError(
                 f"{part.path or 'the batch'} is a {type_name(part.value)} of {len(part.value)} alike entries"
                 f"{of}: they may be fields or samples. Make it a tuple, or a dict with names, if they are "
-                f"fields. Collate samples to tensors with a row each, or divide them by {RECIPE}"
+                f"fields. If they are samples, {RECIPE}"
             )
 
 
@@ -111,36 +107,27 @@ def are_samples(part: Part) -> bool:
     """Returns whether a part is a list, or a dict by number, of several alike entries with tensors."""
     if not _may_be_list(part) or len(part.value) < 2 or len(part.parts) < len(part.value):
         return False
-    kinds = {_kind_of(entry.value) for entry in part.parts.values()}
+    kinds = {_kind_of(entry) for entry in part.parts.values()}
     return len(kinds) == 1 and bool(tensors_and_arrays(part))
 
 
 def is_plain_throughout(part: Part) -> bool:
     """Returns whether a part holds plain values alone."""
-    if part.container is None:
-        return is_plain(part.value)
-    return all(map(is_plain_throughout, part.parts.values()))
+    return all(below.container is not None or is_plain(below.value) for below in part.each())
 
 
 def _may_be_list(part: Part) -> bool:
     """Returns whether entries have numbers in place of names."""
-    if isinstance(part.value, dict) and part.container is not None:
-        return bool(part.value) and all(map(_is_number, part.value))
-    return part.container is SEQUENCE and isinstance(part.value, list | tuple)
+    if isinstance(part.value, dict) and part.value:
+        return all(isinstance(key, int | np.integer) or str(key).isdigit() for key in part.value)
+    return part.container is SEQUENCE
 
 
-def _is_number(key: Any) -> bool:
-    return isinstance(key, int | np.integer) or (isinstance(key, str) and key.isdigit())
-
-
-def _kind_of(value: Any) -> Any:
+def _kind_of(part: Part) -> Any:
     """Returns what fields of one kind have in common, but for their number of rows."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return type(value), value.dtype, value.ndim
-    container = None if isinstance(value, Leaf) else container_type(value)
-    if container is None:
-        return type(value)
-    return type(value), tuple((key, _kind_of(part)) for key, part in container.parts(value).items())
+    if isinstance(part.value, torch.Tensor | np.ndarray):
+        return type(part.value), part.value.dtype, part.value.ndim
+    return type(part.value), tuple((key, _kind_of(below)) for key, below in part.parts.items())
 
 
 def _bytes_of(part: Any) -> bytes:

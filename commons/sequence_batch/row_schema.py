@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -27,8 +26,7 @@ BUFFER_ALIGNMENT = max(WORD_DTYPES)
 class Field:
     """The values, or the weights, of one field of a batch: what ranks must agree on to exchange its rows.
 
-    As words, an element takes the widest that divide it. It is a value of a jagged field, or a row of a dense
-    one.
+    An element, of the widest words that divide it, is a value of a jagged field or a row of a dense one.
 
     Attributes:
         name: the field's name in the batch.
@@ -79,11 +77,6 @@ class Field:
         """Bytes of one word."""
         return next(width for width in WORD_DTYPES if self.element_bytes % width == 0)
 
-    @cached_property
-    def words(self) -> int:
-        """Words of one element."""
-        return self.element_bytes // self.width
-
     def to_words(self, value: FieldValue) -> torch.Tensor:
         """Returns these values or weights of a field as words, `[elements, words]`."""
         tensor = value
@@ -93,62 +86,40 @@ class Field:
         if flat.storage_offset() * self.dtype.itemsize % self.width or flat.stride(0) != 1:
             # torch views as words only what starts at a multiple of one; a lone element may have any stride.
             flat = flat.clone(memory_format=torch.contiguous_format)
-        words = WORD_DTYPES[self.width]
-        flat = flat if self.dtype == words else flat.view(words)
-        return flat.view(tensor.shape[0], self.words)
+        return flat.view(WORD_DTYPES[self.width]).view(tensor.shape[0], self.element_bytes // self.width)
 
     def from_words(self, words: torch.Tensor) -> torch.Tensor:
         """Returns the elements in contiguous `words`, `[elements, words]`, as a view of them."""
         if words.numel() == 0:  # torch refuses views of another dtype at some offsets, even of nothing
             return words.new_empty((len(words), *self.trailing_shape), dtype=self.dtype)
-        flat = words.view(-1)
-        flat = flat if self.dtype == words.dtype else flat.view(self.dtype)
-        return flat.view(len(words), *self.trailing_shape)
+        return words.view(-1).view(self.dtype).view(len(words), *self.trailing_shape)
 
 
-@dataclass(frozen=True, eq=False)
-class Section:
+class Section(NamedTuple):
     """Fields that one tensor of words holds.
 
     Dense fields with words of one width lie side by side, `[rows, words]`. Jagged ones with elements of one
     size follow one another, `[elements, words]`: all rows of a field's first key, then all of the second, ...
 
     Attributes:
-        keys_of_fields: int64 `[keys]` of each jagged field: where its keys are among those of all fields.
+        width: bytes of one word.
+        words: words of one row of dense fields, or of one element of jagged ones.
+        keys: int64 `[columns]`, where the keys of its jagged fields are among those of the schema.
     """
 
-    fields: tuple[Field, ...]
+    fields: list[Field]
     is_dense: bool
-    keys_of_fields: tuple[np.ndarray, ...]
-
-    @cached_property
-    def keys(self) -> np.ndarray:
-        """int64 `[columns]`, the keys of all jagged fields, one field after another."""
-        return np.concatenate([np.zeros(0, dtype=np.int64), *self.keys_of_fields])
-
-    @cached_property
-    def width(self) -> int:
-        """Bytes of one word."""
-        return self.fields[0].width
-
-    @cached_property
-    def words(self) -> int:
-        """Words of one row of dense fields, or of one element of jagged ones."""
-        return sum(field.words for field in self.fields) if self.is_dense else self.fields[0].words
-
-    def sizes(self, lengths: np.ndarray) -> np.ndarray:
-        """Returns how many rows of words each row has, int64 `[rows]`: 1, or its elements.
-
-        `lengths` is int64 `[rows, keys]`.
-        """
-        if self.is_dense:
-            return np.ones(len(lengths), dtype=np.int64)
-        return lengths[:, self.keys].sum(1)
+    width: int
+    words: int
+    keys: np.ndarray
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The per-sample fields of a batch, and with them the layout of its packed rows."""
+    """The per-sample fields of a batch, and with them the layout of its packed rows.
+
+    Lengths of rows are int64 `[rows, keys]`, of every key of every jagged field.
+    """
 
     fields: tuple[Field, ...]
 
@@ -160,12 +131,19 @@ class Schema:
     @cached_property
     def fingerprint(self) -> int:
         """A 63-bit hash, the same in every process."""
-        return hash_bytes([repr(self.fields).encode()])
+        return hash_bytes(repr(self.fields).encode())
 
     @cached_property
     def jagged_fields(self) -> tuple[Field, ...]:
         """Fields whose rows differ in length, each once."""
         return tuple(field for field in self.fields if not (field.is_dense or field.is_weights))
+
+    @cached_property
+    def keys(self) -> dict[str, np.ndarray]:
+        """Where the keys of each jagged field are among those of all, int64 `[keys]` by its name."""
+        ends = np.cumsum([len(field.keys) for field in self.jagged_fields])[:-1]
+        by_field = np.split(np.arange(self.num_keys), ends)
+        return {field.name: keys for field, keys in zip(self.jagged_fields, by_field, strict=False)}
 
     @cached_property
     def num_keys(self) -> int:
@@ -183,44 +161,38 @@ class Schema:
         for field in self.fields:
             size = 0 if field.is_dense else field.element_bytes + 1
             members.setdefault((-field.width, size), []).append(field)
-        ends = np.cumsum([0] + [len(field.keys) for field in self.jagged_fields])
-        spans = zip(self.jagged_fields, pairwise(ends), strict=True)
-        keys = {field.name: np.arange(*span) for field, span in spans}
-        return tuple(
-            Section(tuple(fields), not size, tuple(keys[field.name] for field in fields if size))
-            for (_, size), fields in sorted(members.items())
-        )
+        sections = []
+        for (_, size), fields in sorted(members.items()):
+            width, of_one = fields[0].width, fields[:1] if size else fields
+            words = sum(field.element_bytes for field in of_one) // width
+            keys = [np.zeros(0, dtype=np.int64), *(self.keys[field.name] for field in fields if size)]
+            sections.append(Section(fields, not size, width, words, np.concatenate(keys)))
+        return tuple(sections)
 
-    def row_bytes(self, lengths: np.ndarray) -> np.ndarray:
-        """Returns the bytes of rows, int64 `[rows]`: their values and weights, and an int32 per length.
-
-        Args:
-            lengths: int64 `[rows, keys]`, lengths of every key of every jagged field.
-        """
-        per_row, per_element = self._bytes
-        return lengths @ per_element + per_row
+    def sizes(self, lengths: np.ndarray) -> np.ndarray:
+        """Returns how many rows of words each row has, int64 `[sections, rows]`: 1, or its elements."""
+        ones = np.ones(len(lengths), dtype=np.int64)
+        return np.stack([ones if of.is_dense else lengths[:, of.keys].sum(1) for of in self.sections])
 
     @cached_property
-    def _bytes(self) -> tuple[int, np.ndarray]:
-        """Bytes of each row, and int64 `[keys]` those of each element of a key."""
-        per_row, per_element = LENGTH_WIDTH * self.num_keys, np.zeros(self.num_keys, dtype=np.int64)
-        for section in self.sections:
-            if section.is_dense:
-                per_row += section.width * section.words
-            else:
-                np.add.at(per_element, section.keys, section.width * section.words)
-        return per_row, per_element
+    def section_bytes(self) -> np.ndarray:
+        """Bytes of a row of words of each section, int64 `[sections]`."""
+        return np.array([section.width * section.words for section in self.sections])
 
-    def chunk_bytes(self, lengths: np.ndarray) -> int:
-        """Returns the aligned bytes that rows of these lengths, int64 `[rows, keys]`, take in a buffer."""
-        sizes = (int(of.sizes(lengths).sum()) * of.width * of.words for of in self.sections)
-        return int(aligned(np.array(sum(sizes))))
+    def row_bytes(self, lengths: np.ndarray) -> np.ndarray:
+        """Returns the bytes of rows, int64 `[rows]`: their values and weights, and an int32 per length."""
+        return self.section_bytes @ self.sizes(lengths) + LENGTH_WIDTH * self.num_keys
+
+    def chunk_bytes(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the bytes of chunks in a buffer, int64 `[chunks]`, each a multiple of `BUFFER_ALIGNMENT`.
+
+        `sizes` are the rows of words of each, int64 `[sections, chunks]`.
+        """
+        return -(self.section_bytes @ -sizes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
 
     def num_elements(self, lengths: np.ndarray) -> list[int]:
-        """Returns the elements of each jagged field in rows of int64 `[rows, keys]` lengths."""
-        ends = np.cumsum([len(field.keys) for field in self.jagged_fields])[:-1]
-        by_field = np.split(lengths.sum(0), ends) if self.jagged_fields else []
-        return [int(of_keys.sum()) for of_keys in by_field]
+        """Returns the elements of each jagged field in rows of these lengths."""
+        return [int(lengths[:, keys].sum()) for keys in self.keys.values()]
 
     def difference(self, other: Schema) -> str:
         """Returns one line that tells where `other` differs from this schema; empty if it does not."""
@@ -238,12 +210,9 @@ class Schema:
         return "" if in_order else f"fields are in order {list(theirs)}, expected {list(mine)}"
 
 
-def hash_bytes(parts: Iterable[bytes]) -> int:
-    """Returns a 63-bit hash of bytes, the same in every process."""
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(part)
-    return int.from_bytes(digest.digest(), "little") >> 1
+def hash_bytes(data: bytes) -> int:
+    """Returns a 63-bit hash, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def lengths_of(value: JaggedTensor | KeyedJaggedTensor) -> torch.Tensor:
@@ -255,8 +224,8 @@ def lengths_of(value: JaggedTensor | KeyedJaggedTensor) -> torch.Tensor:
     return value.offsets().diff() if lengths is None else lengths
 
 
-def with_parts(value: JaggedTensor | KeyedJaggedTensor, **parts: torch.Tensor) -> FieldValue:
-    """Returns a jagged value with other "values", "weights" or "lengths"."""
+def with_parts(value: Any, **parts: Any) -> Any:
+    """Returns a jagged value with other "values", "weights", "lengths", or what else makes one."""
     parts = {"values": value.values(), "lengths": lengths_of(value)} | parts
     weights = parts.pop("weights", value.weights_or_none())
     if isinstance(value, KeyedJaggedTensor):
@@ -266,8 +235,3 @@ def with_parts(value: JaggedTensor | KeyedJaggedTensor, **parts: torch.Tensor) -
 
 # Batches of a training run share a schema, and what is worked out of it.
 _interned = functools.lru_cache(maxsize=256)(Schema)
-
-
-def aligned(num_bytes: np.ndarray) -> np.ndarray:
-    """Returns the next multiples of `BUFFER_ALIGNMENT`."""
-    return -(-num_bytes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -13,18 +13,19 @@ import torch
 from .. import NAME
 from .base_batch import BaseBatch
 from .container_types import type_name
-from .leaf_fields import copied, fields_of, num_rows, pinned, put_together, record_stream
+from .leaf_fields import Leaf, num_rows, pinned, record_stream, remedy_for_rows, tensors_of, with_tensors
 from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import (
+    RECIPE,
+    are_samples,
     check_no_samples,
     hash_lists,
     hash_shared,
     lists_in_attributes,
     lists_of,
 )
-from .row_remedies import remedy_for_rows
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
-from .tree import Leaf, Part, check_replaceable, paths, take_apart
+from .tree import Part, check_replaceable, fields_of, paths, rebuild, take_apart
 
 # Integers in which squares and FLOPs of lengths wrap.
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
@@ -32,27 +33,22 @@ _HOST = torch.device("cpu")
 
 
 class Rows:
-    """The rows of a batch, from one walk over it until it is put together with other rows.
+    """The rows of a batch, from one walk over it until it is made again of other rows.
 
-    `replaced`, `to`, `pin_memory` and `copy` return rows with other `fields`, and make no batch. Their
-    `batch` and `tree` remain those that were given, the pattern by which `put_together` makes a batch of the
-    new fields. A batch that is no `BaseBatch` cannot tell its padding, and so has none.
+    `replaced`, `to`, `pin_memory` and `copy` return rows with other `fields`. Their `tree` remains that of
+    the given batch, the pattern by which `batch` is made of the fields once it is asked for. A batch that is
+    no `BaseBatch` cannot tell its padding, and so has none.
 
     Args:
         batch: of any type that can be exchanged.
         shared: paths of what all samples share, as in "context.temperature" or "[2]".
 
     Attributes:
-        batch: as given; that of these fields only until they are replaced.
         pads: whether the batch can tell its padding rows, and so may get some.
-        shared_leaves: tensors that all samples share, by path, once they were moved with the rows.
     """
 
     def __init__(self, batch: Any, shared: Collection[str] = ()) -> None:
-        self.batch, self._shared = batch, shared
-        self.pads = isinstance(batch, BaseBatch)
-        self.shared_leaves: Mapping[str, Any] = {}
-        self._are_given = True
+        self.batch, self._shared, self.pads = batch, shared, isinstance(batch, BaseBatch)
 
     @cached_property
     def tree(self) -> Part:
@@ -61,9 +57,7 @@ class Rows:
 
     @cached_property
     def fields(self) -> dict[str, FieldValue]:
-        """The fields that travel with the samples, by path; each has one row per row of the batch.
-
-        A jagged nested tensor is a JaggedTensor here, a KeyedTensor a tensor `[rows, width]`.
+        """The fields that travel with the samples, by path, as `as_field` makes them.
 
         Raises:
             TypeError: nothing in the batch has rows, or something would stay behind when samples move.
@@ -79,9 +73,13 @@ class Rows:
 
     def tensor_fields(self) -> dict[str, FieldValue]:
         """Returns the tensors, jagged and keyed ones among the fields."""
-        if self.pads:
-            return self.batch.per_sample_fields(self.tree)
-        return fields_of(self.tree)
+        return self.batch.per_sample_fields(self.tree) if self.pads else fields_of(self.tree)
+
+    @cached_property
+    def shared_leaves(self) -> dict[str, Any]:
+        """The tensors that all samples share, by path."""
+        leaves = (part for part in self.tree.each() if part.is_shared and isinstance(part.value, Leaf))
+        return {part.path: part.value for part in leaves}
 
     @cached_property
     def num_rows(self) -> int:
@@ -94,9 +92,11 @@ class Rows:
             return self.batch.batch_size
         rows = {name: num_rows(name, value) for name, value in self.fields.items()}
         if len(set(rows.values())) > 1:
+            remedy = remedy_for_rows(self.fields, rows)
+            if are_samples(self.tree):
+                remedy = f"If entries of the {type(self.batch).__name__} are samples, {RECIPE}"
             raise ValueError(
-                f"fields have different numbers of rows: {rows}; each needs one row per sample. "
-                f"{remedy_for_rows(self.tree, self.fields, rows)}"
+                f"fields have different numbers of rows: {rows}; each needs one row per sample. {remedy}"
             )
         return next(iter(rows.values()))
 
@@ -122,39 +122,30 @@ class Rows:
 
     @property
     def _any_tensor(self) -> torch.Tensor:
-        value = next(iter(self.fields.values()))
-        return value if isinstance(value, torch.Tensor) else value.values()
+        return tensors_of(next(iter(self.fields.values())))[0][1]
 
     def view(self, batch: Any) -> Rows:
         """Returns the rows of another batch of the same kind."""
         return type(self)(batch, self._shared)
 
     def packed(self, lengths: np.ndarray | None = None) -> PackedRows:
-        """Returns all rows as machine words.
-
-        Args:
-            lengths: of the rows, int64 `[rows, keys]`; None to read them, for which the host waits.
-        """
-        schema = self.schema
+        """Returns all rows as words; the host waits for `lengths`, int64 `[rows, keys]`, unless given."""
         if lengths is None:
-            lengths = read_lengths(self.fields, schema, self.num_rows)
-        return PackedRows.pack(self.fields, schema, lengths)
+            lengths = read_lengths(self.fields, self.schema, self.num_rows)
+        return PackedRows.pack(self.fields, self.schema, lengths)
 
     def replaced(self, fields: dict[str, FieldValue], num_rows: int, num_samples: int) -> Self:
-        """Returns other rows of the same kind of batch, as which `put_together` makes them."""
-        made = copy.copy(self)
-        made._are_given = False
-        made.fields, made.num_rows, made.num_samples = fields, num_rows, num_samples
+        """Returns other rows, of which `batch` makes the same kind of batch."""
+        pattern, made = self.tree, copy.copy(self)
+        vars(made).pop("batch", None)
+        made.tree, made.fields, made.num_rows, made.num_samples = pattern, fields, num_rows, num_samples
         return made
 
-    def put_together(self) -> Any:
-        """Returns a batch of these rows; itself, if they are its own."""
-        if self._are_given:
-            return self.batch
-        sizes: dict[Any, int] = {}
-        if self.pads:
-            sizes = {"batch_size": self.num_rows, "actual_batch_size": self.num_samples}
-        return put_together(self.tree, self.fields, {**self.shared_leaves, **self.others()}, sizes)
+    @cached_property
+    def batch(self) -> Any:
+        """The batch of these rows."""
+        sizes = {"batch_size": self.num_rows, "actual_batch_size": self.num_samples} if self.pads else {}
+        return rebuild(self.tree, self.fields | self.shared_leaves | self.others(), sizes)
 
     def others(self) -> dict[str, Any]:
         """Returns what else moves with the rows, by path; nothing here."""
@@ -164,17 +155,15 @@ class Rows:
         """Returns a batch of the same kind with the rows at these positions among those of all sources, and
         then padding up to `num_rows`."""
         fields = select_rows(sources, positions, num_rows)
-        return self.replaced(fields, num_rows, len(positions)).put_together()
+        return self.replaced(fields, num_rows, len(positions)).batch
 
     def copies(self, count: int) -> Self:
-        """Returns copies of the first row, with their batch; the host waits for their lengths."""
-        copies = self.replaced(select_rows([self.packed()], np.zeros(count, np.int64), count), count, count)
-        copies.batch = copies.put_together()
-        return copies
+        """Returns copies of the first row; the host waits for their lengths."""
+        return self.replaced(select_rows([self.packed()], np.zeros(count, dtype=np.int64)), count, count)
 
     def copy(self) -> Self:
         """Returns the rows in memory of their own; no host-device synchronization."""
-        fields = {name: copied(value) for name, value in self.fields.items()}
+        fields = {name: with_tensors(value, torch.Tensor.clone) for name, value in self.fields.items()}
         return self.replaced(fields, self.num_rows, self.num_samples)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
@@ -187,55 +176,37 @@ class Rows:
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses the rows, and the tensors that samples share."""
-        for leaf in (*self.fields.values(), *self._shared_tensors().values()):
+        for leaf in (*self.fields.values(), *self.shared_leaves.values()):
             record_stream(leaf, stream)
-
-    def _shared_tensors(self) -> Mapping[str, Any]:
-        """Returns the tensors that all samples share, by path."""
-        return self.shared_leaves or {
-            part.path: part.value
-            for part in self.tree.each()
-            if part.is_shared and isinstance(part.value, Leaf)
-        }
 
     def _moved(self, move: Callable[[Any], Any]) -> Self:
         fields = {name: move(field) for name, field in self.fields.items()}
         moved = self.replaced(fields, self.num_rows, self.num_samples)
-        moved.shared_leaves = {path: move(leaf) for path, leaf in self._shared_tensors().items()}
+        moved.shared_leaves = {path: move(leaf) for path, leaf in self.shared_leaves.items()}
         return moved
 
     def on_host(self) -> Self:
-        """Returns these rows if they are on the host, else a copy with its batch, for which this waits."""
-        if self.device == _HOST:
-            return self
-        rows = self.to(_HOST)
-        rows.batch = rows.put_together()
-        return rows
+        """Returns these rows if they are on the host, else a copy, for which this waits."""
+        return self if self.device == _HOST else self.to(_HOST)
 
     def to_count(self) -> Rows:
-        """Returns the rows of a batch for counting: what is computed from its integers, such as squares, does
-        not wrap.
+        """Returns the rows for counting, where squares of their integers do not wrap.
 
         Lengths are int64, and so are integers with one number per row, or per element of a jagged field.
         Lengths and fields with one number per row are copies, which costs may be computed in place of. All
-        other fields, and what holds them, are new objects: neither what they keep once they are asked, such
-        as offsets, nor what a user adds to a dict comes into the loaded batch.
+        else are new objects, so that the loaded batch gets neither offsets that they keep nor added items.
         """
         shown: dict[str, FieldValue] = {}
         for path, value in self.fields.items():
             if not isinstance(value, torch.Tensor):
-                is_narrow = value.values().dim() == 1 and value.values().dtype in NARROW_INTEGERS
-                values = value.values().long() if is_narrow else value.values()
+                values = _widened(value.values()) if value.values().dim() == 1 else value.values()
                 lengths = lengths_of(value).to(torch.int64, copy=True)
                 shown[path] = with_parts(value, values=values, lengths=lengths)
             elif value.dim() == 1 or (value.dim() == 2 and value.shape[1] == 1):
-                dtype = torch.int64 if value.dtype in NARROW_INTEGERS else value.dtype
-                shown[path] = value.to(dtype, copy=True)
+                shown[path] = _widened(value, copy=True)
             else:
                 shown[path] = value.view_as(value)
-        to_count = self.replaced(self.fields | shown, self.num_rows, self.num_samples)
-        to_count.batch = to_count.put_together()
-        return to_count
+        return self.replaced(shown, self.num_rows, self.num_samples)
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the tokens of each row, `[rows]` int64: as a `BaseBatch` counts them, or its jagged
@@ -267,7 +238,7 @@ class Rows:
 
         Raises:
             ValueError: it has no such path, or is a `BaseBatch`.
-            TypeError: see `tree.check_replaceable` and `check_no_samples`.
+            TypeError: as `check_no_samples` and `check_replaceable`.
         """
         if self._shared and self.pads:
             raise ValueError(
@@ -281,3 +252,7 @@ class Rows:
             )
         check_no_samples(self.tree, self.num_rows)
         check_replaceable(self.tree)
+
+
+def _widened(numbers: torch.Tensor, copy: bool = False) -> torch.Tensor:
+    return numbers.to(torch.int64 if numbers.dtype in NARROW_INTEGERS else numbers.dtype, copy=copy)

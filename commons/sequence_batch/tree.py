@@ -12,13 +12,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from .container_types import (
+    DECLARE_SHARED,
     TAKE_APART,
+    Batch,
     ContainerType,
     container_type,
     is_cached_property,
@@ -27,16 +29,11 @@ from .container_types import (
     replace_dataclass,
     type_name,
 )
-from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor, NonTensorStack
-
-Batch = TypeVar("Batch")
-Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor
+from .leaf_fields import Leaf, as_field, kind_of_leaf, like
+from .optional_types import NonTensorStack
+from .row_schema import FieldValue
 
 _NOTHING: Mapping[Any, Any] = {}
-DECLARE_SHARED = (
-    'field(metadata={"per_sample": False}) marks a field of a dataclass; of any other batch, name it in the '
-    "shuffler's shared_fields"
-)
 # Whether containers are made again, of parts that were checked when the batch was made.
 is_rebuilding: ContextVar[bool] = ContextVar("is_rebuilding", default=False)
 _PLAINEST = frozenset({type(None), bool, int, float, str})  # skipped without a look
@@ -46,7 +43,7 @@ class Part(NamedTuple):
     """A part of a batch, or a whole batch.
 
     Attributes:
-        path: its name in the batch; empty for the batch.
+        path: its name in the batch; empty for the batch. That of a leaf says what its field does not.
         value: the part itself.
         is_shared: whether all samples share it, so that it does not travel: it is declared to, or within what
             is.
@@ -78,7 +75,9 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
         is_shared: whether `value` is.
     """
     is_shared = is_shared or path in shared
-    container = None if isinstance(value, Leaf) else container_type(value)
+    if isinstance(value, Leaf):
+        return Part(path + kind_of_leaf(value), value, is_shared, None, _NOTHING)
+    container = container_type(value)
     if container is None:
         return Part(path, value, is_shared, None, _NOTHING)
     parts = {
@@ -89,34 +88,30 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
     return Part(path, value, is_shared, container, parts)
 
 
-def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Hashable, Any] = _NOTHING) -> Any:
-    """Returns the batch with other parts, by path. Containers in which nothing changes are kept.
+def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Any, Any] = _NOTHING) -> Any:
+    """Returns the batch with other parts, or fields of leaves, by path. Unchanged containers are kept.
 
     `numbers` replaces parts of the batch itself that the tree leaves out.
     """
+    if tree.path in new:
+        return like(new[tree.path], tree.value)
+    made = {key: rebuild(part, new) for key, part in tree.parts.items()}
+    changed = {**numbers, **{key: part for key, part in made.items() if part is not tree.parts[key].value}}
+    if tree.container is None or not changed:
+        return tree.value
     token = is_rebuilding.set(True)
     try:
-        return _rebuild(tree, new, numbers)
+        return tree.container.replaced(tree.value, changed)
     finally:
         is_rebuilding.reset(token)
-
-
-def _rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Hashable, Any] = _NOTHING) -> Any:
-    if tree.path in new:
-        return new[tree.path]
-    changed = dict(numbers)
-    for key, part in tree.parts.items():
-        made = _rebuild(part, new)
-        if made is not part.value:
-            changed[key] = made
-    return tree.container.replaced(tree.value, changed) if changed and tree.container else tree.value
 
 
 def transform(batch: Batch, function: Callable[[Any], Any]) -> Batch:
     """Returns the batch with every leaf, shared ones too, replaced by `function(leaf)`."""
     tree = take_apart(batch)
-    leaves = [part for part in tree.each() if isinstance(part.value, Leaf)]
-    return rebuild(tree, {part.path: function(part.value) for part in leaves})
+    return rebuild(
+        tree, {part.path: function(part.value) for part in tree.each() if isinstance(part.value, Leaf)}
+    )
 
 
 def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
@@ -124,29 +119,39 @@ def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> B
     return transform(batch, lambda leaf: leaf.to(device=device, non_blocking=non_blocking))
 
 
-def leaves(tree: Part) -> Iterator[Part]:
-    """Yields each tensor, jagged or keyed tensor that travels with the samples.
+def fields_of(tree: Part) -> dict[str, FieldValue]:
+    """Returns the leaves that travel with samples, converted by `as_field`, by name.
 
     Raises:
-        TypeError: something may hold data of samples, and would stay behind when they move.
+        TypeError: as `as_field`; or something may hold data of samples, and would stay behind when they move.
     """
+    fields = {}
     for part in tree.each():
         if part.is_shared:
             continue
         if isinstance(part.value, Leaf):
-            yield part
+            try:
+                fields[part.path] = as_field(part.value)
+            except TypeError as error:
+                raise TypeError(f"{part.path}: {error}") from error
         elif part.container is None and part.path and not is_plain(part.value):
+            remedy = "make it a tensor" if isinstance(part.value, np.ndarray) else TAKE_APART
+            if isinstance(part.value, NonTensorStack):
+                remedy = "it has a value that is no tensor for each row; make it a tensor"
             raise TypeError(
                 f"{part.path} is a {type_name(part.value)}, which would stay behind when its samples move: "
-                f"{_remedy(part.value)}"
+                f"{remedy}, or declare what all samples share: {DECLARE_SHARED}"
             )
+    return fields
 
 
 def paths(tree: Part) -> set[str]:
     """Returns the paths of all parts of a batch, plain numbers and texts too."""
-    containers = [part for part in tree.each() if part.container]
     return {
-        join_path(of.path, key) for of in containers if of.container for key in of.container.parts(of.value)
+        join_path(part.path, key)
+        for part in tree.each()
+        if part.container is not None
+        for key in part.container.parts(part.value)
     }
 
 
@@ -161,15 +166,19 @@ def check_replaceable(tree: Part) -> None:
         if part.container is None or part.container.replaced is not replace_dataclass:
             continue
         again = replace_dataclass(part.value, {})
-        parts_again = part.container.parts(again)
-        for key, value in part.container.parts(part.value).items():
-            if not _is_same(parts_again[key], value):
-                _refuse_changed(part, key)
+        parts, parts_again = part.container.parts(part.value), part.container.parts(again)
+        changed = [key for key, value in parts.items() if not _is_same(parts_again[key], value)]
         for name, attribute in _attributes(part.value):
             # A default of the class would show again; what __post_init__ sets may be a time, say.
             is_default = hasattr(again, name) and name not in vars(again)
             if is_default and is_plain(attribute) and getattr(again, name) != attribute:
-                _refuse_changed(part, name)
+                changed.append(name)
+        for key in changed[:1]:
+            raise TypeError(
+                f"{join_path(part.path, key)} changes when dataclasses.replace makes a "
+                f"{type_name(part.value)} again, as moving its samples does; change it before the batch is "
+                f"made, not in __init__ or __post_init__, or make it a field, or {TAKE_APART}"
+            )
     check_attributes(tree)
 
 
@@ -203,23 +212,14 @@ def held_in_attributes(tree: Part) -> Iterator[tuple[Part, str, Any]]:
     """Yields what dataclasses, mappings and sequences hold in attributes that are no parts of them, with the
     owner and the attribute's name."""
     for part in tree.each():
-        is_dataclass = part.container is not None and part.container.replaced is replace_dataclass
-        if is_dataclass or (part.container and isinstance(part.value, MutableMapping | list | tuple)):
-            for name, attribute in _attributes(part.value):
-                yield part, name, attribute
+        is_container = isinstance(part.value, MutableMapping | list | tuple)
+        if part.container and (is_container or part.container.replaced is replace_dataclass):
+            yield from ((part, name, attribute) for name, attribute in _attributes(part.value))
 
 
 def tensors_and_arrays(tree: Part) -> list[Part]:
     """Returns every tensor, jagged or keyed tensor and array, shared ones too."""
     return [part for part in tree.each() if isinstance(part.value, Leaf | np.ndarray)]
-
-
-def _refuse_changed(owner: Part, key: Hashable) -> None:
-    raise TypeError(
-        f"{join_path(owner.path, key)} changes when dataclasses.replace makes a {type_name(owner.value)} "
-        "again, as moving its samples does; change it before the batch is made, not in __init__ or "
-        f"__post_init__, or make it a field, or {TAKE_APART}"
-    )
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
@@ -237,16 +237,6 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_same(again: Any, value: Any) -> bool:
     """Returns whether a part is as it was. A new tensor is not: with other values it might differ."""
-    if again is value:
-        return True
-    has_none = is_plain(value) or (
-        isinstance(value, list | tuple | dict) and not any(leaves(take_apart(value)))
+    return again is value or (
+        type(again) is type(value) and not tensors_and_arrays(take_apart(value)) and again == value
     )
-    return has_none and type(again) is type(value) and again == value
-
-
-def _remedy(value: Any) -> str:
-    if isinstance(value, NonTensorStack):
-        return "it has a value that is no tensor for each row; make it a tensor"
-    made = "make it a tensor" if isinstance(value, np.ndarray) else TAKE_APART
-    return f"{made}, or declare what all samples share: {DECLARE_SHARED}"

@@ -212,7 +212,7 @@ def of_dicts(place: Place) -> Results:
         {"features": batch.features, "weight": torch.arange(1.0, 1 + batch.batch_size)}
         for batch in histories(4)
     ]
-    loaded = (Rows(batch).pin_memory().put_together() if place.on_cuda else batch for batch in batches)
+    loaded = (Rows(batch).pin_memory().batch if place.on_cuda else batch for batch in batches)
     return [steps(pipeline, loaded), parameters(model)]
 
 
@@ -356,7 +356,7 @@ def kinds_of_fields(place: Place) -> Results:
                 batch = make_batch(kind, seed, 100 * dist.get_rank(), 3 + 2 * dist.get_rank())
                 plan = shuffler.plan(batch)
                 if place.on_cuda:
-                    batch = Rows(batch).pin_memory().to(place.device, non_blocking=True).put_together()
+                    batch = Rows(batch).pin_memory().to(place.device, non_blocking=True).batch
                 results.append(shuffler.view(shuffler.exchange(batch, plan)).fields)
     return results
 

@@ -26,24 +26,20 @@ pytestmark = [
 ]
 
 _LOOKED_UP = "commons/extensions/micro_batches/looked_up.py __init__ tolist"
-_CHECKED = "commons/sequence_batch/packed_rows.py check_jagged_fields copy to the host"
-_SELECTED = "commons/sequence_batch/packed_rows.py read_all_lengths copy to the host"
-_UNSHUFFLED = "commons/extensions/unshuffle/unshuffle.py _read_together copy to the host"
+_READ = "commons/sequence_batch/packed_rows.py read_together copy to the host"
 # Waits of the library on rank 0, in all steps of a case; every other case has none.
 WAITS = {
-    "own loop": {_UNSHUFFLED: 4},
-    "own loop among some": {_CHECKED: 4, _SELECTED: 4},
+    "own loop": {_READ: 4},
+    "own loop among some": {_READ: 4},
     "own loop, micro-batches": {
         _LOOKED_UP: 4,
-        _CHECKED: 4,
-        _SELECTED: 4,
-        _UNSHUFFLED: 4,
+        _READ: 8,
     },
     "micro-batches": {_LOOKED_UP: 7},
     "micro-batches of HSTU": {_LOOKED_UP: 8},  # one per sharded module,
     "verification": {
         "commons/extensions/row_hashes.py hash_elements copy to the host": 56,
-        _SELECTED: 7,
+        _READ: 7,
     },
     # One per step, 8 steps later, in the planning thread.
     "learned costs": {"commons/perf_model/compute_clock.py seconds Event.synchronize": 18},

@@ -21,7 +21,6 @@ from ...partition import refined
 from ...partition.problem import indices_of_parts, number_of_part
 from ...partition.workloads import as_workloads, check_count, check_wide, number_groups
 from ...perf_model.cost import Cost
-from ...sequence_batch.packed_rows import check_jagged_fields
 from ...sequence_batch.row_lists import check_no_samples, lists_in_attributes
 from ...sequence_batch.tree import check_replaceable
 from ..row_objects import (
@@ -99,7 +98,7 @@ def split_balanced(
     check_count("num_chunks", num_chunks)
     shared = workloads.shared_fields if isinstance(workloads, BatchShuffler) else ()
     view = RowsWithObjects(batch, shared)
-    check_jagged_fields(view.fields)
+    sources = [view.packed()]
     check_replaceable(view.tree)
     check_no_samples(view.tree, view.num_rows)
     for path, entries in lists_in_attributes(view.tree).items():
@@ -121,7 +120,6 @@ def split_balanced(
     chunk_rows = tuple(len(samples) for samples in partition)
     if view.pads:
         chunk_rows = (max(1, *chunk_rows),) * num_chunks
-    sources = [view.packed()]
     chunks = [view.select(sources, *chunk) for chunk in zip(partition, chunk_rows, strict=True)]
     all_share = frozenset([*shared, *view.shared_lists])
     hashes = hashes_at(batch, all_share)

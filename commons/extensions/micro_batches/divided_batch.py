@@ -51,8 +51,7 @@ def micro_batches(
         # Each micro-batch has memory of its own, which its model may change in place.
         is_as_wanted = num_copies == view.num_rows
         return [
-            view.copy().put_together() if is_as_wanted else view.copies(num_copies).batch
-            for _ in range(plan.num_parts)
+            (view.copy() if is_as_wanted else view.copies(num_copies)).batch for _ in range(plan.num_parts)
         ]
     # Of several ranks, lists are equal on all of them, and so shared.
     counts = {view.num_rows, view.num_samples} if not shuffler.exchanges else set()

@@ -16,15 +16,15 @@ from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.leaf_fields import num_rows
 from ...sequence_batch.packed_rows import (
     PackedRows,
-    check_extents,
-    check_jagged_fields,
-    jagged_extents,
+    checked_lengths,
+    jagged_parts,
     read_lengths,
+    read_together,
     select_rows,
     to_device_together,
 )
 from ...sequence_batch.row_lists import check_no_samples
-from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes, lengths_of
+from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes
 from ...sequence_batch.rows import Rows
 from ...sequence_batch.tree import check_replaceable, paths
 from ..row_objects import check_results
@@ -99,7 +99,7 @@ class Unshuffle(Extension):
             fields, _ = self._rows_at_home(view, plan, num_rows)
         else:
             fields = _join_pieces(*self._rows_at_home(view, plan, len(own)), starts, num_rows)
-        return view.replaced(fields, num_rows, num_samples).put_together()
+        return view.replaced(fields, num_rows, num_samples).batch
 
     def _rows_at_home(
         self, values: Rows, plan: ShufflePlan, num_rows: int
@@ -114,7 +114,6 @@ class Unshuffle(Extension):
         check_replaceable(values.tree)
         schema = Schema.of(fields)
         if not self._shuffler.exchanges:
-            check_jagged_fields(fields)
             packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, rows))
             return select_rows([packed], np.arange(len(held)), num_rows), packed.lengths[: len(held)]
         self._check_kind(schema, values.list_hashes())
@@ -130,14 +129,11 @@ class Unshuffle(Extension):
         lengths, to_come = (np.zeros((count, 0), dtype=np.int64) for count in (rows, len(at_home)))
         if schema.jagged_fields:
             # Only the ranks that computed them know how long they are. The host reads all lengths at once.
-            of_fields = [
-                lengths_of(fields[field.name]).view(len(field.keys), rows) for field in schema.jagged_fields
-            ]
-            on_device = torch.cat(of_fields).long().T.contiguous()
-            counts = {_COUNTS: on_device}
+            parts = jagged_parts(fields, schema)
+            counts = {_COUNTS: torch.cat(parts[::2]).long().view(schema.num_keys, rows).T.contiguous()}
             arrived = move(PackedRows.pack(counts, Schema.of(counts), lengths), to_come, len(at_home))
-            extents, lengths, to_come = _read_together([jagged_extents(fields), on_device, arrived[_COUNTS]])
-            check_extents(fields, extents)
+            *own, to_come = read_together([*parts, arrived[_COUNTS]])
+            lengths = checked_lengths(fields, schema, rows, own)
         return move(PackedRows.pack(fields, schema, lengths), to_come, num_rows), to_come
 
     def _check_kind(self, schema: Schema, lists: dict[str, int]) -> None:
@@ -153,7 +149,7 @@ class Unshuffle(Extension):
                     f"a list in the values of unshuffle has changed since the first call: {_LISTS}"
                 )
             return
-        kind = np.array([schema.fingerprint, hash_bytes([repr(sorted(lists.items())).encode()])])
+        kind = np.array([schema.fingerprint, hash_bytes(repr(sorted(lists.items())).encode())])
         kinds = self._channel.all_gather(kind)
         for rank in np.flatnonzero((kinds != kinds[0]).any(1))[:1]:
             schemas, ranks = self._channel.all_gather_objects(schema), self._channel.ranks
@@ -163,13 +159,6 @@ class Unshuffle(Extension):
                 "give it the same names, keys, dtypes and trailing shapes on every rank"
             )
         self._agreed[schema] = lists
-
-
-def _read_together(tensors: Sequence[Any]) -> list[np.ndarray]:
-    """Returns int64 tensors of two dimensions on the host, which waits once."""
-    together = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().numpy()
-    parts = np.split(together, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
-    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _join_pieces(

@@ -91,7 +91,7 @@ register_batch_type(
 def test_a_registered_kind_of_array_moves_by_its_parts():
     view = Rows({"scores": np.arange(3.0).view(Scores), "ids": torch.arange(3)})
     flipped = {name: value.flip(0) for name, value in view.fields.items()}
-    moved = view.replaced(flipped, 3, 3).put_together()
+    moved = view.replaced(flipped, 3, 3).batch
     assert moved["scores"].tolist() == [2, 1, 0] == moved["ids"].tolist()
     assert type(moved["scores"]) is Scores
 

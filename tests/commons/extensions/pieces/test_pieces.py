@@ -35,7 +35,7 @@ def cutting_anywhere(seed: int, **settings: Any) -> TokenShuffler:
 def cut_as_planned(shuffler: BatchShuffler, batch: AheadBatch, plan: ShufflePlan) -> AheadBatch:
     """Returns the batch that is copied to the device."""
     [pieces] = shuffler.extensions
-    return pieces.before_copy(shuffler.view(batch), plan).put_together()
+    return pieces.before_copy(shuffler.view(batch), plan).batch
 
 
 def draw_history(rng: np.random.Generator, num_rows: int, num_real: int, longest: int = 12) -> AheadBatch:
