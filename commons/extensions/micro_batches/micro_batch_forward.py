@@ -56,8 +56,8 @@ def run_micro_batches(
         loss_scale: factor of the loss sum before its backward. None for the one that makes the gradient,
             averaged over ranks, that of the mean over all loss tokens of the optimizer step.
         failures: record of failures, as `loss_sum` takes it.
-        step_plans: with gradient accumulation, the plans of all batches of the optimizer step; None for this
-            plan alone.
+        step_plans: plans of all batches of the optimizer step, with gradient accumulation; None for this plan
+            alone.
 
     Returns:
         A loss; in training call its backward, once, which hands out all gradients. It may be multiplied by a
