@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import InputError
-from .advice import advise
 from .command_line import parse_request
-from .report import json_report, text_report
 
 # What the advisor can do without: Parquet and CSV need polars, a page needs jinja2, a gin file needs all.
 _FROM_TRAIN = ("gin", "jinja2", "polars", "tensorboard", "tqdm")
@@ -40,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> None:
     request = parse_request(argv)
+    # Only now: they import numba, and the file is read in less memory without it.
+    from .advice import advise
+    from .report import json_report, text_report
+
     if request.html is None:
         advice = advise(request)
     else:

@@ -93,7 +93,7 @@ def advise(request: Request) -> Advice:
     charted = []
     if request.html is not None:
         rows = request.rows_per_rank[0]
-        charted = [(ranks, rows) for ranks in CHART_RANKS if ranks * rows <= len(sizes)]
+        charted = [(ranks, rows) for ranks in CHART_RANKS if ranks * rows <= len(samples.items)]
     drawn = {
         key: draw_steps(
             workloads,
@@ -106,6 +106,7 @@ def advise(request: Request) -> Advice:
         )
         for key in dict.fromkeys([*asked, *charted])
     }
+    del workloads, sizes  # they would take memory while steps are planned
     # A single rank never waits: there is nothing to compare.
     to_plan = {key: compared if key[0] > 1 else compared[:1] for key in drawn}
     working = "planning; the first run on a machine also compiles, for about 20 seconds"

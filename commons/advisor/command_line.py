@@ -15,7 +15,6 @@ from ..perf_model import HSTUFlops, TransformerConfig, transformer_work
 from . import InputError
 from .option_checks import DIMENSIONS, GIN, check_options, option_of
 from .pieces import PieceCosts
-from .prediction import FEWEST_STEPS, SAMPLES_TO_DRAW, Network
 from .public_data import PUBLIC_DATA, SEED
 from .samples import (
     TOKEN_RULES,
@@ -27,10 +26,10 @@ from .samples import (
     flops_cost,
     read_lengths,
 )
-from .strategies import LEARNED
 
 if TYPE_CHECKING:
     from .gin_file import GinRun
+    from .prediction import Network
 
 # Numbers of ranks in the page's chart, as far as the data has samples for them.
 CHART_RANKS = [2**power for power in range(1, 11)]
@@ -181,17 +180,18 @@ def parse_request(argv: Sequence[str] | None) -> Request:
             f"{max(given.ranks)} ranks × {max(rows)} rows; expected at most {_LARGEST_STEP} in a step"
         )
     cost_file, learns = given.cost, False
-    # Random samples make one epoch: as many as are drawn, and as the page's chart needs.
-    charted = CHART_RANKS[-1] * rows[0] if given.html is not None else 0
-    count = max(SAMPLES_TO_DRAW, FEWEST_STEPS * largest_step, charted)
     if given.lengths_of is not None:
-        samples = _samples_as_published(given, model, count)
+        samples = _samples_as_published(given, model, _num_random(given, rows))
     elif gin_run is not None and given.data.suffix == GIN:
-        samples = gin_run.lengths(count)
+        samples = gin_run.lengths(_num_random(given, rows))
         learns = cost_file is None and gin_run.learns_costs()
         cost_file = cost_file or gin_run.balance_cost()
     else:
         samples = _samples_of_file(given, model)
+    # Only now: they import numba, and the file is read in less memory without it.
+    from .prediction import Network
+    from .strategies import LEARNED
+
     cost = flops_cost(model, given.tflops) if cost_file is None else cost_from_file(cost_file, model)
     if learns:
         missing = "" if cost_file else ". No run of this gin file has written what it learned"
@@ -268,6 +268,14 @@ def _named_model(given: argparse.Namespace) -> ConfiguredModel:
     work = partial(transformer_work, config)
     pieces = PieceCosts(lambda first, _: work(first), layers, heads, head_dim)
     return ConfiguredModel(work, description, tokens, pieces)
+
+
+def _num_random(given: argparse.Namespace, rows: Sequence[int]) -> int:
+    """Returns how many random samples make one epoch: as many as are drawn, and as the page's chart needs."""
+    from .prediction import FEWEST_STEPS, SAMPLES_TO_DRAW
+
+    charted = CHART_RANKS[-1] * rows[0] if given.html is not None else 0
+    return max(SAMPLES_TO_DRAW, FEWEST_STEPS * max(given.ranks) * max(rows), charted)
 
 
 def _samples_as_published(given: argparse.Namespace, model: ConfiguredModel, count: int) -> SampleLengths:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..distributed.placement import make_plan
-from ..distributed.row_table import RowTable
-from ..distributed.shuffle_plan import ShufflePlan
-from ..distributed.shuffler_settings import ShufflerSettings
 from ..perf_model.cost import Cost
 
 if TYPE_CHECKING:
+    from ..distributed.row_table import RowTable
+    from ..distributed.shuffle_plan import ShufflePlan
+    from ..distributed.shuffler_settings import ShufflerSettings
     from ..extensions.pieces.cutting import Cutting
 
 # Of models here, whose FLOPs have a column for matrix products and one for attention.
@@ -84,6 +83,7 @@ class PieceCosts:
 
     def place(self, samples: RowTable, settings: ShufflerSettings) -> ShufflePlan:
         """Places the samples of a step, and cuts those that stand in the way of balance."""
+        from ..distributed.placement import make_plan
         from ..extensions.pieces.cut_search import cut_and_place
 
         return make_plan(*cut_and_place(samples, settings, self.cutting))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cached_property
+from multiprocessing import get_context
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING
@@ -276,16 +279,29 @@ def read_lengths(path: Path, column: str | None, option: str = "--column") -> np
             raise InputError(f"{option} {column} has no effect on {path}; expected it with .csv or .parquet")
         lengths = _read_array(path)
     else:
-        from .columns import read_column_lengths  # polars is not needed for arrays
-
-        lengths = read_column_lengths(path, option, column)
+        lengths = _read_column(path, option, column)
     if len(lengths) == 0:
         raise InputError(f"{path} is empty; expected one length per sample")
     for wrong, expected in ((lengths < 0, "at least 0"), (lengths >= 2**31, "less than 2^31")):
         if wrong.any():
             row = int(wrong.argmax())
             raise InputError(f"{path}, row {row}: length {lengths[row]}; expected {expected}")
-    return lengths.astype(np.int64)
+    return lengths.astype(np.int64, copy=False)
+
+
+def _read_column(path: Path, option: str, column: str | None) -> np.ndarray:
+    """Reads lengths in a process of its own, which takes the memory of polars along when it ends."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        try:
+            return process.submit(_column_lengths, path, option, column).result()
+        except BrokenProcessPool as error:
+            raise InputError(f"{path} cannot be read: the process that reads it ended early") from error
+
+
+def _column_lengths(path: Path, option: str, column: str | None) -> np.ndarray:
+    from .columns import read_column_lengths  # imports polars
+
+    return read_column_lengths(path, option, column)
 
 
 def _read_array(path: Path) -> np.ndarray:

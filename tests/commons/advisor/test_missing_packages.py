@@ -11,8 +11,9 @@ import pytest
 
 from tests.commons.advisor.command import MODEL, REPOSITORY, heavy_tailed
 
-# numba takes llvmlite along, and probes for packages that it works without.
-PROGRAM = """
+# Imported as Python starts, also in the process that reads a file. numba takes llvmlite along, and probes for
+# packages that it works without.
+SITECUSTOMIZE = """
 import sys
 
 class Absent:
@@ -23,8 +24,6 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
-from commons.advisor.__main__ import main
-sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -37,10 +36,11 @@ def folder(tmp_path: Path) -> Path:
 
 def advisor(folder: Path, *arguments: str, absent: Sequence[str] = ()) -> subprocess.CompletedProcess:
     """Runs the command in a folder without any other package than the wheel requires."""
+    (folder / "sitecustomize.py").write_text(f"ABSENT = {list(absent)}\n{SITECUSTOMIZE}")
     return subprocess.run(
-        [sys.executable, "-c", f"ABSENT = {list(absent)}\n{PROGRAM}", *arguments],
+        [sys.executable, "-m", "commons.advisor", *arguments],
         cwd=folder,
-        env={"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        env={"PYTHONPATH": f"{REPOSITORY}:{folder}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=240,
