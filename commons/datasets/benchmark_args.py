@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import gin
 import numpy as np
 
-from ..checks import check_types, require, require_at_least
+from ..checks import check_types, require_setting, require_settings_at_least
 from .embedding_args import EmbeddingArgs
 from .hstu_batch import SequenceDatasetSpec
 from .random_distribution import RandomDistribution
@@ -42,12 +42,13 @@ class FeatureArgs:
 
     def __post_init__(self) -> None:
         check_types(self)
-        names = self.feature_names
-        require(bool(names), "FeatureArgs.feature_names", names, "at least one feature")
-        require_at_least(1, "FeatureArgs.max_sequence_length", self.max_sequence_length)
+        require_setting(self, bool(self.feature_names), "feature_names", "at least one feature")
+        require_settings_at_least(1, self, "max_sequence_length")
         for feature in self.value_dists or {}:
-            if feature not in names:
-                raise ValueError(f"FeatureArgs.value_dists has {feature!r}: expected one of {names}")
+            if feature not in self.feature_names:
+                raise ValueError(
+                    f"FeatureArgs.value_dists has {feature!r}: expected one of {self.feature_names}"
+                )
 
     def lengths(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """Draws `[size]` int64 numbers of ids with `rng`."""
@@ -91,8 +92,8 @@ class BenchmarkDatasetArgs:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require_at_least(0, "BenchmarkDatasetArgs.max_num_candidates", self.max_num_candidates)
-        require_at_least(1, "BenchmarkDatasetArgs.num_generated_batches", self.num_generated_batches)
+        require_settings_at_least(0, self, "max_num_candidates")
+        require_settings_at_least(1, self, "num_generated_batches")
         described = Counter(name for args in self.feature_args for name in args.feature_names)
         served = Counter(name for args in self.embedding_args for name in args.feature_names)
         for name in self._used_features():
@@ -102,10 +103,10 @@ class BenchmarkDatasetArgs:
                         f"BenchmarkDatasetArgs.{setting} has feature {name!r} {count} times: expected once"
                     )
         with_items = self._features_of(self.item_feature_name).feature_names
-        require(
-            self.action_feature_name is None or self.action_feature_name in with_items,
-            "BenchmarkDatasetArgs.action_feature_name",
-            self.action_feature_name,
+        require_setting(
+            self,
+            self.action_feature_name in (None, *with_items),
+            "action_feature_name",
             f"one of {with_items}, which share a FeatureArgs with the items, as every item has one action",
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import gin
 import numpy as np
 
-from ..checks import check_types, require
+from ..checks import check_types, require_setting, require_settings_at_least
 
 _NEEDED_PARAMETERS = {
     "uniform": ("low", "high"),
@@ -48,25 +48,20 @@ class RandomDistribution:
 
     def __post_init__(self) -> None:
         check_types(self)
-        self._require(
-            self.dist_type in _NEEDED_PARAMETERS, "dist_type", f"one of {', '.join(_NEEDED_PARAMETERS)}"
-        )
+        known = f"one of {', '.join(_NEEDED_PARAMETERS)}"
+        require_setting(self, self.dist_type in _NEEDED_PARAMETERS, "dist_type", known)
         for name in _NEEDED_PARAMETERS[self.dist_type]:
             if getattr(self, name) is None:
                 raise ValueError(f"RandomDistribution.{name} is not set: {self.dist_type} needs it")
         for name in ("mean", "std", "alpha"):
-            self._require(math.isfinite(getattr(self, name) or 0), name, "a finite number")
-        if self.low is not None and self.high is not None:
-            least = self.low + 1 if self.dist_type == "uniform" else self.low
-            self._require(self.high >= least, "high", f"at least {least}, as low = {self.low}")
-        self._require(self.std is None or self.std >= 0, "std", "at least 0")
+            require_setting(self, math.isfinite(getattr(self, name) or 0), name, "a finite number")
+        if self.low is not None:
+            require_settings_at_least(self.low + (self.dist_type == "uniform"), self, "high")
+        require_settings_at_least(0, self, "std")
         if self.dist_type == "lognormal":
-            self._require((self.mean or 0) > 0, "mean", "more than 0, as lognormal values are")
+            require_setting(self, (self.mean or 0) > 0, "mean", "more than 0, as lognormal values are")
         if self.dist_type == "zipf":
-            self._require((self.alpha or 0) > 1, "alpha", "more than 1")
-
-    def _require(self, is_valid: bool, field: str, expected: str) -> None:
-        require(is_valid, f"RandomDistribution.{field}", getattr(self, field), expected)
+            require_setting(self, (self.alpha or 0) > 1, "alpha", "more than 1")
 
     def sample(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """Draws `[size]` int64 values with `rng`."""
