@@ -18,15 +18,9 @@ from tqdm import tqdm
 from .. import NAME
 from ..delimited import Block, Column, integer, read_blocks, read_table
 from .event_order import TIE_ORDER, tie_keys
-from .prepared_files import check_folder, is_absent, replaced_files
-from .user_sequences import (
-    META_FILE,
-    SEQUENCES_FILE,
-    DatasetFactory,
-    PreparedDataset,
-    SequencesMeta,
-    check_one_line_per_user,
-)
+from .prepared_dataset import META_FILE, SEQUENCES_FILE, PreparedDataset, check_one_line_per_user
+from .prepared_files import check_folder, raw_file, replaced_files
+from .user_sequences import DatasetFactory, SequencesMeta
 
 PAGE_URL = "https://kuairand.com"
 USER_ID, VIDEO_ID, TIME, ACTION = "user_id", "video_id", "time_ms", "action"
@@ -133,7 +127,7 @@ class KuaiRand(PreparedDataset):
         check_folder(raw_dir, "--raw")
         archive = raw_dir / self.archive_folder
         folders = (raw_dir, raw_dir / "data", archive, archive / "data")
-        found = {name: _raw_file(folders, name) for name in (*logs, users)}
+        found = {name: raw_file(folders, name) for name in (*logs, users)}
         absent = [name for name, path in found.items() if path is None]
         if absent:
             raise FileNotFoundError(
@@ -183,12 +177,6 @@ KUAIRAND: dict[str, type[KuaiRand]] = {
 }
 for _name, _kuairand in KUAIRAND.items():
     DatasetFactory.register(_name, _kuairand)
-
-
-def _raw_file(folders: Sequence[Path], name: str) -> Path | None:
-    """Returns the first file of this name, maybe compressed, in the folders."""
-    paths = (folder / file for folder in folders for file in (name, f"{name}.gz"))
-    return next((path for path in paths if not is_absent(path)), None)
 
 
 def _read_users(path: Path) -> pl.DataFrame:

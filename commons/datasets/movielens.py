@@ -16,19 +16,13 @@ from tqdm import tqdm
 from .. import NAME
 from ..delimited import Column, integer, read_table
 from .event_order import TIE_ORDER, tie_keys
-from .prepared_files import check_folder, check_replaceable, is_absent, new_file, replaced_files
-from .user_sequences import (
-    META_FILE,
-    SEQUENCES_FILE,
-    DatasetFactory,
-    PreparedDataset,
-    SequencesMeta,
-    check_one_line_per_user,
-)
+from .prepared_dataset import META_FILE, SEQUENCES_FILE, PreparedDataset, check_one_line_per_user
+from .prepared_files import check_folder, check_replaceable, is_absent, new_file, raw_file, replaced_files
+from .user_sequences import DatasetFactory, SequencesMeta
 
 ARCHIVES_URL = "https://files.grouplens.org/datasets/movielens"
 USER_ID, ITEM, RATING, TIMESTAMP = "user_id", "movie_id", "rating", "timestamp"
-_RATINGS_COLUMNS = (USER_ID, ITEM, RATING, TIMESTAMP)
+_HEADER = ("userId", "movieId", "rating", "timestamp")  # of the ratings, in newer datasets
 _LARGEST_ID = 2**31 - 1
 _TIMEOUT_S = 60
 _CHUNK_BYTES = 1 << 20
@@ -42,8 +36,7 @@ class MovieLens(PreparedDataset):
         folder: the archive's folder, if it has another name.
         ratings_file: file with the columns user, item, rating and Unix time.
         also_named: other names of that file.
-        ratings_separator: separator of those columns; None if a header names them, as `ratings_columns`.
-        ratings_columns: their names.
+        ratings_separator: separator of those columns; None if a header names them.
         classes_per_star: ratings are multiples of 1 ÷ this, up to 5 stars.
         users_file: file with `user_columns`, or None if the dataset does not describe users.
         users_separator: separator of those columns.
@@ -52,11 +45,10 @@ class MovieLens(PreparedDataset):
 
     preprocessor = f"{NAME}.datasets.movielens_preprocess"
     folder: ClassVar[str | None] = None
-    ratings_file: ClassVar[str]
+    ratings_file: ClassVar[str] = "ratings.csv"
     also_named: ClassVar[tuple[str, ...]] = ()
     ratings_separator: ClassVar[str | None] = None
-    ratings_columns: ClassVar[tuple[str, ...]] = _RATINGS_COLUMNS
-    classes_per_star: ClassVar[int] = 1
+    classes_per_star: ClassVar[int] = 2
     users_file: ClassVar[str | None] = None
     users_separator: ClassVar[str] = ""
     user_columns: ClassVar[tuple[str, ...]] = ()
@@ -79,7 +71,8 @@ class MovieLens(PreparedDataset):
         names = [(self.ratings_file, *self.also_named)]
         if self.users_file is not None:
             names.append((self.users_file,))
-        raw_files = [self._raw_file(raw_dir, of_one) for of_one in names]
+        folders = (raw_dir, raw_dir / (self.folder or self.name))
+        raw_files = [raw_file(folders, *of_one) or raw_dir / of_one[0] for of_one in names]
         check_replaceable(out_dir, outputs, raw_files)
         with tqdm(total=4, desc="fetch raw files", unit="stage", disable=None) as progress:
 
@@ -102,15 +95,6 @@ class MovieLens(PreparedDataset):
                 meta.write(folder / META_FILE)
             next_stage("done")
         return meta
-
-    def _raw_file(self, raw_dir: Path, names: Sequence[str]) -> Path:
-        """Returns the first file of these names in `raw_dir`; without any, where the first belongs."""
-        for folder in (raw_dir, raw_dir / (self.folder or self.name)):
-            for name in names:
-                for path in (folder / name, folder / f"{name}.gz"):
-                    if not is_absent(path):
-                        return path
-        return raw_dir / names[0]
 
     def _fetch(self, raw_dir: Path, raw_files: list[Path]) -> None:
         """Makes sure that `raw_dir` has the raw files, those it lacks from the archive there or of GroupLens.
@@ -148,7 +132,9 @@ class MovieLens(PreparedDataset):
         Raises:
             ValueError: a line is malformed, or there are no ratings. Names the file and the line.
         """
-        user, item, rating, timestamp = self.ratings_columns
+        user, item, rating, timestamp = names = (USER_ID, ITEM, RATING, TIMESTAMP)
+        if self.ratings_separator is None:
+            user, item, rating, timestamp = _HEADER
         step = 1 / self.classes_per_star
         stars = pl.col(rating).cast(pl.Float64, strict=False) * self.classes_per_star
         is_class = (stars == stars.round()) & stars.is_between(1, 5 * self.classes_per_star)
@@ -164,7 +150,7 @@ class MovieLens(PreparedDataset):
             Column(timestamp, seconds, "Unix time in seconds, or a date as in 2005-04-02 23:53:47"),
         )
         ratings = read_table(path, columns, self.ratings_separator)
-        ratings.columns = list(_RATINGS_COLUMNS)
+        ratings.columns = names
         return ratings.with_columns(pl.col(USER_ID, ITEM, RATING).cast(pl.Int32))
 
     def _read_users(self, path: Path) -> pl.DataFrame:
@@ -214,7 +200,7 @@ class MovieLens(PreparedDataset):
 class MovieLens100K(MovieLens):
     """100,000 ratings, with the users' age, gender, occupation and zip code."""
 
-    name = "ml-100k"
+    name, classes_per_star = "ml-100k", 1
     ratings_file, ratings_separator = "u.data", "\t"
     users_file, users_separator = "u.user", "|"
     user_columns = (USER_ID, "age", "gender", "occupation", "zip_code")
@@ -223,54 +209,45 @@ class MovieLens100K(MovieLens):
 class MovieLens1M(MovieLens):
     """A million ratings, with the same attributes of users."""
 
-    name = "ml-1m"
+    name, classes_per_star = "ml-1m", 1
     ratings_file, ratings_separator = "ratings.dat", "::"
     users_file, users_separator = "users.dat", "::"
     user_columns = (USER_ID, "gender", "age", "occupation", "zip_code")
 
 
 class MovieLens10M(MovieLens):
-    """Ten million ratings in half stars; users are anonymous."""
+    """Ten million ratings; users are anonymous."""
 
     name, folder = "ml-10m", "ml-10M100K"
     ratings_file, ratings_separator = "ratings.dat", "::"
-    classes_per_star = 2
 
 
-class _WithHeader(MovieLens):
-    """Ratings in half stars, whose file names its columns; users are anonymous."""
-
-    ratings_file = "ratings.csv"
-    ratings_columns = ("userId", "movieId", "rating", "timestamp")
-    classes_per_star = 2
-
-
-class MovieLens20M(_WithHeader):
+class MovieLens20M(MovieLens):
     """Twenty million ratings, from GroupLens or Kaggle."""
 
     name = "ml-20m"
     also_named = ("rating.csv",)  # Kaggle's copy
 
 
-class MovieLens25M(_WithHeader):
+class MovieLens25M(MovieLens):
     """Twenty-five million ratings."""
 
     name = "ml-25m"
 
 
-class MovieLens32M(_WithHeader):
+class MovieLens32M(MovieLens):
     """Thirty-two million ratings."""
 
     name = "ml-32m"
 
 
-class MovieLensLatest(_WithHeader):
+class MovieLensLatest(MovieLens):
     """All ratings until GroupLens's last update, so another archive may have others."""
 
     name = "ml-latest"
 
 
-class MovieLensLatestSmall(_WithHeader):
+class MovieLensLatestSmall(MovieLens):
     """A hundred thousand ratings until GroupLens's last update."""
 
     name = "ml-latest-small"

@@ -1,0 +1,93 @@
+"""Datasets that a command line converts to two files, from which training reads them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import polars as pl
+
+from .id_columns import errors_name_file
+from .user_sequences import SequencesMeta, UserDataset, UserSequences
+
+SEQUENCES_FILE = "sequences.parquet"
+META_FILE = "meta.json"
+
+
+class PreparedDataset(UserDataset):
+    """A dataset that a preprocessor has converted to `sequences.parquet` and `meta.json`.
+
+    Attributes:
+        name: the dataset's name.
+        preprocessor: module with the command that writes the files.
+    """
+
+    name: ClassVar[str]
+    preprocessor: ClassVar[str]
+    prepare: Callable[..., SequencesMeta]  # from a folder of official files to a folder, with options
+
+    def read(self, directory: Path) -> UserSequences:
+        """Reads what the preprocessor wrote to `directory`.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a file is malformed or belongs to another dataset.
+            Both name the file and the command that prepares it.
+        """
+        prepare = f"python -m {self.preprocessor} --dataset {self.name} --out {directory}"
+        paths = (directory / META_FILE, directory / SEQUENCES_FILE)
+        for path in paths:
+            if not path.exists():
+                raise FileNotFoundError(f"{path} does not exist; prepare it with: {prepare}")
+        advice = f"; prepare it again with: {prepare}"
+        with errors_name_file(paths[0], advice):
+            meta = SequencesMeta.read(paths[0])
+            if meta.dataset != self.name:
+                raise ValueError(f"it belongs to {meta.dataset!r}, expected {self.name!r}")
+        with errors_name_file(paths[1], advice):
+            columns = [*meta.contextual_feature_names, "items", "actions"]
+            return UserSequences.from_table(pl.read_parquet(paths[1], columns=columns, glob=False), meta)
+
+
+def run_preprocessor(
+    datasets: Mapping[str, type[PreparedDataset]],
+    description: str,
+    arguments: Sequence[str] | None,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Prepares a dataset as the command line says. Errors print one line and exit with code 1.
+
+    Args:
+        datasets: datasets by name, all with the same preprocessor.
+        description: description of the command.
+        arguments: the command line; None for this process's.
+        more: options of `prepare` with the settings of each, as `add_argument` takes them.
+    """
+    preprocessor = next(iter(datasets.values())).preprocessor
+    parser = argparse.ArgumentParser(prog=f"python -m {preprocessor}", description=description)
+    parser.add_argument("--dataset", required=True, choices=list(datasets))
+    parser.add_argument("--raw", type=Path, help="folder of the official files (data/DATASET/raw)")
+    parser.add_argument("--out", type=Path, help="folder to write to (data/DATASET)")
+    for option, settings in (more or {}).items():
+        parser.add_argument(option, **settings)
+    options = vars(parser.parse_args(arguments))
+    name, raw_dir, out_dir = (options.pop(option) for option in ("dataset", "raw", "out"))
+    out_dir, raw_dir = out_dir or Path("data") / name, raw_dir or Path("data") / name / "raw"
+    try:
+        datasets[name]().prepare(raw_dir, out_dir, **options)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    print(f"{name} is in {out_dir}")
+
+
+def check_one_line_per_user(path: Path, users: pl.Series, first_line: int) -> None:
+    """Raises ValueError, which names the file and the line, if a user has two lines of a file."""
+    repeated = (~users.is_first_distinct()).arg_true()
+    if len(repeated):
+        row = repeated[0]
+        raise ValueError(
+            f"{path}, line {first_line + row}: user {users[row]} has a line above, expected one line per user"
+        )
