@@ -61,10 +61,6 @@ class DynamicEmbeddingArgs(EmbeddingArgs):
             least frequently ("lfu") trained ids.
         caching: whether GPU memory caches rows that the host holds; no effect.
         dist_type: division of ids among the ranks; no effect.
-
-    Raises:
-        TypeError: a value does not have the type of its annotation.
-        ValueError: a value is out of range.
     """
 
     sharding_type: str = "model_parallel"

@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 class EpochStart:
     """Base of what iterates over a rank's part of epochs, and may start within one.
 
-    A subclass has `_batches`, and `set_epoch`, which calls `_set`.
-
     A `DataLoader` copies its dataset into worker processes. Workers begin their first iteration with the
     numbers that were copied. Persistent ones begin each later iteration with those that the loader's process
     has set by then, which they read in shared memory. An iteration keeps the numbers that it began with.
@@ -31,16 +29,8 @@ class EpochStart:
 
     A copy has numbers of its own, and so has every process that sets them.
 
-    Args:
-        start_name: argument of the subclass's `set_epoch` that says where to start.
-        batch_size: rows per rank, at least 1.
-        rank: this rank, 0 to `num_ranks`, exclusive.
-        num_ranks: number of ranks to divide the samples among.
-        seed: seed of the order, at least 0.
-
-    Raises:
-        TypeError: a number is not an integer.
-        ValueError: a number is out of range.
+    A subclass has `_batches`, and `set_epoch`, which calls `_set`. `start_name` is the argument of its
+    `set_epoch` that says where to start; the others are those of the subclass.
     """
 
     def __init__(self, start_name: str, batch_size: int, rank: int, num_ranks: int, seed: int) -> None:

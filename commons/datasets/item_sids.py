@@ -8,7 +8,6 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -139,19 +138,11 @@ def _read_json(path: Path, num_hierarchies: int) -> ItemSIDs:
         item = int(digits[1])
         if item in codes_of:
             raise ValueError(f"{path}: key {key!r}: expected one key for item {item}, it has two")
-        if not _are_codes(codes, num_hierarchies):
+        is_tuple = isinstance(codes, list) and len(codes) == num_hierarchies
+        if not is_tuple or not all(type(code) is int and code.bit_length() < 64 for code in codes):
             raise ValueError(
                 f"{path}: item {item} has {reprlib.repr(codes)}: expected {num_hierarchies} integers"
             )
         codes_of[item] = codes
     items = np.array(sorted(codes_of))
     return ItemSIDs(items, np.array([codes_of[item] for item in items.tolist()]))
-
-
-def _are_codes(codes: Any, num_hierarchies: int) -> bool:
-    """Returns whether `codes` is a list of `num_hierarchies` integers that int64 holds."""
-    return (
-        isinstance(codes, list)
-        and len(codes) == num_hierarchies
-        and all(type(code) is int and code.bit_length() < 64 for code in codes)
-    )

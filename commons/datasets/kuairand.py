@@ -17,8 +17,14 @@ from tqdm import tqdm
 
 from .. import NAME
 from ..delimited import Block, Column, integer, read_blocks, read_table
-from .event_order import TIE_ORDER, tie_keys
-from .prepared_dataset import META_FILE, SEQUENCES_FILE, PreparedDataset, check_one_line_per_user
+from .prepared_dataset import (
+    META_FILE,
+    SEQUENCES_FILE,
+    TIE_ORDER,
+    PreparedDataset,
+    check_one_line_per_user,
+    tie_keys,
+)
 from .prepared_files import check_folder, raw_file, replaced_files
 from .user_sequences import DatasetFactory, SequencesMeta
 
@@ -71,7 +77,6 @@ class KuaiRand(PreparedDataset):
     not show what users saw in their feeds.
 
     Attributes:
-        name: the dataset's name.
         archive_folder: folder that the official archive unpacks to.
         log_parts: suffixes of the files that each period's log is split into.
     """
@@ -97,9 +102,7 @@ class KuaiRand(PreparedDataset):
             held_events: number of events to hold in memory.
 
         Raises:
-            FileNotFoundError: raw files are missing.
-            FileExistsError: a raw file, a link or a folder has the name of a file to write.
-            NotADirectoryError: a file is where a folder should be.
+            OSError: raw files are missing, or a file, a link or a folder is where others are to be.
             ValueError: a raw file is malformed, or `max_history_seqlen` is not positive.
         """
         if max_history_seqlen is not None and max_history_seqlen < 1:
@@ -180,11 +183,7 @@ for _name, _kuairand in KUAIRAND.items():
 
 
 def _read_users(path: Path) -> pl.DataFrame:
-    """Reads users in file order: an Int64 column user_id, and the attributes as strings, maybe empty.
-
-    Raises:
-        ValueError: a line is malformed, or a user has two lines. Names the file and the line.
-    """
+    """Reads users in file order: an Int64 column user_id, and the attributes as strings, maybe empty."""
     users = read_table(path, _USER_COLUMNS)
     check_one_line_per_user(path, users[USER_ID], first_line=2)
     return users

@@ -15,8 +15,14 @@ from tqdm import tqdm
 
 from .. import NAME
 from ..delimited import Column, integer, read_table
-from .event_order import TIE_ORDER, tie_keys
-from .prepared_dataset import META_FILE, SEQUENCES_FILE, PreparedDataset, check_one_line_per_user
+from .prepared_dataset import (
+    META_FILE,
+    SEQUENCES_FILE,
+    TIE_ORDER,
+    PreparedDataset,
+    check_one_line_per_user,
+    tie_keys,
+)
 from .prepared_files import check_folder, check_replaceable, is_absent, new_file, raw_file, replaced_files
 from .user_sequences import DatasetFactory, SequencesMeta
 
@@ -60,11 +66,8 @@ class MovieLens(PreparedDataset):
         folder. Where both are, the uncompressed one counts.
 
         Raises:
-            ConnectionError: raw files are absent and the download failed.
-            FileNotFoundError: a raw file is a link that leads nowhere.
-            FileExistsError: a raw file, a link or a folder has the name of a file to write.
-            NotADirectoryError: a file is where a folder should be.
-            ValueError: a raw file is malformed.
+            OSError: a download failed, or a file, a link or a folder is where others are to be.
+            ValueError: a raw file or the archive is malformed.
         """
         check_folder(raw_dir, "--raw")
         outputs = (SEQUENCES_FILE, META_FILE)
@@ -97,12 +100,7 @@ class MovieLens(PreparedDataset):
         return meta
 
     def _fetch(self, raw_dir: Path, raw_files: list[Path]) -> None:
-        """Makes sure that `raw_dir` has the raw files, those it lacks from the archive there or of GroupLens.
-
-        Raises:
-            ConnectionError: the download failed. The message says which file to put where by hand.
-            ValueError: the archive is damaged or lacks a file.
-        """
+        """Unpacks the raw files that `raw_dir` lacks from the archive there, or from that of GroupLens."""
         absent = [path for path in raw_files if is_absent(path)]
         if not absent:
             return
@@ -127,11 +125,7 @@ class MovieLens(PreparedDataset):
             ) from error
 
     def _read_ratings(self, path: Path) -> pl.DataFrame:
-        """Reads ratings in file order: Int32 columns user, item and rating (class + 1), Int64 time.
-
-        Raises:
-            ValueError: a line is malformed, or there are no ratings. Names the file and the line.
-        """
+        """Reads ratings in file order: Int32 columns user, item and rating (class + 1), Int64 time."""
         user, item, rating, timestamp = names = (USER_ID, ITEM, RATING, TIMESTAMP)
         if self.ratings_separator is None:
             user, item, rating, timestamp = _HEADER
@@ -154,11 +148,7 @@ class MovieLens(PreparedDataset):
         return ratings.with_columns(pl.col(USER_ID, ITEM, RATING).cast(pl.Int32))
 
     def _read_users(self, path: Path) -> pl.DataFrame:
-        """Reads users in file order: Int32 columns user id and age, the others strings.
-
-        Raises:
-            ValueError: a line is malformed, or a user has two lines. Names the file and the line.
-        """
+        """Reads users in file order: Int32 columns user id and age, the others strings."""
         columns = [
             {USER_ID: integer(USER_ID, 1, _LARGEST_ID), "age": integer("age", 0, _LARGEST_ID)}.get(name)
             or Column(name, pl.col(name).replace("", None), "no empty field")

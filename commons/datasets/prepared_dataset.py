@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import polars as pl
 
 from .id_columns import errors_name_file
@@ -15,6 +16,14 @@ from .user_sequences import SequencesMeta, UserDataset, UserSequences
 
 SEQUENCES_FILE = "sequences.parquet"
 META_FILE = "meta.json"
+# What prepared folders name. Another order needs another version.
+TIE_ORDER = "splitmix64 of user and item, version 1"
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_STEPS = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
 
 
 class PreparedDataset(UserDataset):
@@ -33,9 +42,8 @@ class PreparedDataset(UserDataset):
         """Reads what the preprocessor wrote to `directory`.
 
         Raises:
-            FileNotFoundError: a file is missing.
+            FileNotFoundError: a file is missing. Names the command that prepares it.
             ValueError: a file is malformed or belongs to another dataset.
-            Both name the file and the command that prepares it.
         """
         prepare = f"python -m {self.preprocessor} --dataset {self.name} --out {directory}"
         paths = (directory / META_FILE, directory / SEQUENCES_FILE)
@@ -61,9 +69,9 @@ def run_preprocessor(
     """Prepares a dataset as the command line says. Errors print one line and exit with code 1.
 
     Args:
-        datasets: datasets by name, all with the same preprocessor.
+        datasets: datasets of one preprocessor, by name.
         description: description of the command.
-        arguments: the command line; None for this process's.
+        arguments: command line; None for this process's.
         more: options of `prepare` with the settings of each, as `add_argument` takes them.
     """
     preprocessor = next(iter(datasets.values())).preprocessor
@@ -91,3 +99,20 @@ def check_one_line_per_user(path: Path, users: pl.Series, first_line: int) -> No
         raise ValueError(
             f"{path}, line {first_line + row}: user {users[row]} has a line above, expected one line per user"
         )
+
+
+def tie_keys(users: np.ndarray, items: np.ndarray) -> np.ndarray:
+    """Returns keys that order events of equal time, uint64 `[events]`, from integers `[events]`.
+
+    They do not depend on the order of a file, which is often that of the items' ids: a model would learn it
+    from histories in which most events are tied. They depend on the user, because an order of items that
+    all users share could be learned, too.
+    """
+    return _mixed(_mixed(users.astype(np.uint64) + _GOLDEN) ^ items.astype(np.uint64))
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64 (Steele et al., OOPSLA 2014), a bijection of uint64."""
+    for shift, factor in _STEPS:
+        values = (values ^ (values >> shift)) * factor
+    return values ^ (values >> np.uint64(31))

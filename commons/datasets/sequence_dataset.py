@@ -35,9 +35,6 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         single_rank: whether rank 0 loads the samples of all ranks, in batches of `batch_size × num_ranks`
             rows, and the other ranks yield no batches.
 
-    Attributes:
-        shuffle: the argument of this name.
-
     Raises:
         TypeError: a number is not an integer.
         ValueError: a value is out of range.

@@ -11,7 +11,7 @@ import torch
 
 from ..checks import require, require_at_least
 from ..sequence_batch import BaseBatch
-from .sample_source import SampleSource, keyed_rows
+from .sample_source import SampleSource, keyed_rows, padded
 
 HISTORY, CANDIDATE = "history", "candidate"
 
@@ -185,11 +185,8 @@ class SIDSource(SampleSource):
         splits = [np.split(sample.codes, [max(len(sample.codes) - newest, 0)]) for sample in samples]
         ids[HISTORY] = [history.reshape(-1) for history, _ in splits]
         ids[CANDIDATE] = [candidates.reshape(-1) for _, candidates in splits]
-        target_items = torch.zeros(batch_size, dtype=torch.int64, device="cpu")
-        features = keyed_rows(ids, batch_size)
-        target_items[: len(samples)] = torch.tensor([sample.target_item for sample in samples], device="cpu")
         return SIDBatch(
-            features=features,
+            features=keyed_rows(ids, batch_size),
             batch_size=batch_size,
             feature_to_max_seqlen=spec.feature_to_max_seqlen,
             contextual_feature_names=list(spec.contextual_vocab_sizes),
@@ -197,5 +194,5 @@ class SIDSource(SampleSource):
             history_feature_name=HISTORY,
             candidate_feature_name=CANDIDATE,
             num_hierarchies=spec.num_hierarchies,
-            target_items=target_items,
+            target_items=padded([sample.target_item for sample in samples], batch_size),
         )

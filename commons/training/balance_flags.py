@@ -70,9 +70,7 @@ def check_flags(args: TrainerArgs) -> None:
 def make_extensions(args: TrainerArgs, tells_groups: str = "") -> Sequence[Extension]:
     """Makes the extensions that flags ask for.
 
-    Args:
-        args: the flags.
-        tells_groups: a shuffler's method that asks for `SampleGroups`, for messages; empty without.
+    `tells_groups` is a shuffler's method that asks for `SampleGroups`, for messages; empty without.
 
     Raises:
         ValueError: a value is out of range, or extensions exclude each other; the message names the flags.

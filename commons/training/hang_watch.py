@@ -26,11 +26,7 @@ class HangWatch:
     Faulthandler's timer writes the stacks of all Python threads to `<log_dir>/stacks/rank<rank>.txt`, even
     if a call keeps the GIL. A thread names step and place on stderr. A quarter of the limit later, rank 0's
     reads the stacks of all ranks, and says how many are where. Training keeps waiting: collectives have
-    time-outs of their own, and a rank may only be slow.
-
-    Args:
-        log_dir: parent of the `stacks` folder.
-        timeout_s: the limit in seconds; None to watch nothing.
+    time-outs of their own, and a rank may only be slow. `timeout_s` is the limit; None watches nothing.
     """
 
     def __init__(self, log_dir: str, timeout_s: float | None) -> None:

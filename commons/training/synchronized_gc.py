@@ -9,10 +9,8 @@ class SynchronizedGC:
     """While active, collects garbage after the same steps on all ranks, and at no other time.
 
     Python collects after so many allocations, at a different moment on each rank, and every rank waits for
-    the pauses of all. Objects that exist at the start are never scanned again.
-
-    Args:
-        interval: steps between collections; None leaves them to Python.
+    the pauses of all. Objects that exist at the start are never scanned again. An interval of None leaves
+    collections to Python.
     """
 
     def __init__(self, interval: int | None) -> None:
