@@ -10,12 +10,12 @@ import re
 import shutil
 import threading
 import time
-import weakref
+from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,8 +48,6 @@ class Checkpoints:
         path: folder of the checkpoints, visible to all ranks.
         keep: checkpoints to keep; None for all.
     """
-
-    _writer: ClassVar[Callable[[], Checkpoints | None]] = lambda: None  # the last one that saved
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
         self.path = path
@@ -109,15 +107,10 @@ class Checkpoints:
             settings: values that JSON can hold.
 
         Raises:
-            RuntimeError: `finish` was not called since the last save, by this object or another.
+            RuntimeError: `finish` was not called since the last save.
         """
-        writer = Checkpoints._writer()
-        if writer is not None and writer._writing is not None:
-            raise RuntimeError(
-                f"save of step {step} before the last checkpoint, to {writer.path}, was finished: call its "
-                "finish() first, because both use the same process group"
-            )
-        Checkpoints._writer = weakref.ref(self)
+        if self._writing is not None:
+            raise RuntimeError(f"save of step {step} before the last checkpoint was finished: call finish()")
         staged = self._copies.copy(state)
         future: Future[float] = Future()
 
@@ -184,9 +177,7 @@ class Checkpoints:
             checksums = self._together(
                 lambda: {name: _size_and_checksum(unfinished / name) for name in writer.written}
             )
-            contents = {
-                name: checksum for rank_checksums in checksums for name, checksum in rank_checksums.items()
-            }
+            contents = dict(ChainMap(*checksums))
             self._on_rank_0(lambda: self._folder.publish(unfinished, contents, self._keep))
         except Exception:
             if self._rank == 0:  # what a full disk has taken of it would be missing for the next

@@ -97,9 +97,7 @@ class _TaskAUC(BinaryAUROC):
 def parsed_names(names: Sequence[str], setting: str) -> list[tuple[str, int]]:
     """Returns the kind of each metric, in lower case, and its k.
 
-    Args:
-        names: "HitRate@k" or "HR@k", "Recall@k" or "NDCG@k", in any case of letters.
-        setting: name of the setting they come from, for errors.
+    `names` are "HitRate@k" or "HR@k", "Recall@k" or "NDCG@k", in any case of letters; `setting` has them.
 
     Raises:
         ValueError: another name.

@@ -34,8 +34,6 @@ class SynchronizedGC:
 
     def after_step(self) -> None:
         """Collects if it is time to; call on all ranks after each step, those of evaluations included."""
-        if self._interval is None:
-            return
         self._steps += 1
-        if self._steps % self._interval == 0:
+        if self._interval is not None and self._steps % self._interval == 0:
             gc.collect()

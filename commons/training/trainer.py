@@ -117,7 +117,12 @@ class _Trainer:
             log = StepLog(record, meter, num_steps, args)
             record.write("start", first, {"ranks": dist.get_world_size(), "settings": asdict(args)})
             if first >= num_steps:
-                self._warn_of_no_step()
+                if dist.get_rank() == 0:  # exit code 0 alone looks like a training
+                    logger.warning(
+                        f"NOTHING LEFT TO TRAIN: {self._recovery.restored} is of step {first}, and the run "
+                        f"ends with step {num_steps}. Its model is evaluated. To train on, raise "
+                        "TrainerArgs.max_train_iters; to start over, choose other checkpoint folders"
+                    )
                 self._evaluate(first, log, record)
             for step in range(first + 1, num_steps + 1):
                 self._watch.begins(f"step {step}")
@@ -163,12 +168,3 @@ class _Trainer:
             figures = self._evaluator.evaluate()
         self._evaluations.append(figures)
         record.write("eval", step, figures, evaluation_text(step, figures))
-
-    def _warn_of_no_step(self) -> None:
-        """Explains on rank 0 why nothing is trained: exit code 0 alone looks like a training."""
-        if dist.get_rank() == 0:
-            logger.warning(
-                f"NOTHING LEFT TO TRAIN: {self._recovery.restored} is of step {self._first_step}, and the "
-                f"run ends with step {self._num_steps}. Its model is evaluated. To train on, raise "
-                "TrainerArgs.max_train_iters; to start over, choose other checkpoint folders"
-            )

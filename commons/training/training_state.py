@@ -132,8 +132,17 @@ class TrainingState:
         return state if self.optimizer is None else state | {"optimizer": self.optimizer.state_dict()}
 
     def settings_to_save(self) -> dict[str, Any]:
-        """Returns the settings for `Checkpoints.save`, with the model's parameters."""
-        return as_saved(self.settings, self.model)
+        """Returns the settings for `Checkpoints.save`, with dtype and shape of each parameter and buffer."""
+        with (
+            warnings.catch_warnings()
+        ):  # torch deprecates ShardedTensor, in which TorchRec returns its tables
+            warnings.simplefilter("ignore", FutureWarning)
+            parameters = {
+                _PARAMETERS + name: f"{str(value.dtype).removeprefix('torch.')} {list(value.size())}"
+                for name, value in self.model.state_dict().items()
+                if hasattr(value, "dtype")
+            }
+        return json.loads(json.dumps(self.settings | parameters, default=str))
 
     def restore(self, checkpoints: Checkpoints, checkpoint: Path) -> list[str]:
         """Reads a checkpoint written by any number of ranks. Collective.
@@ -180,10 +189,8 @@ def _of_rank(name: str) -> str:
 
 
 def _random_state() -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
+    on_device = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    return {"cpu": torch.get_rng_state(), **on_device}
 
 
 def _set_random_state(states: dict[str, torch.Tensor]) -> None:
@@ -199,18 +206,6 @@ def settings_of(*configurables: Any) -> dict[str, Any]:
         for args in configurables
         for field in dataclasses.fields(args)
     }
-
-
-def as_saved(settings: dict[str, Any], model: torch.nn.Module) -> dict[str, Any]:
-    """Returns what a checkpoint records: settings, and dtype and shape of each parameter and buffer."""
-    with warnings.catch_warnings():  # torch deprecates ShardedTensor, in which TorchRec returns its tables
-        warnings.simplefilter("ignore", FutureWarning)
-        parameters = {
-            _PARAMETERS + name: f"{str(value.dtype).removeprefix('torch.')} {list(value.size())}"
-            for name, value in model.state_dict().items()
-            if hasattr(value, "dtype")
-        }
-    return json.loads(json.dumps(settings | parameters, default=str))
 
 
 def changes(checkpoint: Path, saved: dict[str, Any], asked: dict[str, Any]) -> list[str]:

@@ -123,8 +123,7 @@ class TrainingTask:
 
         Args:
             args: `pipeline_type` and the shuffler's settings.
-            model, optimizer: results of `shard_model`.
-            device: device of this rank.
+            model, optimizer, device: arguments and results of `shard_model`.
             shuffler: result of `make_shuffler`; None for a new one.
 
         Raises:
