@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import gin
 import numpy as np
 
-from ..checks import check_types, require_setting, require_settings_at_least
+from ..checks import check_types, require, require_setting, require_settings_at_least
 from .embedding_args import EmbeddingArgs
 from .hstu_batch import SequenceDatasetSpec
 
@@ -115,10 +115,8 @@ class FeatureArgs:
         require_setting(self, bool(self.feature_names), "feature_names", "at least one feature")
         require_settings_at_least(1, self, "max_sequence_length")
         for feature in self.value_dists or {}:
-            if feature not in self.feature_names:
-                raise ValueError(
-                    f"FeatureArgs.value_dists has {feature!r}: expected one of {self.feature_names}"
-                )
+            known = f"one of {self.feature_names}"
+            require(feature in self.feature_names, "a feature of FeatureArgs.value_dists", feature, known)
 
     def lengths(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """Draws `[size]` int64 numbers of ids with `rng`."""
@@ -168,17 +166,12 @@ class BenchmarkDatasetArgs:
         served = Counter(name for args in self.embedding_args for name in args.feature_names)
         for name in self._used_features():
             for setting, count in (("feature_args", described[name]), ("embedding_args", served[name])):
-                if count != 1:
-                    raise ValueError(
-                        f"BenchmarkDatasetArgs.{setting} has feature {name!r} {count} times: expected once"
-                    )
+                times = f"times that BenchmarkDatasetArgs.{setting} has feature {name!r}"
+                require(count == 1, times, count, "once")
         with_items = self._features_of(self.item_feature_name).feature_names
-        require_setting(
-            self,
-            self.action_feature_name in (None, *with_items),
-            "action_feature_name",
-            f"one of {with_items}, which share a FeatureArgs with the items, as every item has one action",
-        )
+        expected = f"one of {with_items}, which share a FeatureArgs with the items: every item has one action"
+        has_actions = self.action_feature_name in (None, *with_items)
+        require_setting(self, has_actions, "action_feature_name", expected)
 
     def _used_features(self) -> list[str]:
         actions = [] if self.action_feature_name is None else [self.action_feature_name]

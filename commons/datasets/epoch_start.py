@@ -137,7 +137,6 @@ class EpochStart:
 
 @functools.cache
 def _warn_of_start(start: str, epoch: int) -> None:
-    """Warns once per process, epoch and start."""
     logger.warning(
         f"epoch {epoch} is iterated over again from {start} on, without what comes before: call set_epoch "
         "for every epoch"

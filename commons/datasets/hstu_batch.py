@@ -52,10 +52,9 @@ class SequenceDatasetSpec:
     def __post_init__(self) -> None:
         served = [feature for table in self.tables for feature in table.feature_names]
         for feature in self.feature_names:
-            if served.count(feature) != 1:
-                raise ValueError(
-                    f"feature {feature!r} is in {served.count(feature)} embedding tables, not one"
-                )
+            count = served.count(feature)
+            if count != 1:
+                raise ValueError(f"feature {feature!r} is in {count} embedding tables, not one")
             if feature not in self.feature_to_max_seqlen:
                 raise ValueError(f"feature {feature!r} has no entry in feature_to_max_seqlen")
 

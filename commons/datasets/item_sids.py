@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..checks import require
+
 
 @dataclass(frozen=True, eq=False)
 class ItemSIDs:
@@ -29,12 +31,9 @@ class ItemSIDs:
     codes: np.ndarray
 
     def __post_init__(self) -> None:
-        if not len(self.items):
-            raise ValueError("items is empty: expected at least one")
-        if self.codes.ndim != 2 or len(self.codes) != len(self.items):
-            raise ValueError(
-                f"codes has shape {self.codes.shape}: expected [{len(self.items)}, num_hierarchies]"
-            )
+        require(len(self.items) > 0, "number of items", 0, "at least one")
+        is_table = self.codes.ndim == 2 and len(self.codes) == len(self.items)
+        require(is_table, "shape of codes", self.codes.shape, f"[{len(self.items)}, num_hierarchies]")
         not_after = np.flatnonzero(np.diff(self.items) <= 0)
         if len(not_after):
             before, item = self.items[not_after[0] : not_after[0] + 2]
@@ -71,11 +70,8 @@ class ItemSIDs:
             ValueError: items have another number of codes, or a code is outside its codebook.
         """
         num_codes = self.codes.shape[1]
-        if num_codes != len(codebook_sizes):
-            raise ValueError(
-                f"codebook_sizes = {tuple(codebook_sizes)}: expected {num_codes}, as items have "
-                f"{num_codes} codes each"
-            )
+        expected = f"{num_codes}, as items have {num_codes} codes each"
+        require(num_codes == len(codebook_sizes), "codebook_sizes", tuple(codebook_sizes), expected)
         is_outside = (self.codes < 0) | (self.codes >= np.array(codebook_sizes))
         if is_outside.any():
             row, hierarchy = np.argwhere(is_outside)[0]

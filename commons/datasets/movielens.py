@@ -21,10 +21,11 @@ from .prepared_dataset import (
     TIE_ORDER,
     PreparedDataset,
     check_one_line_per_user,
+    register_formats,
     tie_keys,
 )
 from .prepared_files import check_folder, check_replaceable, is_absent, new_file, raw_file, replaced_files
-from .user_sequences import DatasetFactory, SequencesMeta
+from .user_sequences import SequencesMeta
 
 ARCHIVES_URL = "https://files.grouplens.org/datasets/movielens"
 USER_ID, ITEM, RATING, TIMESTAMP = "user_id", "movie_id", "rating", "timestamp"
@@ -35,10 +36,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 class MovieLens(PreparedDataset):
-    """One MovieLens dataset and the format of its official files.
+    """One MovieLens dataset and the format of its official files; the newer ones have that of this class.
 
     Attributes:
-        name: the dataset's name, also that of its archive.
         folder: the archive's folder, if it has another name.
         ratings_file: file with the columns user, item, rating and Unix time.
         also_named: other names of that file.
@@ -187,96 +187,40 @@ class MovieLens(PreparedDataset):
         )
 
 
-class MovieLens100K(MovieLens):
-    """100,000 ratings, with the users' age, gender, occupation and zip code."""
-
-    name, classes_per_star = "ml-100k", 1
-    ratings_file, ratings_separator = "u.data", "\t"
-    users_file, users_separator = "u.user", "|"
-    user_columns = (USER_ID, "age", "gender", "occupation", "zip_code")
-
-
-class MovieLens1M(MovieLens):
-    """A million ratings, with the same attributes of users."""
-
-    name, classes_per_star = "ml-1m", 1
-    ratings_file, ratings_separator = "ratings.dat", "::"
-    users_file, users_separator = "users.dat", "::"
-    user_columns = (USER_ID, "gender", "age", "occupation", "zip_code")
-
-
-class MovieLens10M(MovieLens):
-    """Ten million ratings; users are anonymous."""
-
-    name, folder = "ml-10m", "ml-10M100K"
-    ratings_file, ratings_separator = "ratings.dat", "::"
-
-
-class MovieLens20M(MovieLens):
-    """Twenty million ratings, from GroupLens or Kaggle."""
-
-    name = "ml-20m"
-    also_named = ("rating.csv",)  # Kaggle's copy
-
-
-class MovieLens25M(MovieLens):
-    """Twenty-five million ratings."""
-
-    name = "ml-25m"
-
-
-class MovieLens32M(MovieLens):
-    """Thirty-two million ratings."""
-
-    name = "ml-32m"
-
-
-class MovieLensLatest(MovieLens):
-    """All ratings until GroupLens's last update, so another archive may have others."""
-
-    name = "ml-latest"
-
-
-class MovieLensLatestSmall(MovieLens):
-    """A hundred thousand ratings until GroupLens's last update."""
-
-    name = "ml-latest-small"
-
-
-MOVIELENS: dict[str, type[MovieLens]] = {
-    movielens.name: movielens
-    for movielens in (
-        MovieLens100K,
-        MovieLens1M,
-        MovieLens10M,
-        MovieLens20M,
-        MovieLens25M,
-        MovieLens32M,
-        MovieLensLatest,
-        MovieLensLatestSmall,
-    )
-}
-for _name, _movielens in MOVIELENS.items():
-    DatasetFactory.register(_name, _movielens)
+MOVIELENS = register_formats(
+    MovieLens,
+    {
+        "ml-100k": {
+            "ratings_file": "u.data",
+            "ratings_separator": "\t",
+            "classes_per_star": 1,
+            "users_file": "u.user",
+            "users_separator": "|",
+            "user_columns": (USER_ID, "age", "gender", "occupation", "zip_code"),
+        },
+        "ml-1m": {
+            "ratings_file": "ratings.dat",
+            "ratings_separator": "::",
+            "classes_per_star": 1,
+            "users_file": "users.dat",
+            "users_separator": "::",
+            "user_columns": (USER_ID, "gender", "age", "occupation", "zip_code"),
+        },
+        "ml-10m": {"folder": "ml-10M100K", "ratings_file": "ratings.dat", "ratings_separator": "::"},
+        "ml-20m": {"also_named": ("rating.csv",)},  # Kaggle's copy
+        **{name: {} for name in ("ml-25m", "ml-32m", "ml-latest", "ml-latest-small")},
+    },
+)
 
 
 def _download(url: str, archive: Path, absent: Sequence[str]) -> None:
     """Downloads an archive, for the files that are absent in its folder."""
     with new_file(archive) as file:  # an interrupted download must not pass for an archive
         try:
-            with (
-                urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response,
-                tqdm(
-                    total=int(response.headers.get("Content-Length", 0)) or None,
-                    desc=archive.name,
-                    unit="B",
-                    unit_scale=True,
-                    disable=None,
-                ) as progress,
-            ):
-                while chunk := response.read(_CHUNK_BYTES):
-                    file.write(chunk)
-                    progress.update(len(chunk))
+            with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+                total = int(response.headers.get("Content-Length", 0)) or None
+                with tqdm.wrapattr(file, "write", total, desc=archive.name, disable=None) as shown:
+                    shutil.copyfileobj(response, shown, _CHUNK_BYTES)
         except OSError as error:
             raise ConnectionError(
                 f"{archive.parent} has no {' and no '.join(absent)}, and could not download {url} ({error}): "

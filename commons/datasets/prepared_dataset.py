@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import polars as pl
 
 from .id_columns import errors_name_file
-from .user_sequences import SequencesMeta, UserDataset, UserSequences
+from .user_sequences import DatasetFactory, SequencesMeta, UserDataset, UserSequences
 
 SEQUENCES_FILE = "sequences.parquet"
 META_FILE = "meta.json"
@@ -60,6 +60,25 @@ class PreparedDataset(UserDataset):
             return UserSequences.from_table(pl.read_parquet(paths[1], columns=columns, glob=False), meta)
 
 
+Dataset = TypeVar("Dataset", bound=PreparedDataset)
+
+
+def register_formats(
+    base: type[Dataset], formats: Mapping[str, Mapping[str, Any]]
+) -> dict[str, type[Dataset]]:
+    """Registers datasets that differ in attributes alone, and returns their classes by name.
+
+    `formats` has, by name, the attributes that differ from those of `base`.
+    """
+    datasets = {
+        name: type(base.__name__, (base,), {"name": name, **attributes})
+        for name, attributes in formats.items()
+    }
+    for name, dataset in datasets.items():
+        DatasetFactory.register(name, dataset)
+    return datasets
+
+
 def run_preprocessor(
     datasets: Mapping[str, type[PreparedDataset]],
     description: str,
@@ -70,8 +89,7 @@ def run_preprocessor(
 
     Args:
         datasets: datasets of one preprocessor, by name.
-        description: description of the command.
-        arguments: command line; None for this process's.
+        description, arguments: description of the command, and its arguments; None for this process's.
         more: options of `prepare` with the settings of each, as `add_argument` takes them.
     """
     preprocessor = next(iter(datasets.values())).preprocessor

@@ -115,8 +115,9 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         first, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for step in range(first, self._num_batches(start), stride):
             step_samples = order[step * self.samples_per_step : (step + 1) * self.samples_per_step]
-            samples = [source[int(index)] for index in self._rank_share(step_samples)]
-            yield source.collate(samples, rows)
+            if not self._single_rank:
+                step_samples = np.array_split(step_samples, self._num_ranks)[self._rank]
+            yield source.collate([source[int(index)] for index in step_samples], rows)
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
         """Returns the indices of an epoch's samples, over all ranks."""
@@ -124,11 +125,3 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         if self.shuffle:
             order = np.random.default_rng((self._seed, epoch)).permutation(order)
         return order
-
-    def _rank_share(self, indices: np.ndarray) -> np.ndarray:
-        """Returns this rank's run of one global step's samples."""
-        if self._single_rank:
-            return indices
-        smallest, larger_runs = divmod(len(indices), self._num_ranks)
-        start = self._rank * smallest + min(self._rank, larger_runs)
-        return indices[start : start + smallest + (self._rank < larger_runs)]

@@ -41,12 +41,8 @@ class SIDDatasetSpec:
         sizes = self.codebook_sizes
         require(bool(sizes) and min(sizes) >= 1, "codebook_sizes", sizes, "positive sizes, at least one")
         require_at_least(1, "max_history_length", self.max_history_length)
-        require(
-            self.max_candidate_length >= 0,
-            "max_candidate_length",
-            self.max_candidate_length,
-            "0, for a loss on the whole history, or the number of newest items that the loss covers",
-        )
+        expected = "0, for a loss on the whole history, or the number of newest items that the loss covers"
+        require(self.max_candidate_length >= 0, "max_candidate_length", self.max_candidate_length, expected)
         for name, size in self.contextual_vocab_sizes.items():
             if size < 1 or name in (HISTORY, CANDIDATE):
                 raise ValueError(
@@ -129,8 +125,7 @@ class SIDBatch(BaseBatch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_hierarchies < 1:
-            raise ValueError(f"num_hierarchies is {self.num_hierarchies}; expected at least 1")
+        require_at_least(1, "num_hierarchies", self.num_hierarchies)
         keys = self.features.keys()
         for name in (*self.contextual_feature_names, self.history_feature_name, self.candidate_feature_name):
             if name not in keys:

@@ -96,8 +96,11 @@ def _parse(line: str) -> tuple[str, list[int]]:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"malformed JSON ({getattr(error, 'msg', error)}), expected an object") from error
-    if not isinstance(fields, dict) or not {"user", "history", "next"} <= fields.keys():
-        raise ValueError(f"expected a JSON object as in {_EXAMPLE}")
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected a JSON object, as in {_EXAMPLE}")
+    for name in ("user", "history", "next"):
+        if name not in fields:
+            raise ValueError(f"there is no {name!r}, expected an object as in {_EXAMPLE}")
     user, history, following = fields["user"], fields["history"], fields["next"]
     if type(user) not in (str, int):
         raise ValueError(f"user = {reprlib.repr(user)}: expected a string or an integer")

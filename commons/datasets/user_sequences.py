@@ -13,10 +13,9 @@ from typing import TypeVar
 import numpy as np
 import polars as pl
 
+from ..checks import require
 from ..registry import NamedFactory
 from .id_columns import read_ids
-
-_OPTIONAL_ENTRIES: dict[str, object] = {"num_tasks": 1, "unbounded_feature_names": [], "tie_order": None}
 
 
 @dataclass(frozen=True)
@@ -57,25 +56,19 @@ class SequencesMeta:
     tie_order: str | None = None
 
     def __post_init__(self) -> None:
-        if self.num_tasks < 1 or (self.num_tasks > 1 and self.num_classes != 2**self.num_tasks):
-            raise ValueError(
-                f"num_tasks = {self.num_tasks} does not go with num_classes = {self.num_classes}"
-            )
+        are_masks = self.num_tasks > 1 and self.num_classes == 2**self.num_tasks
+        require(self.num_tasks == 1 or are_masks, "num_tasks", self.num_tasks, "1, or log2 of num_classes")
         features = [*self.contextual_feature_names, self.item_feature_name, self.action_feature_name]
         if sorted(self.vocab_sizes) != sorted(features):
             raise ValueError(f"vocab_sizes has {sorted(self.vocab_sizes)}, expected {sorted(features)}")
-        unknown = set(self.unbounded_feature_names) - set(features[:-1])
-        if unknown:
-            raise ValueError(
-                f"unbounded_feature_names has {sorted(unknown)}, expected some of {sorted(features[:-1])}"
-            )
+        unbounded = self.unbounded_feature_names
+        expected = f"some of {features[:-1]}"
+        require(set(unbounded) <= set(features[:-1]), "unbounded_feature_names", unbounded, expected)
 
     def write(self, path: Path) -> None:
         """Writes the JSON file."""
-        entries = dataclasses.asdict(self)
-        for name, default in _OPTIONAL_ENTRIES.items():
-            if entries[name] == default:
-                del entries[name]
+        optional = {"num_tasks": 1, "unbounded_feature_names": [], "tie_order": None}
+        entries = dict(entry for entry in dataclasses.asdict(self).items() if entry not in optional.items())
         path.write_text(json.dumps(entries, indent=2) + "\n")
 
     @staticmethod
@@ -143,10 +136,8 @@ class UserSequences:
         lengths, num_actions = np.diff(offsets), np.diff(action_offsets)
         wrong = np.flatnonzero(lengths != num_actions)
         if len(wrong):
-            raise ValueError(
-                f"row {wrong[0]}: a user has {lengths[wrong[0]]} items and {num_actions[wrong[0]]} actions: "
-                "expected one action per item"
-            )
+            found = f"a user has {lengths[wrong[0]]} items and {num_actions[wrong[0]]} actions"
+            raise ValueError(f"row {wrong[0]}: {found}: expected one action per item")
         ids = {
             name: values.astype(np.int64)
             for name, (values, _) in zip(meta.contextual_feature_names, contextual, strict=True)
