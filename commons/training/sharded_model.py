@@ -24,7 +24,7 @@ from ..unbounded_ids import UnboundedEmbeddingCollection, UnboundedEmbeddingColl
 from .run_log import warn_once
 from .training_args import OptimizerArgs
 
-# They set each number by itself, so a table may be initialized in parts.
+# Each sets every number by itself, so a table may be initialized in parts.
 _ELEMENTWISE: tuple[Callable[..., Any], ...] = (
     init.uniform_,
     init.normal_,
