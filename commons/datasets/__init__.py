@@ -1,7 +1,7 @@
 """Samples, batches and datasets: random, MovieLens, KuaiRand, semantic IDs, and your own."""
 
 from . import kuairand, movielens  # noqa: F401  registers their names
-from .benchmark_args import BenchmarkDatasetArgs, FeatureArgs
+from .benchmark_args import BenchmarkDatasetArgs, FeatureArgs, RandomDistribution
 from .bucket_sampler import BucketSampler
 from .embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
 from .hstu_batch import (
@@ -13,7 +13,6 @@ from .hstu_batch import (
     collate_hstu_batch,
 )
 from .item_sids import ItemSIDs
-from .random_distribution import RandomDistribution
 from .random_source import RandomSource
 from .retrieval_source import RetrievalSource
 from .sample_source import PerEpochSource, SampleSource

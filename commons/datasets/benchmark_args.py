@@ -1,17 +1,87 @@
-"""Gin settings of random data for benchmarks."""
+"""Gin settings of random data."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 
 import gin
 import numpy as np
 
-from ..checks import check_types, require, require_at_least
+from ..checks import check_types, require, require_setting, require_settings_at_least
 from .embedding_args import EmbeddingArgs
 from .hstu_batch import SequenceDatasetSpec
-from .random_distribution import RandomDistribution
+
+_NEEDED_PARAMETERS = {
+    "uniform": ("low", "high"),
+    "normal": ("mean", "std"),
+    "zipf": ("alpha",),
+    "lognormal": ("mean", "std"),
+}
+# The largest float64 that int64 holds; larger draws would wrap to the smallest int64.
+_LARGEST = 2.0**63 - 1024
+
+
+@gin.configurable
+@dataclass
+class RandomDistribution:
+    """A distribution of integers.
+
+    Attributes:
+        dist_type: "uniform" (integers in [low, high)), "normal", "zipf" or "lognormal". Draws of the last
+            three are rounded and clipped to [low, high].
+        low: smallest value. None means no limit, except for "uniform", which needs one.
+        high: largest value, exclusive for "uniform" only. None as for `low`.
+        mean: mean of "normal" and "lognormal", of the values themselves before clipping.
+        std: standard deviation of the same values.
+        alpha: exponent of "zipf", above 1.
+
+    Raises:
+        TypeError: a value does not have the type of its annotation.
+        ValueError: a parameter that `dist_type` needs is missing, or a value is out of range.
+    """
+
+    dist_type: str
+    low: int | None = None
+    high: int | None = None
+    mean: float | None = None
+    std: float | None = None
+    alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        known = f"one of {', '.join(_NEEDED_PARAMETERS)}"
+        require_setting(self, self.dist_type in _NEEDED_PARAMETERS, "dist_type", known)
+        for name in _NEEDED_PARAMETERS[self.dist_type]:
+            if getattr(self, name) is None:
+                raise ValueError(f"RandomDistribution.{name} is not set: {self.dist_type} needs it")
+        for name in ("mean", "std", "alpha"):
+            require_setting(self, math.isfinite(getattr(self, name) or 0), name, "a finite number")
+        if self.low is not None:
+            require_settings_at_least(self.low + (self.dist_type == "uniform"), self, "high")
+        require_settings_at_least(0, self, "std")
+        if self.dist_type == "lognormal":
+            require_setting(self, (self.mean or 0) > 0, "mean", "more than 0, as lognormal values are")
+        if self.dist_type == "zipf":
+            require_setting(self, (self.alpha or 0) > 1, "alpha", "more than 1")
+
+    def sample(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draws `[size]` int64 values with `rng`."""
+        if self.dist_type == "uniform":
+            return rng.integers(self.low or 0, self.high or 0, size)
+        mean, std = self.mean or 0.0, self.std or 0.0
+        if self.dist_type == "zipf":
+            drawn: np.ndarray = rng.zipf(self.alpha or 0.0, size)
+        elif self.dist_type == "normal":
+            drawn = rng.normal(mean, std, size)
+        else:
+            variance = math.log1p((std / mean) ** 2)  # of the underlying normal distribution
+            drawn = rng.lognormal(math.log(mean) - variance / 2, math.sqrt(variance), size)
+        # Never None on both sides, which numpy takes only from 2.1 on.
+        low = -_LARGEST if self.low is None else max(self.low, -_LARGEST)
+        high = _LARGEST if self.high is None else min(self.high, _LARGEST)
+        return np.rint(np.clip(drawn, low, high)).astype(np.int64)
 
 
 @gin.configurable
@@ -42,12 +112,11 @@ class FeatureArgs:
 
     def __post_init__(self) -> None:
         check_types(self)
-        names = self.feature_names
-        require(bool(names), "FeatureArgs.feature_names", names, "at least one feature")
-        require_at_least(1, "FeatureArgs.max_sequence_length", self.max_sequence_length)
+        require_setting(self, bool(self.feature_names), "feature_names", "at least one feature")
+        require_settings_at_least(1, self, "max_sequence_length")
         for feature in self.value_dists or {}:
-            if feature not in names:
-                raise ValueError(f"FeatureArgs.value_dists has {feature!r}: expected one of {names}")
+            known = f"one of {self.feature_names}"
+            require(feature in self.feature_names, "a feature of FeatureArgs.value_dists", feature, known)
 
     def lengths(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """Draws `[size]` int64 numbers of ids with `rng`."""
@@ -91,23 +160,18 @@ class BenchmarkDatasetArgs:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require_at_least(0, "BenchmarkDatasetArgs.max_num_candidates", self.max_num_candidates)
-        require_at_least(1, "BenchmarkDatasetArgs.num_generated_batches", self.num_generated_batches)
+        require_settings_at_least(0, self, "max_num_candidates")
+        require_settings_at_least(1, self, "num_generated_batches")
         described = Counter(name for args in self.feature_args for name in args.feature_names)
         served = Counter(name for args in self.embedding_args for name in args.feature_names)
         for name in self._used_features():
             for setting, count in (("feature_args", described[name]), ("embedding_args", served[name])):
-                if count != 1:
-                    raise ValueError(
-                        f"BenchmarkDatasetArgs.{setting} has feature {name!r} {count} times: expected once"
-                    )
+                times = f"times that BenchmarkDatasetArgs.{setting} has feature {name!r}"
+                require(count == 1, times, count, "once")
         with_items = self._features_of(self.item_feature_name).feature_names
-        require(
-            self.action_feature_name is None or self.action_feature_name in with_items,
-            "BenchmarkDatasetArgs.action_feature_name",
-            self.action_feature_name,
-            f"one of {with_items}, which share a FeatureArgs with the items, as every item has one action",
-        )
+        expected = f"one of {with_items}, which share a FeatureArgs with the items: every item has one action"
+        has_actions = self.action_feature_name in (None, *with_items)
+        require_setting(self, has_actions, "action_feature_name", expected)
 
     def _used_features(self) -> list[str]:
         actions = [] if self.action_feature_name is None else [self.action_feature_name]

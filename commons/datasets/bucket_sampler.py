@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
-from ..checks import require, require_at_least, require_integer
+from ..checks import require
 from ..partition import rebalance, refined
 from ..partition.workloads import as_workloads, check_count, number_groups
 from .epoch_start import EpochStart
@@ -66,7 +66,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
             again, fewer than there are ranks. None is "keep", with a warning if a batch will be empty.
 
     Raises:
-        TypeError: `rank`, `num_ranks` or `seed` is not an integer.
+        TypeError: `batch_size`, `rank`, `num_ranks` or `seed` is not an integer.
         ValueError: a value is out of range, `workloads` is not one finite number per sample, or `groups` is
             not one integer per sample, or `last` would drop all samples.
     """
@@ -82,42 +82,28 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         groups: ArrayLike | None = None,
         last: Literal["keep", "drop", "repeat"] | None = None,
     ) -> None:
-        check_count("batch_size", batch_size)
-        rank, num_ranks = require_integer("rank", rank), require_integer("num_ranks", num_ranks)
-        seed = require_integer("seed", seed)
-        require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
+        super().__init__("start_step", batch_size, rank, num_ranks, seed)
         check_count("num_buckets", num_buckets)
-        require_at_least(0, "seed", seed)
-        super().__init__("start_step")
         self._workloads = as_workloads(workloads).copy()  # the caller's array may change
         self._group_of = None if groups is None else number_groups(groups, len(self._workloads))
-        self._batch_size = batch_size
-        self._step_size = batch_size * num_ranks
-        self._rank = rank
-        self._num_ranks = num_ranks
+        self._step_size = self._batch_size * self._num_ranks
         self._num_buckets = num_buckets
-        self._seed = seed
         self._last = "keep" if last is None else last
-        self._check_last()
-        if last is None:
-            self._warn_of_empty_batches()
+        self._check_last(is_given=last is not None)
 
-    def _warn_of_empty_batches(self) -> None:
-        # Which collate function gets the batches is known to the loader alone.
-        rest = len(self._workloads) % self._step_size
-        if 0 < rest < self._num_ranks and self._rank == 0:
-            logger.warning(
-                f"{len(self._workloads)} samples leave {rest} for the last step of {self._num_ranks} ranks, "
-                "so the collate function gets an empty list on the others, on which torch's default_collate "
-                'fails: pass last="drop" or last="repeat", or last="keep" if yours returns an empty batch'
-            )
-
-    def _check_last(self) -> None:
+    def _check_last(self, is_given: bool) -> None:
         last, rest = self._last, len(self._workloads) % self._step_size
         require(last in ("keep", "drop", "repeat"), "last", last, '"keep", "drop" or "repeat"')
         if last == "drop" and rest and not self.num_steps:
             raise ValueError(
                 f'last="drop" drops all {rest} samples: expected at least {self._step_size}, to fill a step'
+            )
+        # Which collate function gets the batches is known to the loader alone.
+        if not is_given and 0 < rest < self._num_ranks and self._rank == 0:
+            logger.warning(
+                f"{len(self._workloads)} samples leave {rest} for the last step of {self._num_ranks} ranks, "
+                "so the collate function gets an empty list on the others, on which torch's default_collate "
+                'fails: pass last="drop" or last="repeat", or last="keep" if yours returns an empty batch'
             )
 
     @property
@@ -149,8 +135,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
 
         On the same number of ranks and with the same `batch_size`, this resumes an epoch exactly. None skips
         none, but undoes no call with a `start_step` before an iteration has begun with it: loaders that
-        accelerate has prepared make such calls. Where this sampler was iterated over twice without a call
-        between, there is no such loader, and any call may follow another.
+        accelerate has prepared make such calls.
 
         Raises:
             TypeError: `epoch` or `start_step` is not an integer.
@@ -163,14 +148,10 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         """Returns the batches of an iteration, on every rank."""
         return self.num_steps - self._start
 
-    def __iter__(self) -> Iterator[list[int]]:
-        # Read here, since the body of a generator runs no earlier than its first batch is asked for.
-        return self._batches(*self._upcoming())
-
-    def _batches(self, epoch: int, start_step: int) -> Iterator[list[int]]:
-        self._begin(epoch, start_step)
+    def _batches(self, epoch: int, start: int) -> Iterator[list[int]]:
+        self._begin(epoch, start)
         order = self._epoch_order(epoch)
-        for step in range(start_step, self.num_steps):
+        for step in range(start, self.num_steps):
             samples = order[step * self._step_size : (step + 1) * self._step_size]
             yield samples[self._partition(samples)[self._rank]].tolist()
 

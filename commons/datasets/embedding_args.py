@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import gin
 
-from ..checks import check_types, require
+from ..checks import check_types, require_setting, require_settings_at_least
 
 _SHARDING_TYPES = ("data_parallel", "model_parallel")
 _EVICT_STRATEGIES = ("lru", "lfu")
@@ -36,14 +36,10 @@ class EmbeddingArgs:
 
     def __post_init__(self) -> None:
         check_types(self)
-        size, sharding = self.item_vocab_size_or_capacity, self.sharding_type
-        self._require(bool(self.feature_names), "feature_names", "at least one feature")
-        self._require(size >= 1, "item_vocab_size_or_capacity", "at least 1")
-        self._require(sharding in _SHARDING_TYPES, "sharding_type", f"one of {', '.join(_SHARDING_TYPES)}")
-
-    def _require(self, is_valid: bool, field: str, expected: str) -> None:
-        # The class's own name: gin files bind EmbeddingArgs and DynamicEmbeddingArgs separately.
-        require(is_valid, f"{type(self).__name__}.{field}", getattr(self, field), expected)
+        require_setting(self, bool(self.feature_names), "feature_names", "at least one feature")
+        require_settings_at_least(1, self, "item_vocab_size_or_capacity")
+        known = f"one of {', '.join(_SHARDING_TYPES)}"
+        require_setting(self, self.sharding_type in _SHARDING_TYPES, "sharding_type", known)
 
 
 @gin.configurable
@@ -65,10 +61,6 @@ class DynamicEmbeddingArgs(EmbeddingArgs):
             least frequently ("lfu") trained ids.
         caching: whether GPU memory caches rows that the host holds; no effect.
         dist_type: division of ids among the ranks; no effect.
-
-    Raises:
-        TypeError: a value does not have the type of its annotation.
-        ValueError: a value is out of range.
     """
 
     sharding_type: str = "model_parallel"
@@ -81,13 +73,12 @@ class DynamicEmbeddingArgs(EmbeddingArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.sharding_type == "model_parallel", "sharding_type", "model_parallel")
-        ratio = self.item_vocab_gpu_capacity_ratio
-        self._require(ratio is None or 0 <= ratio <= 1, "item_vocab_gpu_capacity_ratio", "0 to 1")
-        for name in ("item_vocab_gpu_capacity", "global_hbm_for_values"):
-            self._require((getattr(self, name) or 0) >= 0, name, "at least 0")
+        is_sharded, ratio = self.sharding_type == "model_parallel", self.item_vocab_gpu_capacity_ratio
+        require_setting(self, is_sharded, "sharding_type", "model_parallel")
+        require_setting(self, 0 <= (ratio or 0) <= 1, "item_vocab_gpu_capacity_ratio", "0 to 1")
+        require_settings_at_least(0, self, "item_vocab_gpu_capacity", "global_hbm_for_values")
         known = f"one of {', '.join(_EVICT_STRATEGIES)}"
-        self._require(self.evict_strategy in _EVICT_STRATEGIES, "evict_strategy", known)
+        require_setting(self, self.evict_strategy in _EVICT_STRATEGIES, "evict_strategy", known)
 
     def settings_without_effect(self) -> list[str]:
         """Returns the settings that ask for something other than what runs, such as "caching = True"."""

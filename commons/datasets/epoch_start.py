@@ -1,10 +1,12 @@
-"""The epoch of the next iteration and where it starts, known in the workers of data loaders, too."""
+"""Iteration over one rank's part of epochs, which data loaders' workers follow, too."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import os
+from abc import abstractmethod
+from collections.abc import Iterator
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.sharedctypes import RawArray
@@ -12,13 +14,13 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from ..checks import require, require_integer
+from ..checks import require, require_at_least, require_integer
 
 logger = logging.getLogger(__name__)
 
 
 class EpochStart:
-    """Base of what iterates over epochs and may start within one; `set_epoch` of a subclass calls `_set`.
+    """Base of what iterates over a rank's part of epochs, and may start within one.
 
     A `DataLoader` copies its dataset into worker processes. Workers begin their first iteration with the
     numbers that were copied. Persistent ones begin each later iteration with those that the loader's process
@@ -27,17 +29,31 @@ class EpochStart:
 
     A copy has numbers of its own, and so has every process that sets them.
 
-    Args:
-        start_name: argument of the subclass's `set_epoch` that says where to start.
+    A subclass has `_batches`, and `set_epoch`, which calls `_set`. `start_name` is the argument of its
+    `set_epoch` that says where to start; the others are those of the subclass.
     """
 
-    def __init__(self, start_name: str) -> None:
+    def __init__(self, start_name: str, batch_size: int, rank: int, num_ranks: int, seed: int) -> None:
+        batch_size, rank = require_integer("batch_size", batch_size), require_integer("rank", rank)
+        num_ranks, seed = require_integer("num_ranks", num_ranks), require_integer("seed", seed)
+        require_at_least(1, "batch_size", batch_size)
+        require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
+        require_at_least(0, "seed", seed)
+        self._batch_size, self._rank, self._num_ranks, self._seed = batch_size, rank, num_ranks, seed
         self._start_name = start_name
         self._epoch = self._start = 0
         self._is_start_given = False
         self._begun_in = 0  # the process where an iteration began with these numbers last
         self._is_repeated = False  # whether iterations here began without a `set_epoch` between
         self._share()
+
+    def __iter__(self) -> Iterator[Any]:
+        # Read here, since the body of a generator runs no earlier than its first batch is asked for.
+        return self._batches(*self._upcoming())
+
+    @abstractmethod
+    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+        """Calls `_begin`, then yields the batches."""
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -121,7 +137,6 @@ class EpochStart:
 
 @functools.cache
 def _warn_of_start(start: str, epoch: int) -> None:
-    """Warns once per process, epoch and start."""
     logger.warning(
         f"epoch {epoch} is iterated over again from {start} on, without what comes before: call set_epoch "
         "for every epoch"

@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ..sequence_batch import BaseBatch
 from ..unbounded_ids import NO_ID
 from .embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
-from .sample_source import SampleSource, keyed_rows
+from .sample_source import SampleSource, keyed_rows, padded
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,9 @@ class SequenceDatasetSpec:
     def __post_init__(self) -> None:
         served = [feature for table in self.tables for feature in table.feature_names]
         for feature in self.feature_names:
-            if served.count(feature) != 1:
-                raise ValueError(
-                    f"feature {feature!r} is in {served.count(feature)} embedding tables, not one"
-                )
+            count = served.count(feature)
+            if count != 1:
+                raise ValueError(f"feature {feature!r} is in {count} embedding tables, not one")
             if feature not in self.feature_to_max_seqlen:
                 raise ValueError(f"feature {feature!r} has no entry in feature_to_max_seqlen")
 
@@ -198,15 +197,16 @@ def collate_hstu_batch(
     ids = {name: [sample.contextual[name] for sample in samples] for name in spec.contextual_feature_names}
     ids[spec.item_feature_name] = [sample.items for sample in samples]
     if spec.action_feature_name is not None:
-        ids[spec.action_feature_name] = [_actions(sample) for sample in samples]
+        actions = [sample.actions for sample in samples if sample.actions is not None]
+        if len(actions) < len(samples):
+            raise ValueError("a sample has no actions, but its dataset has an action feature")
+        ids[spec.action_feature_name] = actions
     if spec.negatives_feature_name is not None:
         ids[spec.negatives_feature_name] = [sample.negatives for sample in samples]
     features = keyed_rows(ids, batch_size)
     num_candidates = None
     if spec.max_num_candidates:
-        num_candidates = torch.zeros(batch_size, dtype=torch.int64, device="cpu")
-        of_samples = [sample.num_candidates for sample in samples]
-        num_candidates[: len(samples)] = torch.tensor(of_samples, device="cpu")
+        num_candidates = padded([sample.num_candidates for sample in samples], batch_size)
     return HSTUBatch(
         features=features,
         batch_size=batch_size,
@@ -220,12 +220,6 @@ def collate_hstu_batch(
         num_candidates=num_candidates,
         negatives_feature_name=spec.negatives_feature_name,
     )
-
-
-def _actions(sample: HSTUSample) -> np.ndarray:
-    if sample.actions is None:
-        raise ValueError("a sample has no actions, but its dataset has an action feature")
-    return sample.actions
 
 
 def check_ids(batch: HSTUBatch, spec: SequenceDatasetSpec) -> None:
@@ -243,25 +237,15 @@ def check_ids(batch: HSTUBatch, spec: SequenceDatasetSpec) -> None:
         values = features.values()[ends[index] : ends[index + 1]]
         if not values.numel():
             continue
-        smallest, largest = torch.aminmax(values)
         if name in unbounded:
-            if int(smallest) == NO_ID:
-                row = _row_of(batch, index, int(values.argmin()))
-                raise ValueError(
-                    f"feature {name!r} has id {NO_ID} in row {row}; ids of a dynamic table are any int64 "
-                    "but the smallest, which stands for no id"
-                )
-            continue
-        if int(smallest) >= 0 and int(largest) < vocab_sizes[name]:
-            continue
-        position = int(torch.nonzero((values < 0) | (values >= vocab_sizes[name]))[0])
-        raise ValueError(
-            f"feature {name!r} has id {int(values[position])} in row {_row_of(batch, index, position)}; "
-            f"its table has {vocab_sizes[name]} rows, so ids are 0 to {vocab_sizes[name] - 1}"
-        )
-
-
-def _row_of(batch: HSTUBatch, feature: int, position: int) -> int:
-    """Returns the row that holds a feature's value at `position` among all its values."""
-    lengths = batch.features.lengths().view(-1, batch.batch_size)[feature]
-    return int(torch.searchsorted(lengths.cumsum(0), position, right=True))
+            least, most = NO_ID + 1, torch.iinfo(torch.int64).max
+            reason = "ids of a dynamic table are any int64 but the smallest, which stands for no id"
+        else:
+            least, most = 0, vocab_sizes[name] - 1
+            reason = f"its table has {vocab_sizes[name]} rows, so ids are 0 to {most}"
+        smallest, largest = torch.aminmax(values)
+        if int(smallest) < least or int(largest) > most:
+            position = int(torch.nonzero((values < least) | (values > most))[0])
+            lengths = features.lengths().view(-1, batch.batch_size)[index]
+            row = int(torch.searchsorted(lengths.cumsum(0), position, right=True))
+            raise ValueError(f"feature {name!r} has id {int(values[position])} in row {row}; {reason}")

@@ -8,10 +8,11 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+
+from ..checks import require
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +31,9 @@ class ItemSIDs:
     codes: np.ndarray
 
     def __post_init__(self) -> None:
-        if not len(self.items):
-            raise ValueError("items is empty: expected at least one")
-        if self.codes.ndim != 2 or len(self.codes) != len(self.items):
-            raise ValueError(
-                f"codes has shape {self.codes.shape}: expected [{len(self.items)}, num_hierarchies]"
-            )
+        require(len(self.items) > 0, "number of items", 0, "at least one")
+        is_table = self.codes.ndim == 2 and len(self.codes) == len(self.items)
+        require(is_table, "shape of codes", self.codes.shape, f"[{len(self.items)}, num_hierarchies]")
         not_after = np.flatnonzero(np.diff(self.items) <= 0)
         if len(not_after):
             before, item = self.items[not_after[0] : not_after[0] + 2]
@@ -72,11 +70,8 @@ class ItemSIDs:
             ValueError: items have another number of codes, or a code is outside its codebook.
         """
         num_codes = self.codes.shape[1]
-        if num_codes != len(codebook_sizes):
-            raise ValueError(
-                f"codebook_sizes = {tuple(codebook_sizes)}: expected {num_codes}, as items have "
-                f"{num_codes} codes each"
-            )
+        expected = f"{num_codes}, as items have {num_codes} codes each"
+        require(num_codes == len(codebook_sizes), "codebook_sizes", tuple(codebook_sizes), expected)
         is_outside = (self.codes < 0) | (self.codes >= np.array(codebook_sizes))
         if is_outside.any():
             row, hierarchy = np.argwhere(is_outside)[0]
@@ -139,19 +134,11 @@ def _read_json(path: Path, num_hierarchies: int) -> ItemSIDs:
         item = int(digits[1])
         if item in codes_of:
             raise ValueError(f"{path}: key {key!r}: expected one key for item {item}, it has two")
-        if not _are_codes(codes, num_hierarchies):
+        is_tuple = isinstance(codes, list) and len(codes) == num_hierarchies
+        if not is_tuple or not all(type(code) is int and code.bit_length() < 64 for code in codes):
             raise ValueError(
                 f"{path}: item {item} has {reprlib.repr(codes)}: expected {num_hierarchies} integers"
             )
         codes_of[item] = codes
     items = np.array(sorted(codes_of))
     return ItemSIDs(items, np.array([codes_of[item] for item in items.tolist()]))
-
-
-def _are_codes(codes: Any, num_hierarchies: int) -> bool:
-    """Returns whether `codes` is a list of `num_hierarchies` integers that int64 holds."""
-    return (
-        isinstance(codes, list)
-        and len(codes) == num_hierarchies
-        and all(type(code) is int and code.bit_length() < 64 for code in codes)
-    )

@@ -16,17 +16,18 @@ from polars.io.plugins import register_io_source
 from tqdm import tqdm
 
 from .. import NAME
-from ..delimited import Block, Column, integer, read_blocks, read_table
-from .event_order import TIE_ORDER, tie_keys
-from .prepared_files import check_folder, is_absent, replaced_files
-from .user_sequences import (
+from ..delimited import Column, integer, read_blocks, read_table
+from .prepared_dataset import (
     META_FILE,
     SEQUENCES_FILE,
-    DatasetFactory,
+    TIE_ORDER,
     PreparedDataset,
-    SequencesMeta,
     check_one_line_per_user,
+    register_formats,
+    tie_keys,
 )
+from .prepared_files import check_folder, raw_file, replaced_files
+from .user_sequences import SequencesMeta
 
 PAGE_URL = "https://kuairand.com"
 USER_ID, VIDEO_ID, TIME, ACTION = "user_id", "video_id", "time_ms", "action"
@@ -77,7 +78,6 @@ class KuaiRand(PreparedDataset):
     not show what users saw in their feeds.
 
     Attributes:
-        name: the dataset's name.
         archive_folder: folder that the official archive unpacks to.
         log_parts: suffixes of the files that each period's log is split into.
     """
@@ -103,15 +103,14 @@ class KuaiRand(PreparedDataset):
             held_events: number of events to hold in memory.
 
         Raises:
-            FileNotFoundError: raw files are missing.
-            FileExistsError: a raw file, a link or a folder has the name of a file to write.
-            NotADirectoryError: a file is where a folder should be.
+            OSError: raw files are missing, or a file, a link or a folder is where others are to be.
             ValueError: a raw file is malformed, or `max_history_seqlen` is not positive.
         """
         if max_history_seqlen is not None and max_history_seqlen < 1:
             raise ValueError(f"max_history_seqlen = {max_history_seqlen}: expected at least 1")
         logs, users_file = self._raw_files(raw_dir)
-        users = _read_users(users_file)
+        users = read_table(users_file, _USER_COLUMNS)
+        check_one_line_per_user(users_file, users[USER_ID], first_line=2)
         with replaced_files(out_dir, (SEQUENCES_FILE, META_FILE), [*logs, users_file]) as folder:
             num_events = _write_runs(folder, logs, users, users_file)
             parts = list(_sorted_parts(folder, num_events, max_history_seqlen, held_events))
@@ -133,7 +132,7 @@ class KuaiRand(PreparedDataset):
         check_folder(raw_dir, "--raw")
         archive = raw_dir / self.archive_folder
         folders = (raw_dir, raw_dir / "data", archive, archive / "data")
-        found = {name: _raw_file(folders, name) for name in (*logs, users)}
+        found = {name: raw_file(folders, name) for name in (*logs, users)}
         absent = [name for name, path in found.items() if path is None]
         if absent:
             raise FileNotFoundError(
@@ -159,53 +158,14 @@ class KuaiRand(PreparedDataset):
         )
 
 
-class KuaiRandPure(KuaiRand):
-    """27,285 users and the 7,583 videos of the candidate pool."""
-
-    name, archive_folder = "kuairand-pure", "KuaiRand-Pure"
-
-
-class KuaiRand1K(KuaiRand):
-    """1,000 users and all videos they saw."""
-
-    name, archive_folder = "kuairand-1k", "KuaiRand-1K"
-
-
-class KuaiRand27K(KuaiRand):
-    """27,285 users and all videos they saw."""
-
-    name, archive_folder = "kuairand-27k", "KuaiRand-27K"
-    log_parts = ("_part1", "_part2")
-
-
-KUAIRAND: dict[str, type[KuaiRand]] = {
-    kuairand.name: kuairand for kuairand in (KuaiRandPure, KuaiRand1K, KuaiRand27K)
-}
-for _name, _kuairand in KUAIRAND.items():
-    DatasetFactory.register(_name, _kuairand)
-
-
-def _raw_file(folders: Sequence[Path], name: str) -> Path | None:
-    """Returns the first file of this name, maybe compressed, in the folders."""
-    paths = (folder / file for folder in folders for file in (name, f"{name}.gz"))
-    return next((path for path in paths if not is_absent(path)), None)
-
-
-def _read_users(path: Path) -> pl.DataFrame:
-    """Reads users in file order: an Int64 column user_id, and the attributes as strings, maybe empty.
-
-    Raises:
-        ValueError: a line is malformed, or a user has two lines. Names the file and the line.
-    """
-    users = read_table(path, _USER_COLUMNS)
-    check_one_line_per_user(path, users[USER_ID], first_line=2)
-    return users
-
-
-def _events(block: Block) -> pl.DataFrame:
-    """Returns a log's events: user_id, video_id and time_ms, and action, Int16, bits of `TASKS`."""
-    action = pl.sum_horizontal(pl.col(task) * 2**bit for bit, task in enumerate(TASKS))
-    return block.values.select(USER_ID, VIDEO_ID, TIME, action.cast(pl.Int16).alias(ACTION))
+KUAIRAND = register_formats(
+    KuaiRand,
+    {
+        "kuairand-pure": {"archive_folder": "KuaiRand-Pure"},  # the 7,583 videos of the candidate pool
+        "kuairand-1k": {"archive_folder": "KuaiRand-1K"},  # 1,000 users
+        "kuairand-27k": {"archive_folder": "KuaiRand-27K", "log_parts": ("_part1", "_part2")},
+    },
+)
 
 
 def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_file: Path) -> np.ndarray:
@@ -216,6 +176,7 @@ def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_f
     user_ids = np.sort(users[USER_ID].to_numpy())
     num_events = np.zeros(len(user_ids), dtype=np.int64)
     blocks = (block for path in logs for block in read_blocks(path, _LOG_COLUMNS))
+    action = pl.sum_horizontal(pl.col(task) * 2**bit for bit, task in enumerate(TASKS)).cast(pl.Int16)
     with tqdm(
         total=sum(path.stat().st_size for path in logs),
         desc="read",
@@ -224,7 +185,7 @@ def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_f
         disable=None,  # where there is no terminal
     ) as progress:
         for number, block in enumerate(blocks):
-            events = _events(block)
+            events = block.values.select(USER_ID, VIDEO_ID, TIME, action.alias(ACTION))
             ids = events[USER_ID].to_numpy()
             rows = np.minimum(np.searchsorted(user_ids, ids), len(user_ids) - 1)
             unknown = np.flatnonzero(user_ids[rows] != ids)

@@ -17,37 +17,17 @@ disk, in the output folder.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from .. import NAME
 from .kuairand import KUAIRAND
+from .prepared_dataset import run_preprocessor
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line. Errors print one line and exit with code 1."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {NAME}.datasets.kuairand_preprocess",
-        description="Prepares a KuaiRand dataset for training.",
-    )
-    parser.add_argument("--dataset", required=True, choices=list(KUAIRAND))
-    parser.add_argument("--raw", type=Path, help="folder of the official files (data/DATASET/raw)")
-    parser.add_argument("--out", type=Path, help="folder to write to (data/DATASET)")
-    parser.add_argument(
-        "--max-history-seqlen", type=int, metavar="N", help="keep each user's newest N events (all)"
-    )
-    options = parser.parse_args(arguments)
-    default = Path("data") / options.dataset
-    out_dir = options.out or default
-    try:
-        KUAIRAND[options.dataset]().prepare(
-            options.raw or default / "raw", out_dir, options.max_history_seqlen
-        )
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
-    print(f"{options.dataset} is in {out_dir}")
+    newest = {"type": int, "metavar": "N", "help": "keep each user's newest N events (all)"}
+    description = "Prepares a KuaiRand dataset for training."
+    run_preprocessor(KUAIRAND, description, arguments, {"--max-history-seqlen": newest})
 
 
 if __name__ == "__main__":

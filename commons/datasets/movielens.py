@@ -15,35 +15,34 @@ from tqdm import tqdm
 
 from .. import NAME
 from ..delimited import Column, integer, read_table
-from .event_order import TIE_ORDER, tie_keys
-from .prepared_files import check_folder, check_replaceable, is_absent, new_file, replaced_files
-from .user_sequences import (
+from .prepared_dataset import (
     META_FILE,
     SEQUENCES_FILE,
-    DatasetFactory,
+    TIE_ORDER,
     PreparedDataset,
-    SequencesMeta,
     check_one_line_per_user,
+    register_formats,
+    tie_keys,
 )
+from .prepared_files import check_folder, check_replaceable, is_absent, new_file, raw_file, replaced_files
+from .user_sequences import SequencesMeta
 
 ARCHIVES_URL = "https://files.grouplens.org/datasets/movielens"
 USER_ID, ITEM, RATING, TIMESTAMP = "user_id", "movie_id", "rating", "timestamp"
-_RATINGS_COLUMNS = (USER_ID, ITEM, RATING, TIMESTAMP)
+_HEADER = ("userId", "movieId", "rating", "timestamp")  # of the ratings, in newer datasets
 _LARGEST_ID = 2**31 - 1
 _TIMEOUT_S = 60
 _CHUNK_BYTES = 1 << 20
 
 
 class MovieLens(PreparedDataset):
-    """One MovieLens dataset and the format of its official files.
+    """One MovieLens dataset and the format of its official files; the newer ones have that of this class.
 
     Attributes:
-        name: the dataset's name, also that of its archive.
         folder: the archive's folder, if it has another name.
         ratings_file: file with the columns user, item, rating and Unix time.
         also_named: other names of that file.
-        ratings_separator: separator of those columns; None if a header names them, as `ratings_columns`.
-        ratings_columns: their names.
+        ratings_separator: separator of those columns; None if a header names them.
         classes_per_star: ratings are multiples of 1 ÷ this, up to 5 stars.
         users_file: file with `user_columns`, or None if the dataset does not describe users.
         users_separator: separator of those columns.
@@ -52,11 +51,10 @@ class MovieLens(PreparedDataset):
 
     preprocessor = f"{NAME}.datasets.movielens_preprocess"
     folder: ClassVar[str | None] = None
-    ratings_file: ClassVar[str]
+    ratings_file: ClassVar[str] = "ratings.csv"
     also_named: ClassVar[tuple[str, ...]] = ()
     ratings_separator: ClassVar[str | None] = None
-    ratings_columns: ClassVar[tuple[str, ...]] = _RATINGS_COLUMNS
-    classes_per_star: ClassVar[int] = 1
+    classes_per_star: ClassVar[int] = 2
     users_file: ClassVar[str | None] = None
     users_separator: ClassVar[str] = ""
     user_columns: ClassVar[tuple[str, ...]] = ()
@@ -68,18 +66,16 @@ class MovieLens(PreparedDataset):
         folder. Where both are, the uncompressed one counts.
 
         Raises:
-            ConnectionError: raw files are absent and the download failed.
-            FileNotFoundError: a raw file is a link that leads nowhere.
-            FileExistsError: a raw file, a link or a folder has the name of a file to write.
-            NotADirectoryError: a file is where a folder should be.
-            ValueError: a raw file is malformed.
+            OSError: a download failed, or a file, a link or a folder is where others are to be.
+            ValueError: a raw file or the archive is malformed.
         """
         check_folder(raw_dir, "--raw")
         outputs = (SEQUENCES_FILE, META_FILE)
         names = [(self.ratings_file, *self.also_named)]
         if self.users_file is not None:
             names.append((self.users_file,))
-        raw_files = [self._raw_file(raw_dir, of_one) for of_one in names]
+        folders = (raw_dir, raw_dir / (self.folder or self.name))
+        raw_files = [raw_file(folders, *of_one) or raw_dir / of_one[0] for of_one in names]
         check_replaceable(out_dir, outputs, raw_files)
         with tqdm(total=4, desc="fetch raw files", unit="stage", disable=None) as progress:
 
@@ -103,22 +99,8 @@ class MovieLens(PreparedDataset):
             next_stage("done")
         return meta
 
-    def _raw_file(self, raw_dir: Path, names: Sequence[str]) -> Path:
-        """Returns the first file of these names in `raw_dir`; without any, where the first belongs."""
-        for folder in (raw_dir, raw_dir / (self.folder or self.name)):
-            for name in names:
-                for path in (folder / name, folder / f"{name}.gz"):
-                    if not is_absent(path):
-                        return path
-        return raw_dir / names[0]
-
     def _fetch(self, raw_dir: Path, raw_files: list[Path]) -> None:
-        """Makes sure that `raw_dir` has the raw files, those it lacks from the archive there or of GroupLens.
-
-        Raises:
-            ConnectionError: the download failed. The message says which file to put where by hand.
-            ValueError: the archive is damaged or lacks a file.
-        """
+        """Unpacks the raw files that `raw_dir` lacks from the archive there, or from that of GroupLens."""
         absent = [path for path in raw_files if is_absent(path)]
         if not absent:
             return
@@ -143,12 +125,10 @@ class MovieLens(PreparedDataset):
             ) from error
 
     def _read_ratings(self, path: Path) -> pl.DataFrame:
-        """Reads ratings in file order: Int32 columns user, item and rating (class + 1), Int64 time.
-
-        Raises:
-            ValueError: a line is malformed, or there are no ratings. Names the file and the line.
-        """
-        user, item, rating, timestamp = self.ratings_columns
+        """Reads ratings in file order: Int32 columns user, item and rating (class + 1), Int64 time."""
+        user, item, rating, timestamp = names = (USER_ID, ITEM, RATING, TIMESTAMP)
+        if self.ratings_separator is None:
+            user, item, rating, timestamp = _HEADER
         step = 1 / self.classes_per_star
         stars = pl.col(rating).cast(pl.Float64, strict=False) * self.classes_per_star
         is_class = (stars == stars.round()) & stars.is_between(1, 5 * self.classes_per_star)
@@ -164,15 +144,11 @@ class MovieLens(PreparedDataset):
             Column(timestamp, seconds, "Unix time in seconds, or a date as in 2005-04-02 23:53:47"),
         )
         ratings = read_table(path, columns, self.ratings_separator)
-        ratings.columns = list(_RATINGS_COLUMNS)
+        ratings.columns = names
         return ratings.with_columns(pl.col(USER_ID, ITEM, RATING).cast(pl.Int32))
 
     def _read_users(self, path: Path) -> pl.DataFrame:
-        """Reads users in file order: Int32 columns user id and age, the others strings.
-
-        Raises:
-            ValueError: a line is malformed, or a user has two lines. Names the file and the line.
-        """
+        """Reads users in file order: Int32 columns user id and age, the others strings."""
         columns = [
             {USER_ID: integer(USER_ID, 1, _LARGEST_ID), "age": integer("age", 0, _LARGEST_ID)}.get(name)
             or Column(name, pl.col(name).replace("", None), "no empty field")
@@ -211,105 +187,40 @@ class MovieLens(PreparedDataset):
         )
 
 
-class MovieLens100K(MovieLens):
-    """100,000 ratings, with the users' age, gender, occupation and zip code."""
-
-    name = "ml-100k"
-    ratings_file, ratings_separator = "u.data", "\t"
-    users_file, users_separator = "u.user", "|"
-    user_columns = (USER_ID, "age", "gender", "occupation", "zip_code")
-
-
-class MovieLens1M(MovieLens):
-    """A million ratings, with the same attributes of users."""
-
-    name = "ml-1m"
-    ratings_file, ratings_separator = "ratings.dat", "::"
-    users_file, users_separator = "users.dat", "::"
-    user_columns = (USER_ID, "gender", "age", "occupation", "zip_code")
-
-
-class MovieLens10M(MovieLens):
-    """Ten million ratings in half stars; users are anonymous."""
-
-    name, folder = "ml-10m", "ml-10M100K"
-    ratings_file, ratings_separator = "ratings.dat", "::"
-    classes_per_star = 2
-
-
-class _WithHeader(MovieLens):
-    """Ratings in half stars, whose file names its columns; users are anonymous."""
-
-    ratings_file = "ratings.csv"
-    ratings_columns = ("userId", "movieId", "rating", "timestamp")
-    classes_per_star = 2
-
-
-class MovieLens20M(_WithHeader):
-    """Twenty million ratings, from GroupLens or Kaggle."""
-
-    name = "ml-20m"
-    also_named = ("rating.csv",)  # Kaggle's copy
-
-
-class MovieLens25M(_WithHeader):
-    """Twenty-five million ratings."""
-
-    name = "ml-25m"
-
-
-class MovieLens32M(_WithHeader):
-    """Thirty-two million ratings."""
-
-    name = "ml-32m"
-
-
-class MovieLensLatest(_WithHeader):
-    """All ratings until GroupLens's last update, so another archive may have others."""
-
-    name = "ml-latest"
-
-
-class MovieLensLatestSmall(_WithHeader):
-    """A hundred thousand ratings until GroupLens's last update."""
-
-    name = "ml-latest-small"
-
-
-MOVIELENS: dict[str, type[MovieLens]] = {
-    movielens.name: movielens
-    for movielens in (
-        MovieLens100K,
-        MovieLens1M,
-        MovieLens10M,
-        MovieLens20M,
-        MovieLens25M,
-        MovieLens32M,
-        MovieLensLatest,
-        MovieLensLatestSmall,
-    )
-}
-for _name, _movielens in MOVIELENS.items():
-    DatasetFactory.register(_name, _movielens)
+MOVIELENS = register_formats(
+    MovieLens,
+    {
+        "ml-100k": {
+            "ratings_file": "u.data",
+            "ratings_separator": "\t",
+            "classes_per_star": 1,
+            "users_file": "u.user",
+            "users_separator": "|",
+            "user_columns": (USER_ID, "age", "gender", "occupation", "zip_code"),
+        },
+        "ml-1m": {
+            "ratings_file": "ratings.dat",
+            "ratings_separator": "::",
+            "classes_per_star": 1,
+            "users_file": "users.dat",
+            "users_separator": "::",
+            "user_columns": (USER_ID, "gender", "age", "occupation", "zip_code"),
+        },
+        "ml-10m": {"folder": "ml-10M100K", "ratings_file": "ratings.dat", "ratings_separator": "::"},
+        "ml-20m": {"also_named": ("rating.csv",)},  # Kaggle's copy
+        **{name: {} for name in ("ml-25m", "ml-32m", "ml-latest", "ml-latest-small")},
+    },
+)
 
 
 def _download(url: str, archive: Path, absent: Sequence[str]) -> None:
     """Downloads an archive, for the files that are absent in its folder."""
     with new_file(archive) as file:  # an interrupted download must not pass for an archive
         try:
-            with (
-                urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response,
-                tqdm(
-                    total=int(response.headers.get("Content-Length", 0)) or None,
-                    desc=archive.name,
-                    unit="B",
-                    unit_scale=True,
-                    disable=None,
-                ) as progress,
-            ):
-                while chunk := response.read(_CHUNK_BYTES):
-                    file.write(chunk)
-                    progress.update(len(chunk))
+            with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+                total = int(response.headers.get("Content-Length", 0)) or None
+                with tqdm.wrapattr(file, "write", total, desc=archive.name, disable=None) as shown:
+                    shutil.copyfileobj(response, shown, _CHUNK_BYTES)
         except OSError as error:
             raise ConnectionError(
                 f"{archive.parent} has no {' and no '.join(absent)}, and could not download {url} ({error}): "

@@ -11,32 +11,16 @@ the order of their values.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from .. import NAME
 from .movielens import MOVIELENS
+from .prepared_dataset import run_preprocessor
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line. Errors print one line and exit with code 1."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {NAME}.datasets.movielens_preprocess",
-        description="Prepares a MovieLens dataset for training; downloads it if absent.",
-    )
-    parser.add_argument("--dataset", required=True, choices=list(MOVIELENS))
-    parser.add_argument("--raw", type=Path, help="folder of the official files (data/DATASET/raw)")
-    parser.add_argument("--out", type=Path, help="folder to write to (data/DATASET)")
-    options = parser.parse_args(arguments)
-    default = Path("data") / options.dataset
-    out_dir = options.out or default
-    try:
-        MOVIELENS[options.dataset]().prepare(options.raw or default / "raw", out_dir)
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
-    print(f"{options.dataset} is in {out_dir}")
+    description = "Prepares a MovieLens dataset for training; downloads it if absent."
+    run_preprocessor(MOVIELENS, description, arguments)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,12 @@ def is_absent(path: Path) -> bool:
     return not path.exists()
 
 
+def raw_file(folders: Sequence[Path], *names: str) -> Path | None:
+    """Returns the first file of these names in the folders, maybe compressed by gzip; None without any."""
+    paths = (folder / file for folder in folders for name in names for file in (name, f"{name}.gz"))
+    return next((path for path in paths if not is_absent(path)), None)
+
+
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Yields a file that becomes `path` on success; after an error there is none.

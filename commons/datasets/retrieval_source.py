@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..checks import require
+from ..checks import require, require_at_least
 from .hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
 from .sample_source import PerEpochSource
 
@@ -44,10 +44,8 @@ class RetrievalSource(HSTUSource):
         self, histories: HSTUSource, split: Literal["train", "eval"], num_negatives: int, seed: int
     ) -> None:
         require(split in ("train", "eval"), "split", split, "train or eval")
-        if num_negatives < 1 or seed < 0:
-            raise ValueError(
-                f"num_negatives = {num_negatives}, seed = {seed}: expected at least 1 and at least 0"
-            )
+        require_at_least(1, "num_negatives", num_negatives)
+        require_at_least(0, "seed", seed)
         self.spec = _with_negatives(histories.spec, num_negatives)  # equal for both splits
         self._histories = histories
         self._split = split
@@ -87,17 +85,11 @@ class RetrievalSource(HSTUSource):
 
 
 def _with_negatives(spec: SequenceDatasetSpec, num_negatives: int) -> SequenceDatasetSpec:
-    require(
-        not spec.max_num_candidates,
-        "max_num_candidates",
-        spec.max_num_candidates,
-        "0, because retrieval predicts the items of the history and takes no candidates",
-    )
-    longest = spec.feature_to_max_seqlen[spec.item_feature_name]
-    if longest < 2:
-        raise ValueError(
-            f"samples have at most {longest} items: expected at least 2, one to predict the other from"
-        )
+    candidates, longest = spec.max_num_candidates, spec.feature_to_max_seqlen[spec.item_feature_name]
+    expected = "0, because retrieval predicts the items of the history and takes no candidates"
+    require(not candidates, "max_num_candidates", candidates, expected)
+    expected = "at least 2, one to predict the other from"
+    require(longest >= 2, "most items of a sample", longest, expected)
     if NEGATIVES in spec.feature_names:
         raise ValueError(f"a feature is named {NEGATIVES!r}, as the negatives are: give it another name")
     return replace(

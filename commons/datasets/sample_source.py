@@ -39,11 +39,7 @@ class PerEpochSource(SampleSource, Protocol):
 
 
 def keyed_rows(rows_by_key: Mapping[str, Sequence[np.ndarray]], batch_size: int) -> KeyedJaggedTensor:
-    """Builds a KeyedJaggedTensor of `batch_size` rows: the given ones, then padding rows of length 0.
-
-    Args:
-        rows_by_key: int64 arrays `[ids]` per key.
-        batch_size: rows of the result.
+    """Builds a KeyedJaggedTensor of `batch_size` rows: the given int64 ones, then padding rows of length 0.
 
     Raises:
         ValueError: a key has more rows than `batch_size`.
@@ -58,3 +54,10 @@ def keyed_rows(rows_by_key: Mapping[str, Sequence[np.ndarray]], batch_size: int)
     return KeyedJaggedTensor(
         keys=list(rows_by_key), values=torch.from_numpy(values), lengths=lengths.flatten()
     )
+
+
+def padded(numbers: Sequence[int], batch_size: int) -> torch.Tensor:
+    """Returns one number per row, int64 `[batch_size]`: those of the samples, then zeros."""
+    rows = torch.zeros(batch_size, dtype=torch.int64, device="cpu")
+    rows[: len(numbers)] = torch.tensor(numbers, device="cpu")
+    return rows

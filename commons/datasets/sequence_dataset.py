@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..checks import require, require_at_least, require_integer
 from ..sequence_batch import BaseBatch
 from .epoch_start import EpochStart
 from .sample_source import PerEpochSource, SampleSource
@@ -36,9 +35,6 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         single_rank: whether rank 0 loads the samples of all ranks, in batches of `batch_size × num_ranks`
             rows, and the other ranks yield no batches.
 
-    Attributes:
-        shuffle: the argument of this name.
-
     Raises:
         TypeError: a number is not an integer.
         ValueError: a value is out of range.
@@ -54,19 +50,10 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         seed: int = 0,
         single_rank: bool = False,
     ) -> None:
-        batch_size, rank = require_integer("batch_size", batch_size), require_integer("rank", rank)
-        num_ranks, seed = require_integer("num_ranks", num_ranks), require_integer("seed", seed)
-        require_at_least(1, "batch_size", batch_size)
-        require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
-        require_at_least(0, "seed", seed)
-        super().__init__("start_sample")
+        super().__init__("start_sample", batch_size, rank, num_ranks, seed)
         self._source = source
         self._num_samples = len(source)
-        self._batch_size = batch_size
-        self._rank = rank
-        self._num_ranks = num_ranks
         self.shuffle = shuffle
-        self._seed = seed
         self._single_rank = single_rank
 
     @property
@@ -99,8 +86,7 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
 
         `start_sample` counts samples of all ranks, so training can resume on any number of ranks. None skips
         none, but undoes no call with a `start_sample` before an iteration has begun with it: loaders that
-        accelerate has prepared make such calls. Where this dataset was iterated over twice without a call
-        between, there is no such loader, and any call may follow another.
+        accelerate has prepared make such calls.
 
         Raises:
             TypeError: `epoch` or `start_sample` is not an integer.
@@ -113,28 +99,25 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         """Returns the batches of an iteration, on every rank that loads."""
         return self._num_batches(self._start)
 
-    def __iter__(self) -> Iterator[BaseBatch]:
-        # Read here, since the body of a generator runs no earlier than its first batch is asked for.
-        return self._batches(*self._upcoming())
-
     def _num_batches(self, start_sample: int) -> int:
         return -(-(self.num_samples - start_sample) // self.samples_per_step)
 
-    def _batches(self, epoch: int, start_sample: int) -> Iterator[BaseBatch]:
-        self._begin(epoch, start_sample)
+    def _batches(self, epoch: int, start: int) -> Iterator[BaseBatch]:
+        self._begin(epoch, start)
         if not self.loads_here:
             return
-        order = self._epoch_order(epoch)[start_sample:]
+        order = self._epoch_order(epoch)[start:]
         source = self._source
         if isinstance(source, PerEpochSource):
             source = source.for_epoch(epoch)
         rows = self.samples_per_step if self._single_rank else self._batch_size
         worker = get_worker_info()
         first, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for step in range(first, self._num_batches(start_sample), stride):
+        for step in range(first, self._num_batches(start), stride):
             step_samples = order[step * self.samples_per_step : (step + 1) * self.samples_per_step]
-            samples = [source[int(index)] for index in self._rank_share(step_samples)]
-            yield source.collate(samples, rows)
+            if not self._single_rank:
+                step_samples = np.array_split(step_samples, self._num_ranks)[self._rank]
+            yield source.collate([source[int(index)] for index in step_samples], rows)
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
         """Returns the indices of an epoch's samples, over all ranks."""
@@ -142,11 +125,3 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         if self.shuffle:
             order = np.random.default_rng((self._seed, epoch)).permutation(order)
         return order
-
-    def _rank_share(self, indices: np.ndarray) -> np.ndarray:
-        """Returns this rank's run of one global step's samples."""
-        if self._single_rank:
-            return indices
-        smallest, larger_runs = divmod(len(indices), self._num_ranks)
-        start = self._rank * smallest + min(self._rank, larger_runs)
-        return indices[start : start + smallest + (self._rank < larger_runs)]

@@ -11,7 +11,7 @@ import torch
 
 from ..checks import require, require_at_least
 from ..sequence_batch import BaseBatch
-from .sample_source import SampleSource, keyed_rows
+from .sample_source import SampleSource, keyed_rows, padded
 
 HISTORY, CANDIDATE = "history", "candidate"
 
@@ -41,12 +41,8 @@ class SIDDatasetSpec:
         sizes = self.codebook_sizes
         require(bool(sizes) and min(sizes) >= 1, "codebook_sizes", sizes, "positive sizes, at least one")
         require_at_least(1, "max_history_length", self.max_history_length)
-        require(
-            self.max_candidate_length >= 0,
-            "max_candidate_length",
-            self.max_candidate_length,
-            "0, for a loss on the whole history, or the number of newest items that the loss covers",
-        )
+        expected = "0, for a loss on the whole history, or the number of newest items that the loss covers"
+        require(self.max_candidate_length >= 0, "max_candidate_length", self.max_candidate_length, expected)
         for name, size in self.contextual_vocab_sizes.items():
             if size < 1 or name in (HISTORY, CANDIDATE):
                 raise ValueError(
@@ -129,8 +125,7 @@ class SIDBatch(BaseBatch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_hierarchies < 1:
-            raise ValueError(f"num_hierarchies is {self.num_hierarchies}; expected at least 1")
+        require_at_least(1, "num_hierarchies", self.num_hierarchies)
         keys = self.features.keys()
         for name in (*self.contextual_feature_names, self.history_feature_name, self.candidate_feature_name):
             if name not in keys:
@@ -185,11 +180,8 @@ class SIDSource(SampleSource):
         splits = [np.split(sample.codes, [max(len(sample.codes) - newest, 0)]) for sample in samples]
         ids[HISTORY] = [history.reshape(-1) for history, _ in splits]
         ids[CANDIDATE] = [candidates.reshape(-1) for _, candidates in splits]
-        target_items = torch.zeros(batch_size, dtype=torch.int64, device="cpu")
-        features = keyed_rows(ids, batch_size)
-        target_items[: len(samples)] = torch.tensor([sample.target_item for sample in samples], device="cpu")
         return SIDBatch(
-            features=features,
+            features=keyed_rows(ids, batch_size),
             batch_size=batch_size,
             feature_to_max_seqlen=spec.feature_to_max_seqlen,
             contextual_feature_names=list(spec.contextual_vocab_sizes),
@@ -197,5 +189,5 @@ class SIDSource(SampleSource):
             history_feature_name=HISTORY,
             candidate_feature_name=CANDIDATE,
             num_hierarchies=spec.num_hierarchies,
-            target_items=target_items,
+            target_items=padded([sample.target_item for sample in samples], batch_size),
         )

@@ -35,21 +35,16 @@ _EXAMPLE = '{"user": 7, "history": [31, 4, 15], "next": 9}'
 
 
 def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) -> dict[str, int]:
-    """Writes the three files to `out_dir`.
+    """Writes the three files to `out_dir`, and returns the number of rows by file name.
 
     Args:
-        interactions: the file of JSON lines.
-        out_dir: created if absent. Files of an earlier run are replaced, but not `interactions`.
+        interactions: file of JSON lines.
+        out_dir: folder, created if absent. Files of an earlier run are replaced, but not `interactions`.
         seed: seed of the split, at least 0.
         split: percentage of the users in each file; a file with 0 percent has no rows.
 
-    Returns:
-        Number of rows by file name.
-
     Raises:
-        FileNotFoundError: `interactions` does not exist.
-        FileExistsError: `interactions`, a link or a folder has the name of a file to write.
-        NotADirectoryError: a file is where `out_dir` should be.
+        OSError: `interactions` does not exist, or a file, a link or a folder is where others are to be.
         ValueError: a line is malformed, there are no lines, or `seed` or `split` is out of range.
     """
     require_at_least(0, "seed", seed)
@@ -106,17 +101,15 @@ def _parse(line: str) -> tuple[str, list[int]]:
     for name in ("user", "history", "next"):
         if name not in fields:
             raise ValueError(f"there is no {name!r}, expected an object as in {_EXAMPLE}")
-    user, history = fields["user"], fields["history"]
+    user, history, following = fields["user"], fields["history"], fields["next"]
     if type(user) not in (str, int):
         raise ValueError(f"user = {reprlib.repr(user)}: expected a string or an integer")
     if not isinstance(history, list):
         raise ValueError(f"history = {reprlib.repr(history)}: expected a list of item ids")
-    for name, item in [*(("history", item) for item in history), ("next", fields["next"])]:
+    for item in (*history, following):
         if not _is_item_id(item):
-            raise ValueError(
-                f"{name} has item {reprlib.repr(item)}: expected an integer from 0 that int64 holds"
-            )
-    return str(user), [*history, fields["next"]]
+            raise ValueError(f"item {reprlib.repr(item)}: expected an integer from 0 that int64 holds")
+    return str(user), [*history, following]
 
 
 def _is_item_id(item: Any) -> bool:

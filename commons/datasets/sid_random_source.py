@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..checks import require
+from .benchmark_args import RandomDistribution
 from .item_sids import ItemSIDs
-from .random_distribution import RandomDistribution
 from .sid_batch import SIDDatasetSpec, SIDSample, SIDSource
 
 

@@ -54,12 +54,8 @@ class UserSequenceSource(HSTUSource):
         require_at_least(1, "max_history_seqlen", max_history_seqlen)
         require_at_least(0, "max_num_candidates", max_num_candidates)
         require(0 < eval_fraction < 1, "eval_fraction", eval_fraction, "a value between 0 and 1")
-        require(
-            num_held_out is None or num_held_out >= 1,
-            "num_held_out",
-            num_held_out,
-            "at least 1, or None for a share",
-        )
+        is_count = num_held_out is None or num_held_out >= 1
+        require(is_count, "num_held_out", num_held_out, "at least 1, or None for a share")
         self.spec = _spec(sequences.meta, max_history_seqlen, max_num_candidates)
         self._sequences = sequences
         self._split = split

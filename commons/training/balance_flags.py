@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .. import NAME
-from ..checks import SettingError
+from ..checks import SettingError, require
 from ..distributed.extension import Extension, order_extensions
 from ..distributed.shuffler_settings import ShufflerSettings
 
@@ -43,15 +43,14 @@ CORE, *EXTENSIONS = SETS
 
 def check_no_window(window: int, max_step_ratio: float | None) -> None:
     """Raises a ValueError for flags that plan several steps together, and names what else balances them."""
-    if window == 1 and max_step_ratio is None:
-        return
-    flag = f"window = {window}" if window != 1 else f"window_max_step_ratio = {max_step_ratio}"
-    raise ValueError(
-        f"TrainerArgs.balance_{flag}: each step is planned by itself; leave it out. Where steps stay "
-        "unbalanced, cut long samples into pieces (Pieces), give each rank more rows, or load samples "
-        f"of similar length together ({NAME}.datasets.BucketSampler). Code that holds several batches can "
-        f"divide them over steps by {NAME}.partition.balance_window"
+    instead = (
+        "its default, because each step is planned by itself. Where steps stay unbalanced, cut long samples "
+        "into pieces (Pieces), give each rank more rows, or load samples of similar length together "
+        f"({NAME}.datasets.BucketSampler). Code that holds several batches can divide them over steps by "
+        f"{NAME}.partition.balance_window"
     )
+    require(window == 1, "TrainerArgs.balance_window", window, instead)
+    require(max_step_ratio is None, "TrainerArgs.balance_window_max_step_ratio", max_step_ratio, instead)
 
 
 def check_flags(args: TrainerArgs) -> None:
@@ -70,9 +69,7 @@ def check_flags(args: TrainerArgs) -> None:
 def make_extensions(args: TrainerArgs, tells_groups: str = "") -> Sequence[Extension]:
     """Makes the extensions that flags ask for.
 
-    Args:
-        args: the flags.
-        tells_groups: a shuffler's method that asks for `SampleGroups`, for messages; empty without.
+    `tells_groups` is a shuffler's method that asks for `SampleGroups`, for messages; empty without.
 
     Raises:
         ValueError: a value is out of range, or extensions exclude each other; the message names the flags.

@@ -29,13 +29,10 @@ def measure_steps(
     device: torch.device,
     seconds: float,
 ) -> MeasuredSteps:
-    """Trains on batches as loaded, whose loads differ most, and times each step. Collective.
+    """Trains on batches as loaded, whose loads differ most, and returns the timed steps of all ranks.
 
-    Takes `seconds`, or longer for `LEAST_STEPS` steps. Saves nothing of what it trains. On CUDA each step
-    waits for the device. "native" runs instead of the pipeline "prefetch".
-
-    Returns:
-        The steps of all ranks, on all ranks.
+    Collective. Takes `seconds`, or longer for `LEAST_STEPS` steps. Saves nothing of what it trains. On CUDA
+    each step waits for the device. "native" runs instead of the pipeline "prefetch".
 
     Raises:
         ValueError: the training or the evaluation set is empty, or one rank loads for all.

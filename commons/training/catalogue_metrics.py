@@ -123,9 +123,8 @@ class CatalogueMetrics(EvaluationMetrics):
     def _blocks(self, shards: list[_Shard]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields some items at a time: ids `[items]`, and vectors `[items, dim]` of length 1."""
         for ids, places, rows in shards:
-            for block in (
-                slice(start, start + ROWS_PER_BLOCK) for start in range(0, len(ids), ROWS_PER_BLOCK)
-            ):
+            for start in range(0, len(ids), ROWS_PER_BLOCK):
+                block = slice(start, start + ROWS_PER_BLOCK)
                 yield ids[block], functional.normalize(rows[places[block]].float(), eps=self._l2_norm_eps)
 
     def _held_items(self) -> tuple[int, list[_Shard]]:

@@ -10,17 +10,16 @@ import re
 import shutil
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections import ChainMap
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -48,12 +47,7 @@ class Checkpoints:
     Args:
         path: folder of the checkpoints, visible to all ranks.
         keep: checkpoints to keep; None for all.
-
-    Attributes:
-        path: the argument of this name.
     """
-
-    _writer: ClassVar[Callable[[], Checkpoints | None]] = lambda: None  # the last one that saved
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
         self.path = path
@@ -74,7 +68,7 @@ class Checkpoints:
         Raises:
             ValueError: there are checkpoints, and all are damaged.
         """
-        found: list[Path] = self._together(lambda: self._folder.checkpoints() if self._rank == 0 else None)[0]
+        found: list[Path] = self._on_rank_0(self._folder.checkpoints)
         problems: list[str] = []
         for checkpoint in found:
             problem = self._problem_with(checkpoint)
@@ -90,7 +84,7 @@ class Checkpoints:
 
     def _problem_with(self, checkpoint: Path) -> str:
         """Returns the reason a checkpoint must not be read, on all ranks; empty if it may be. Collective."""
-        contents, problem = self._together(lambda: _read_contents(checkpoint) if self._rank == 0 else None)[0]
+        contents, problem = self._on_rank_0(lambda: _read_contents(checkpoint))
         mine = sorted(contents)[self._rank :: dist.get_world_size()]
         problems = self._together(
             lambda: next(filter(None, (_change_of(checkpoint / name, contents[name]) for name in mine)), "")
@@ -110,18 +104,13 @@ class Checkpoints:
         Args:
             step: computed steps.
             state: state that `load` reads.
-            settings: values that `settings` reads; anything that JSON can hold.
+            settings: values that JSON can hold.
 
         Raises:
-            RuntimeError: `finish` was not called since the last save, by this object or another.
+            RuntimeError: `finish` was not called since the last save.
         """
-        writer = Checkpoints._writer()
-        if writer is not None and writer._writing is not None:
-            raise RuntimeError(
-                f"save of step {step} before the last checkpoint, to {writer.path}, was finished: call its "
-                "finish() first, because both use the same process group"
-            )
-        Checkpoints._writer = weakref.ref(self)
+        if self._writing is not None:
+            raise RuntimeError(f"save of step {step} before the last checkpoint was finished: call finish()")
         staged = self._copies.copy(state)
         future: Future[float] = Future()
 
@@ -169,19 +158,17 @@ class Checkpoints:
         Raises:
             ValueError: the checkpoint holds anything but plain data.
         """
-        return self._together(lambda: set(PlainReader(checkpoint).read_metadata().state_dict_metadata))[0]
+        return self._on_rank_0(lambda: set(PlainReader(checkpoint).read_metadata().state_dict_metadata))
 
     def settings(self, checkpoint: Path) -> dict[str, Any]:
         """Returns the settings that a checkpoint was saved with. Collective."""
-        return self._together(lambda: json.loads((checkpoint / SETTINGS_FILE).read_text()))[0]
+        return self._on_rank_0(lambda: json.loads((checkpoint / SETTINGS_FILE).read_text()))
 
     def _write(self, step: int, staged: dict[str, Any], settings: dict[str, Any]) -> float:
         start = time.perf_counter()
-        self._together(lambda: _check_finite(staged))
+        self._together(lambda: _check_finite(self._copies.tensors))
         try:
-            unfinished = self._together(
-                lambda: self._folder.begin(step, settings) if self._rank == 0 else None
-            )[0]
+            unfinished = self._on_rank_0(lambda: self._folder.begin(step, settings))
             writer = _Writer(unfinished)
             with _first_cause():
                 dcp.save(staged, storage_writer=writer, process_group=self._group)
@@ -190,17 +177,17 @@ class Checkpoints:
             checksums = self._together(
                 lambda: {name: _size_and_checksum(unfinished / name) for name in writer.written}
             )
-            contents = {
-                name: checksum for rank_checksums in checksums for name, checksum in rank_checksums.items()
-            }
-            self._together(
-                lambda: self._folder.publish(unfinished, contents, self._keep) if self._rank == 0 else None
-            )
+            contents = dict(ChainMap(*checksums))
+            self._on_rank_0(lambda: self._folder.publish(unfinished, contents, self._keep))
         except Exception:
             if self._rank == 0:  # what a full disk has taken of it would be missing for the next
                 self._folder.clean()
             raise
         return time.perf_counter() - start
+
+    def _on_rank_0(self, action: Callable[[], Any]) -> Any:
+        """Runs `action` on rank 0, and returns its result or raises its error on all ranks."""
+        return self._together(lambda: action() if self._rank == 0 else None)[0]
 
     def _together(self, action: Callable[[], Any]) -> list[Any]:
         """Runs `action` on all ranks and returns their results, by rank; raises any rank's error on all."""
@@ -218,15 +205,12 @@ class _Writer(FileSystemWriter):
     """Writes a rank's part of a checkpoint to one file, in the thread that calls.
 
     An error in any other thread of DCP's is lost, and the checkpoint with it.
-
-    Attributes:
-        written: names of the files that this rank has written.
     """
 
     def __init__(self, path: Path) -> None:
         # Nothing is to be copied ahead: the state is on the host.
         super().__init__(path, thread_count=1, per_thread_copy_ahead=0)
-        self.written: set[str] = set()
+        self.written: set[str] = set()  # names of files
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         """Writes what the plan says of this rank."""
@@ -248,30 +232,19 @@ def _first_cause() -> Iterator[None]:
         raise RuntimeError(f"rank {rank}: {cause}") from error
 
 
-def _check_finite(value: Any, name: str = "") -> None:
+def _check_finite(tensors: Mapping[tuple[Hashable, ...], torch.Tensor]) -> None:
     """Raises a ValueError that names a tensor of a staged state with values that are not finite."""
-    if isinstance(value, dict):
-        for key, element in value.items():
-            _check_finite(element, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for number, element in enumerate(value):
-            _check_finite(element, f"{name}.{number}")
-    elif isinstance(value, ShardedTensor):
-        for shard in value.local_shards():
-            _check_finite(shard.tensor, name)
-    elif isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
-        smallest, largest = torch.aminmax(value)  # unlike isfinite, it allocates nothing
-        if not (math.isfinite(smallest) and math.isfinite(largest)):
-            raise ValueError(f"{name} has values that are not finite")
+    for path, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            smallest, largest = torch.aminmax(tensor)  # unlike isfinite, it allocates nothing
+            if not (math.isfinite(smallest) and math.isfinite(largest)):
+                raise ValueError(f"{'.'.join(map(str, path))} has values that are not finite")
 
 
 class CheckpointFolder:
     """A folder of checkpoints, for one process. Each is a folder `step_N` that appears by one rename.
 
     Interrupted jobs leave folders named `step_N.unfinished`, which are never read.
-
-    Args:
-        path: the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -290,13 +263,8 @@ class CheckpointFolder:
 
         Removes newer ones, too: they were damaged, or training went back to before them.
 
-        Args:
-            unfinished: the folder.
-            contents: sizes and checksums of the files that all ranks have written.
-            keep: checkpoints to keep; None for all.
-
         Raises:
-            FileNotFoundError: a file is not in the folder.
+            FileNotFoundError: a file that a rank has written, and `contents` lists, is not in the folder.
         """
         if missing := sorted(set(contents) - {path.name for path in unfinished.iterdir()}):
             raise FileNotFoundError(
@@ -357,13 +325,16 @@ def _size_and_checksum(path: Path) -> _Checksum:
 def _change_of(path: Path, written: _Checksum) -> str:
     """Returns how a file has changed since it was written; empty if it is the same."""
     try:
-        return "" if _size_and_checksum(path) == written else f"{path.name} has changed since it was written"
+        size, digest = _size_and_checksum(path)
     except OSError as error:
         return f"{path.name} cannot be read ({error})"
+    if size != written[0]:
+        return f"{path.name} has {size} bytes, expected {written[0]} bytes"
+    return "" if digest == written[1] else f"{path.name} has changed since it was written"
 
 
 def _read_contents(checkpoint: Path) -> tuple[dict[str, _Checksum], str]:
-    """A checkpoint's list of files; nothing and the reason if it cannot be read, or files are not as long."""
+    """A checkpoint's list of files; nothing and the reason if it cannot be read."""
     try:
         contents = json.loads((checkpoint / CONTENTS_FILE).read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -373,11 +344,6 @@ def _read_contents(checkpoint: Path) -> tuple[dict[str, _Checksum], str]:
     for name, checksum in contents.items():
         if not isinstance(checksum, list) or list(map(type, checksum)) != [int, str]:
             return {}, f"{CONTENTS_FILE} has {checksum!r} for {name}, expected its bytes and SHA-256"
-        file = checkpoint / name
-        found = file.stat().st_size if file.exists() else None
-        if found != checksum[0]:
-            is_there = "is missing" if found is None else f"has {found} bytes"
-            return {}, f"{name} {is_there}, expected {checksum[0]} bytes"
     return contents, ""
 
 

@@ -77,9 +77,6 @@ class Evaluator:
 def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.device) -> dict[str, float]:
     """Evaluates the newest whole checkpoint of `ckpt_load_dir`, whatever optimizer trained it. Collective.
 
-    Returns:
-        The metrics, recorded as an evaluation of the checkpoint's step.
-
     Raises:
         FileNotFoundError: there is no checkpoint.
         OSError: `log_dir` cannot be written to.
@@ -88,26 +85,22 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
     """
     warn_once(*args.settings_without_effect())
     task.check_datasets()
-    with locked(args.written_folders(num_steps=0)):
-        return _evaluate_checkpoint(task, args, device)
-
-
-def _evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.device) -> dict[str, float]:
-    cached = task.pipeline_name(args, device) == "prefetch"
-    # Sharding takes an optimizer; this one keeps no state.
-    model, optimizer = shard_model(task.model, OptimizerArgs("sgd", 0.0), device, cached=cached)
-    task.metrics.bind(model)
-    state = TrainingState(model, optimizer=None, settings=task.settings)
-    recovery = Recovery(replace(args, ckpt_save_interval=-1), state, StepVote(), num_steps=0)
-    recovery.resume()
-    if dist.get_rank() == 0:
-        tqdm.write(f"no training: evaluates {recovery.restored}")
-    step = state.progress.step
     with (
+        locked(args.written_folders(num_steps=0)),
         HangWatch(args.log_dir, args.hang_timeout_s) as watch,
-        RunRecord(Path(args.log_dir), step, step) as record,
         SynchronizedGC(args.gc_interval) as collector,
     ):
-        figures = Evaluator(task, args, model, optimizer, device, watch, collector).evaluate()
-        record.write("eval", step, figures, evaluation_text(step, figures))
+        cached = task.pipeline_name(args, device) == "prefetch"
+        # Sharding takes an optimizer; this one keeps no state.
+        model, optimizer = shard_model(task.model, OptimizerArgs("sgd", 0.0), device, cached=cached)
+        task.metrics.bind(model)
+        state = TrainingState(model, optimizer=None, settings=task.settings)
+        recovery = Recovery(replace(args, ckpt_save_interval=-1), state, StepVote(), num_steps=0)
+        recovery.resume()
+        if dist.get_rank() == 0:
+            tqdm.write(f"no training: evaluates {recovery.restored}")
+        step = state.progress.step
+        with RunRecord(Path(args.log_dir), step, step) as record:
+            figures = Evaluator(task, args, model, optimizer, device, watch, collector).evaluate()
+            record.write("eval", step, figures, evaluation_text(step, figures))
     return figures

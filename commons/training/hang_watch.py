@@ -26,11 +26,7 @@ class HangWatch:
     Faulthandler's timer writes the stacks of all Python threads to `<log_dir>/stacks/rank<rank>.txt`, even
     if a call keeps the GIL. A thread names step and place on stderr. A quarter of the limit later, rank 0's
     reads the stacks of all ranks, and says how many are where. Training keeps waiting: collectives have
-    time-outs of their own, and a rank may only be slow.
-
-    Args:
-        log_dir: parent of the `stacks` folder.
-        timeout_s: the limit in seconds; None to watch nothing.
+    time-outs of their own, and a rank may only be slow. `timeout_s` is the limit; None watches nothing.
     """
 
     def __init__(self, log_dir: str, timeout_s: float | None) -> None:
@@ -81,31 +77,24 @@ class HangWatch:
             last = self._last
             lasts = time.monotonic() - last[0]
             if reported is not None and last is not reported:
-                goes_on = f"goes on: {reported[1]} took {last[0] - reported[0]:.0f} s"
-                self._write(goes_on)
-                self._say(goes_on)
+                self._report(f"goes on: {reported[1]} took {last[0] - reported[0]:.0f} s")
                 reported = None
             if reported is None and lasts > 1.05 * timeout:  # after faulthandler, which writes at the limit
-                self._report(last[1], timeout)
+                frame = sys._current_frames()[self._watched]
+                where = place_text(frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno)
+                stacks = f"; the stacks of its threads are in {self._path}" if self._file is not None else ""
+                self._report(f"has been in {last[1]} for more than {timeout:g} s, now in {where}", stacks)
                 reported, grouped = last, self._rank != 0 or self._file is None
             if reported is not None and not grouped and lasts > 1.3 * timeout:
                 self._say_where_all_are()
                 grouped = True
 
-    def _report(self, what: str, timeout: float) -> None:
-        frame = sys._current_frames()[self._watched]
-        where = place_text(frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno)
-        text = f"has been in {what} for more than {timeout:g} s, now in {where}"
-        self._write(text)
-        if self._file is not None:
-            text += f"; the stacks of its threads are in {self._path}"
-        self._say(text)
-
-    def _write(self, text: str) -> None:
+    def _report(self, text: str, said_beside: str = "") -> None:
         if self._file is not None:
             with suppress(OSError):  # a full disk
                 self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} rank {self._rank} {text}\n\n")
                 self._file.flush()
+        self._say(text + said_beside)
 
     def _say_where_all_are(self) -> None:
         stalls, _ = read_stalls(self._log_dir)

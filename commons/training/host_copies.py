@@ -18,10 +18,13 @@ class HostCopies:
     Tensors on CUDA are copied to pinned memory without waiting for each. PyTorch rounds the size of pinned
     memory up to a power of two. A tensor whose shape or dtype changed gets new memory, and the old is
     dropped, as is that of tensors no longer in the state.
+
+    Attributes:
+        tensors: tensors of the last copy by their keys and indices in the state.
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[_Path, torch.Tensor] = {}
+        self.tensors: dict[_Path, torch.Tensor] = {}
 
     def copy(self, state: Any) -> Any:
         """Returns a copy of dicts and lists of tensors, sharded tensors and plain values.
@@ -29,8 +32,8 @@ class HostCopies:
         Its tensors are valid until the next call.
         """
         devices: set[torch.device] = set()
-        kept = self._buffers
-        self._buffers = {}
+        kept = self.tensors
+        self.tensors = {}
         copied = self._copied(state, (), kept, devices)
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
@@ -51,18 +54,14 @@ class HostCopies:
             return value
         source = value.detach()
         buffer = kept.pop(path, None)
-        if buffer is None or not _fits(buffer, source):
+        layout = (source.dtype, source.shape, source.is_cuda)  # pinned if from a GPU
+        if buffer is None or (buffer.dtype, buffer.shape, buffer.is_pinned()) != layout:
             del buffer  # before the new one is taken: both of a large table might not fit
             buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda, device="cpu")
-        self._buffers[path] = buffer.copy_(source, non_blocking=True)
+        self.tensors[path] = buffer.copy_(source, non_blocking=True)
         if source.is_cuda:
             devices.add(source.device)
         return buffer
-
-
-def _fits(buffer: torch.Tensor, source: torch.Tensor) -> bool:
-    same = (buffer.dtype, buffer.shape) == (source.dtype, source.shape)
-    return same and buffer.is_pinned() == source.is_cuda
 
 
 def _with_shards(value: ShardedTensor, tensors: list[torch.Tensor]) -> ShardedTensor:

@@ -16,15 +16,9 @@ from torchmetrics.utilities.data import dim_zero_cat
 from ..checks import require
 from .run_log import warn_once
 
-# Gain of a sample's right item by its place in the ranking, 0 for the first. There is one right item, so
-# recall, the share of right items found, is 1 if it is found.
-_GAINS = {
-    "hr": lambda places: torch.ones_like(places, dtype=torch.float64),
-    "hitrate": lambda places: torch.ones_like(places, dtype=torch.float64),
-    "recall": lambda places: torch.ones_like(places, dtype=torch.float64),
-    "ndcg": lambda places: 1 / (places + 2).double().log2(),
-}
-_NAME = re.compile(rf"({'|'.join(_GAINS)})@([1-9][0-9]*)", re.IGNORECASE)
+# There is one right item, so recall, the share of right items found, is 1 if it is found.
+_KINDS = ("hr", "hitrate", "recall", "ndcg")
+_NAME = re.compile(rf"({'|'.join(_KINDS)})@([1-9][0-9]*)", re.IGNORECASE)
 
 
 class EvaluationMetrics(ABC):
@@ -103,9 +97,7 @@ class _TaskAUC(BinaryAUROC):
 def parsed_names(names: Sequence[str], setting: str) -> list[tuple[str, int]]:
     """Returns the kind of each metric, in lower case, and its k.
 
-    Args:
-        names: "HitRate@k" or "HR@k", "Recall@k" or "NDCG@k", in any case of letters.
-        setting: name of the setting they come from, for errors.
+    `names` are "HitRate@k" or "HR@k", "Recall@k" or "NDCG@k", in any case of letters; `setting` has them.
 
     Raises:
         ValueError: another name.
@@ -134,9 +126,9 @@ class RetrievalMetrics(EvaluationMetrics):
 
     def __init__(self, names: Sequence[str], num_retrieved: int, device: torch.device) -> None:
         setting = "TrainerArgs.eval_metrics"
-        self._gains = [(_GAINS[kind], k) for kind, k in parsed_names(names, setting)]
+        self._parsed = parsed_names(names, setting)
         self._names = list(names)
-        for name, (_, k) in zip(names, self._gains, strict=True):
+        for name, (_, k) in zip(names, self._parsed, strict=True):
             expected = f"k of at most top_k_for_generation = {num_retrieved}"
             require(k <= num_retrieved, setting, name, expected)
         self._sums = torch.zeros(len(names) + 1, dtype=torch.float64, device=device)
@@ -156,8 +148,10 @@ class RetrievalMetrics(EvaluationMetrics):
         found = items == targets.unsqueeze(1)
         places = found.int().argmax(1)
         hits = found.any(1)
-        for index, (gain, k) in enumerate(self._gains):
-            self._sums[index] += (gain(places) * (hits & (places < k))).sum()
+        discounted = 1 / (places + 2).double().log2()
+        for index, (kind, k) in enumerate(self._parsed):
+            found_in_k = hits & (places < k)
+            self._sums[index] += (discounted * found_in_k if kind == "ndcg" else found_in_k).sum()
         self._sums[-1] += len(places)
 
     def compute(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..checks import check_types, require, require_at_least
+from ..checks import check_types, require_setting, require_settings_at_least
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -60,22 +60,16 @@ class BaseNetworkArgs:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in (
-            "num_layers",
-            "hidden_size",
-            "num_attention_heads",
-            "kv_channels",
-            "num_position_buckets",
-        ):
-            require_at_least(1, f"NetworkArgs.{name}", getattr(self, name))
+        sizes = ("num_layers", "hidden_size", "num_attention_heads", "kv_channels", "num_position_buckets")
+        require_settings_at_least(1, self, *sizes)
         for name in ("item_embedding_dim", "contextual_embedding_dim", "scaling_seqlen"):
             value = getattr(self, name)
-            require(value == -1 or value >= 1, f"NetworkArgs.{name}", value, "at least 1, or -1")
-        require(0 <= self.hidden_dropout < 1, "NetworkArgs.hidden_dropout", self.hidden_dropout, "0 to 1")
+            require_setting(self, value == -1 or value >= 1, name, "at least 1, or -1")
+        require_setting(self, 0 <= self.hidden_dropout < 1, "hidden_dropout", "0 to 1")
         epsilon = self.norm_epsilon
-        require(0 < epsilon < float("inf"), "NetworkArgs.norm_epsilon", epsilon, "a finite number above 0")
-        require(self.dtype_str in _DTYPES, "NetworkArgs.dtype_str", self.dtype_str, f"one of {list(_DTYPES)}")
-        require(self.target_group_size == 1, "NetworkArgs.target_group_size", self.target_group_size, "1")
+        require_setting(self, 0 < epsilon < float("inf"), "norm_epsilon", "a finite number above 0")
+        require_setting(self, self.dtype_str in _DTYPES, "dtype_str", f"one of {list(_DTYPES)}")
+        require_setting(self, self.target_group_size == 1, "target_group_size", "1")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -28,12 +28,8 @@ def rank_process() -> Iterator[torch.device]:
     """
     if "WORLD_SIZE" not in os.environ:
         os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
-    for name, value in (
-        ("RANK", "0"),
-        ("WORLD_SIZE", "1"),
-        ("MASTER_ADDR", "localhost"),
-        ("MASTER_PORT", "0"),
-    ):
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    for name, value in alone.items():
         os.environ.setdefault(name, value)
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

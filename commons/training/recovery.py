@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from .checkpoints import Checkpoints, step_of
-from .run_log import StepLog, warn_once
+from .run_log import RunRecord, warn_once
 from .step_vote import NonFiniteLossError, StepVote
 from .training_args import TrainerArgs
 from .training_state import TrainingState
@@ -23,12 +23,7 @@ class Recovery:
     """Restores the newest checkpoint, writes new ones, and stops all ranks on SIGTERM to one.
 
     If no checkpoint is due within the run, it only reads `ckpt_load_dir`. Construction is collective.
-
-    Args:
-        args: `ckpt_save_interval`, `ckpt_save_dir`, `ckpt_load_dir` and `ckpt_keep`.
-        state: the state to save and restore.
-        vote: tells all ranks about a request to stop.
-        num_steps: steps of the run, including those before the checkpoint it starts from.
+    `num_steps` are those of the run, including those before the checkpoint it starts from.
 
     Attributes:
         restored: the checkpoint that `resume` read, or None.
@@ -97,13 +92,13 @@ class Recovery:
                     )
                 raise
 
-    def after_step(self, requested: bool, is_last: bool, log: StepLog) -> bool:
+    def after_step(self, requested: bool, is_last: bool, record: RunRecord) -> bool:
         """Saves if it is time to; returns whether training has to stop. Collective, after every step.
 
         Args:
-            requested: whether a rank was asked to stop, as returned by the vote.
+            requested: whether a rank was asked to stop.
             is_last: whether no step follows.
-            log: gets how long training stalled for each checkpoint, and how long writing took.
+            record: log of how long training stalled for each checkpoint, and how long writing took.
 
         Raises:
             NonFiniteLossError: a loss so far was not finite; nothing is saved then.
@@ -114,15 +109,15 @@ class Recovery:
         if requested or is_last or step - self._last_saved >= self._interval:
             start = time.perf_counter()
             self._vote.finish()
-            self._finish_writing(self._saves, log)
+            self._finish_writing(self._saves, record)
             self._saves.save(step, self._state.to_save(), self._state.settings_to_save())
             self._last_saved, self._stall_seconds = step, time.perf_counter() - start
         if requested or is_last:
-            self._finish_writing(self._saves, log, must_be_written=requested, is_last=True)
+            self._finish_writing(self._saves, record, must_be_written=requested, is_last=True)
         return requested
 
     def _finish_writing(
-        self, saves: Checkpoints, log: StepLog, must_be_written: bool = False, is_last: bool = False
+        self, saves: Checkpoints, record: RunRecord, must_be_written: bool = False, is_last: bool = False
     ) -> None:
         """Waits for the checkpoint being written; warns if it could not be.
 
@@ -142,4 +137,4 @@ class Recovery:
             return
         if writing_seconds is not None:
             figures = {"stall_ms": self._stall_seconds * 1e3, "writing_ms": writing_seconds * 1e3}
-            log.write("checkpoint", figures, step=self._last_saved)
+            record.write("checkpoint", self._last_saved, figures)

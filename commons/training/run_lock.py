@@ -22,12 +22,9 @@ _WAIT_S = 5.0  # a run that was killed may be ending on another node
 
 @contextmanager
 def locked(folders: dict[str, str]) -> Iterator[None]:
-    """While active, no other run can lock these folders, which are created. Collective.
+    """While active, no other run can lock these folders, named by their settings. Collective.
 
-    Rank 0 holds the locks. The kernel releases them when its process ends, however it ends.
-
-    Args:
-        folders: paths by the setting that names each.
+    Creates them. Rank 0 holds the locks. The kernel releases them when its process ends, however it ends.
 
     Raises:
         RuntimeError: another run has locked a folder; on every rank.

@@ -20,6 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from ..balance_meter import BalanceMeter, rounded
+from .training_args import TrainerArgs
 
 logger = logging.getLogger(__name__)
 _warned: set[str] = set()
@@ -127,50 +128,22 @@ class RunRecord:
 
 
 class StepLog:
-    """Records the figures of a meter over intervals of steps, and what else the trainer knows.
+    """Records the figures of a training pipeline's meter over intervals of steps."""
 
-    Args:
-        record: log that figures are written to.
-        meter: meter of the pipeline that trains.
-        num_steps: steps of the run.
-        interval: steps between lines.
-        first_step: steps done before this process.
-        peak_flops: peak FLOP/s of one device; None if unknown.
-    """
+    def __init__(self, record: RunRecord, meter: BalanceMeter, num_steps: int, args: TrainerArgs) -> None:
+        self._record, self._meter, self._num_steps, self._args = record, meter, num_steps, args
 
-    def __init__(
-        self,
-        record: RunRecord,
-        meter: BalanceMeter,
-        num_steps: int,
-        interval: int,
-        first_step: int = 0,
-        peak_flops: float | None = None,
-    ) -> None:
-        self._record, self._meter = record, meter
-        self._num_steps = num_steps
-        self._interval_steps = interval
-        self._peak_flops = peak_flops
-        self._step = first_step
-
-    def step(self, forward_flops: float) -> None:
+    def step(self, step: int, forward_flops: float) -> None:
         """Takes the figures of the step that has just run. Collective at the end of an interval.
 
-        Args:
-            forward_flops: forward FLOPs of the samples that this rank loaded.
+        `forward_flops` are those of the samples that this rank loaded.
         """
-        self._step += 1
         self._meter.add(forward_flops=forward_flops)
         self._record.advance()
-        if self._step % self._interval_steps == 0 or self._step == self._num_steps:
-            figures = interval_figures(
-                self._meter.close(peak_memory_bytes=_peak_memory_bytes()), self._peak_flops
-            )
-            self.write("train", figures, text_of(self._step, figures))
-
-    def write(self, kind: str, figures: dict[str, Any], text: str = "", step: int | None = None) -> None:
-        """Records other figures, by default of the last step."""
-        self._record.write(kind, self._step if step is None else step, figures, text)
+        if step % self._args.log_interval == 0 or step == self._num_steps:
+            figures = self._meter.close(peak_memory_bytes=_peak_memory_bytes())
+            figures = interval_figures(figures, self._args.peak_flops)
+            self._record.write("train", step, figures, text_of(step, figures))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -181,11 +154,9 @@ class StepLog:
 
 
 def interval_figures(figures: Mapping[str, Any], peak_flops: float | None) -> dict[str, Any]:
-    """Returns a meter's figures, with FLOP/s and memory in place of what the trainer gave the meter.
+    """Returns a meter's figures, with FLOP/s and memory in place of `forward_flops` and `peak_memory_bytes`.
 
-    Args:
-        figures: sums with `forward_flops` and `peak_memory_bytes` of each rank.
-        peak_flops: peak FLOP/s of one device; None if unknown.
+    `peak_flops` is the peak FLOP/s of one device; None if unknown.
     """
     shown = dict(figures)
     flops, peaks = shown.pop("forward_flops"), np.array(shown.pop("peak_memory_bytes"))
@@ -239,10 +210,7 @@ def _peak_memory_bytes() -> int:
 class FlopsCounter:
     """Passes batches on and remembers, in order, the forward FLOPs of each.
 
-    Pipelines load batches several steps before they compute them.
-
-    Args:
-        flops: host batch to forward FLOPs, `[batch_size]` or `[batch_size, columns]`.
+    Pipelines load batches several steps before they compute them. `flops` is that of a `TrainingTask`.
     """
 
     def __init__(self, flops: Callable[[Any], torch.Tensor]) -> None:

@@ -78,11 +78,7 @@ class StepVote(Extension):
         self._newest = posted[:, 0]
 
     def after_step(self, step: int, loss_sum: torch.Tensor) -> bool:
-        """Returns whether a rank had been asked to stop when it voted.
-
-        Args:
-            step: number of the step, from 1.
-            loss_sum: this rank's loss sum, a scalar.
+        """Takes this rank's loss of a step; returns whether a rank had been asked to stop when it voted.
 
         Raises:
             NonFiniteLossError: a rank voted that a loss was not finite; raised on all of them.

@@ -9,10 +9,8 @@ class SynchronizedGC:
     """While active, collects garbage after the same steps on all ranks, and at no other time.
 
     Python collects after so many allocations, at a different moment on each rank, and every rank waits for
-    the pauses of all. Objects that exist at the start are never scanned again.
-
-    Args:
-        interval: steps between collections; None leaves them to Python.
+    the pauses of all. Objects that exist at the start are never scanned again. An interval of None leaves
+    collections to Python.
     """
 
     def __init__(self, interval: int | None) -> None:
@@ -36,8 +34,6 @@ class SynchronizedGC:
 
     def after_step(self) -> None:
         """Collects if it is time to; call on all ranks after each step, those of evaluations included."""
-        if self._interval is None:
-            return
         self._steps += 1
-        if self._steps % self._interval == 0:
+        if self._interval is not None and self._steps % self._interval == 0:
             gc.collect()

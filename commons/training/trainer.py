@@ -25,9 +25,8 @@ from .sharded_model import shard_model
 from .step_traces import StepTraces
 from .step_vote import StepVote
 from .synchronized_gc import SynchronizedGC
-from .trained_settings import SAMPLES, settings_of
 from .training_args import LEARNED_COST_FILE, OptimizerArgs, TrainerArgs
-from .training_state import Progress, TrainingState, training_batches
+from .training_state import SAMPLES, Progress, TrainingState, settings_of, training_batches
 from .training_task import TrainingTask
 
 logger = logging.getLogger(__name__)
@@ -115,27 +114,33 @@ class _Trainer:
             RunRecord(Path(args.log_dir), num_steps, first) as record,
         ):
             meter = BalanceMeter(self._pipeline)
-            log = StepLog(record, meter, num_steps, args.log_interval, first, args.peak_flops)
-            log.write("start", {"ranks": dist.get_world_size(), "settings": asdict(args)})
+            log = StepLog(record, meter, num_steps, args)
+            record.write("start", first, {"ranks": dist.get_world_size(), "settings": asdict(args)})
             if first >= num_steps:
-                self._warn_of_no_step()
-                self._evaluate(first, log)
+                if dist.get_rank() == 0:  # exit code 0 alone looks like a training
+                    logger.warning(
+                        f"NOTHING LEFT TO TRAIN: {self._recovery.restored} is of step {first}, and the run "
+                        f"ends with step {num_steps}. Its model is evaluated. To train on, raise "
+                        "TrainerArgs.max_train_iters; to start over, choose other checkpoint folders"
+                    )
+                self._evaluate(first, log, record)
             for step in range(first + 1, num_steps + 1):
                 self._watch.begins(f"step {step}")
                 traces.before_step(step)
-                if self._prefetches and (loader is batches or self._begins_interval(step)):
+                done = (step - 1) % args.eval_interval  # of this interval between evaluations
+                if self._prefetches and (loader is batches or done == 0):
                     # A table hands out prefetched rows in order: none of training's may be left when an
                     # evaluation starts to prefetch.
-                    loader = islice(batches, args.eval_interval - (step - 1) % args.eval_interval)
+                    loader = islice(batches, args.eval_interval - done)
                 stop_requested = self._step(step, loader, log)
                 is_last = step == num_steps
                 # Before the checkpoint, because a run resumed from it does not repeat this evaluation. But
                 # whoever asks for a stop may not have the time for one.
                 if is_last or (step % args.eval_interval == 0 and not stop_requested):
-                    self._evaluate(step, log)
+                    self._evaluate(step, log, record)
                 self._watch.begins(f"the checkpoint of step {step}")
-                if self._recovery.after_step(stop_requested, is_last, log):
-                    log.write("stop", {}, f"stopped after step {step}, as SIGTERM requested")
+                if self._recovery.after_step(stop_requested, is_last, record):
+                    record.write("stop", step, {}, f"stopped after step {step}, as SIGTERM requested")
                     break
             self._vote.finish()
         self._watch.begins("the end")
@@ -155,23 +160,11 @@ class _Trainer:
         self._collector.after_step()
         self._state.progress = self._state.progress.after_step(self._task.train_dataset)
         stop_requested = self._vote.after_step(step, pipeline.loss_sum)
-        log.step(self._counter.next_step())
+        log.step(step, self._counter.next_step())
         return stop_requested
 
-    def _evaluate(self, step: int, log: StepLog) -> None:
+    def _evaluate(self, step: int, log: StepLog, record: RunRecord) -> None:
         with log.paused(), named_range("## evaluation ##"):
             figures = self._evaluator.evaluate()
         self._evaluations.append(figures)
-        log.write("eval", figures, evaluation_text(step, figures))
-
-    def _begins_interval(self, step: int) -> bool:
-        return step % self._args.eval_interval == 1 % self._args.eval_interval
-
-    def _warn_of_no_step(self) -> None:
-        """Explains on rank 0 why nothing is trained: exit code 0 alone looks like a training."""
-        if dist.get_rank() == 0:
-            logger.warning(
-                f"NOTHING LEFT TO TRAIN: {self._recovery.restored} is of step {self._first_step}, and the "
-                f"run ends with step {self._num_steps}. Its model is evaluated. To train on, raise "
-                "TrainerArgs.max_train_iters; to start over, choose other checkpoint folders"
-            )
+        record.write("eval", step, figures, evaluation_text(step, figures))

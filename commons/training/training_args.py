@@ -8,7 +8,7 @@ from typing import Any
 
 import gin
 
-from ..checks import check_types, require, require_at_least
+from ..checks import check_types, require_setting, require_settings_at_least
 from ..distributed.shuffler_settings import ShufflerSettings
 from ..partition.workloads import MOVES_PER_COPY
 from ..perf_model.cost import Cost
@@ -115,38 +115,26 @@ class TrainerArgs:
     def __post_init__(self, balance_window: int, balance_window_max_step_ratio: float | None) -> None:
         check_types(self)
 
-        def check(fits: bool, name: str, expected: str) -> None:
-            require(fits, f"TrainerArgs.{name}", getattr(self, name), expected)
-
-        required = ("train_batch_size", "eval_interval", "log_interval", "top_k_for_generation")
+        counts = ("train_batch_size", "eval_interval", "log_interval", "top_k_for_generation")
         optional = ("eval_batch_size", "max_train_iters", "max_eval_iters", "ckpt_keep", "gc_interval")
-        given = [name for name in optional if getattr(self, name) is not None]
-        for name in (*required, "profile_step_start", *given):
-            require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
-        require_at_least(0, "TrainerArgs.seed", self.seed)
-        if self.peak_tflops is not None:
-            check(0 < self.peak_tflops < float("inf"), "peak_tflops", "a number above 0")
-        if self.hang_timeout_s is not None:
-            expected = "seconds, above 0 and finite, or None for never"
-            check(0 < self.hang_timeout_s < float("inf"), "hang_timeout_s", expected)
-        check(
-            self.profile_step_end > self.profile_step_start,
-            "profile_step_end",
-            f"more than profile_step_start = {self.profile_step_start}: the first not traced",
-        )
-        interval = self.ckpt_save_interval
+        require_settings_at_least(1, self, *counts, "profile_step_start", *optional)
+        require_settings_at_least(0, self, "seed")
+        in_seconds = "seconds, above 0 and finite, or None for never"
+        for name, expected in (("peak_tflops", "a number above 0"), ("hang_timeout_s", in_seconds)):
+            value = getattr(self, name)
+            require_setting(self, value is None or 0 < value < float("inf"), name, expected)
+        expected = f"more than profile_step_start = {self.profile_step_start}: the first not traced"
+        is_range = self.profile_step_end > self.profile_step_start
+        require_setting(self, is_range, "profile_step_end", expected)
+        is_interval = self.ckpt_save_interval == -1 or self.ckpt_save_interval >= 1
         expected = "steps, at least 1, or -1 for no checkpoints"
-        check(interval == -1 or interval >= 1, "ckpt_save_interval", expected)
-        check(
-            self.enable_balanced_shuffler or not self.single_rank_load,
-            "single_rank_load",
-            "False without enable_balanced_shuffler, which is what spreads the samples",
-        )
-        check(
-            self.balance_cost == LEARNED or self.balance_speed_limit == TrainerArgs.balance_speed_limit,
-            "balance_speed_limit",
-            f'its default without balance_cost = "{LEARNED}"',
-        )
+        require_setting(self, is_interval, "ckpt_save_interval", expected)
+        is_spread = self.enable_balanced_shuffler or not self.single_rank_load
+        expected = "False without enable_balanced_shuffler, which is what spreads the samples"
+        require_setting(self, is_spread, "single_rank_load", expected)
+        is_default = self.balance_speed_limit == TrainerArgs.balance_speed_limit
+        expected = f'its default without balance_cost = "{LEARNED}"'
+        require_setting(self, is_default or self.balance_cost == LEARNED, "balance_speed_limit", expected)
         if self.balance_cost not in (FLOPS, LEARNED):
             if not Path(self.balance_cost).exists():
                 raise FileNotFoundError(
@@ -239,15 +227,12 @@ class OptimizerArgs:
     def __post_init__(self) -> None:
         check_types(self)
         self.optimizer_str = self.optimizer_str.lower()
-        known = self.optimizer_str in _OPTIMIZERS
-        expected = f"one of {', '.join(_OPTIMIZERS)}"
-        require(known, "OptimizerArgs.optimizer_str", self.optimizer_str, expected)
+        known = f"one of {', '.join(_OPTIMIZERS)}"
+        require_setting(self, self.optimizer_str in _OPTIMIZERS, "optimizer_str", known)
         for name in ("learning_rate", "adam_eps"):
-            value = getattr(self, name)
-            require(0 <= value < float("inf"), f"OptimizerArgs.{name}", value, "finite, and at least 0")
+            require_setting(self, 0 <= getattr(self, name) < float("inf"), name, "finite, and at least 0")
         for name in ("adam_beta1", "adam_beta2"):
-            value = getattr(self, name)
-            require(0 <= value < 1, f"OptimizerArgs.{name}", value, "at least 0 and less than 1")
+            require_setting(self, 0 <= getattr(self, name) < 1, name, "at least 0 and less than 1")
 
     def settings_without_effect(self) -> list[str]:
         """Returns one line for each setting without effect."""
@@ -270,9 +255,6 @@ class TensorModelParallelArgs:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require(
-            self.tensor_model_parallel_size == 1,
-            "TensorModelParallelArgs.tensor_model_parallel_size",
-            self.tensor_model_parallel_size,
-            "1: training here is data-parallel, with model-parallel embedding tables",
-        )
+        expected = "1: training here is data-parallel, with model-parallel embedding tables"
+        name = "tensor_model_parallel_size"
+        require_setting(self, self.tensor_model_parallel_size == 1, name, expected)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +18,30 @@ from ..datasets import SequenceDataset
 from ..sequence_batch import BaseBatch
 from ..unbounded_ids import ShardedUnboundedEmbeddingCollection
 from .checkpoints import Checkpoints
-from .trained_settings import as_saved, changes
 from .training_task import TrainingTask
+
+SAMPLES = "samples of an epoch"
+# Settings that a resumed training may change. It goes on with the new value, and says so.
+_MAY_CHANGE = {
+    SAMPLES,
+    "NetworkArgs.dtype_str",
+    "NetworkArgs.hidden_dropout",
+    "NetworkArgs.kernel_backend",
+    "NetworkArgs.recompute_input_layernorm",
+    "NetworkArgs.recompute_input_silu",
+    "OptimizerArgs.adam_beta1",
+    "OptimizerArgs.adam_beta2",
+    "OptimizerArgs.adam_eps",
+    "OptimizerArgs.learning_rate",
+    "RankingArgs.eval_metrics",
+    "RetrievalArgs.eval_metrics",
+    "RetrievalArgs.num_negatives",
+    "RetrievalArgs.temperature",
+}
+_PARAMETERS = "parameter "
+_MOST_PARAMETERS = 3  # named in an error
+# Parts of a checkpoint. Each rank has its own of the last three.
+_LEARNED, _OWN, _TIMES, _RANDOM = "learned", "learned_here", "learned_times", "random"
 
 
 @dataclass(frozen=True)
@@ -69,8 +93,7 @@ class TrainingState:
     """State from which a resumed training goes on as if it had never stopped.
 
     Attributes:
-        model: the model, as returned by `shard_model`.
-        optimizer: its optimizer; None to read the model alone, whatever optimizer trained it.
+        model, optimizer: results of `shard_model`. Without the optimizer, only the model is read.
         settings: settings that a resumed training shares with the one that saved it; see `changes`.
         progress: steps and epochs that training has done.
         learning: costs and speeds that were learned, as restored.
@@ -99,18 +122,27 @@ class TrainingState:
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "progress": dataclasses.asdict(self.progress),
-            _random_key(): _random_state(),
+            _of_rank(_RANDOM): _random_state(),
         }
         learning = self.learning if self._learned is None else self._learned.state()
         if learning:
-            state[_LEARNED], state[_times_key()] = learning["learned"], learning["times"]
+            state[_LEARNED], state[_of_rank(_TIMES)] = learning["learned"], learning["times"]
             if self._learned is not None and self._learned.num_ranks < dist.get_world_size():
-                state[_own_key()] = learning["learned"]  # that of this rank's set
+                state[_of_rank(_OWN)] = learning["learned"]  # that of this rank's set
         return state if self.optimizer is None else state | {"optimizer": self.optimizer.state_dict()}
 
     def settings_to_save(self) -> dict[str, Any]:
-        """Returns the settings for `Checkpoints.save`, with the model's parameters."""
-        return as_saved(self.settings, self.model)
+        """Returns the settings for `Checkpoints.save`, with dtype and shape of each parameter and buffer."""
+        with (
+            warnings.catch_warnings()
+        ):  # torch deprecates ShardedTensor, in which TorchRec returns its tables
+            warnings.simplefilter("ignore", FutureWarning)
+            parameters = {
+                _PARAMETERS + name: f"{str(value.dtype).removeprefix('torch.')} {list(value.size())}"
+                for name, value in self.model.state_dict().items()
+                if hasattr(value, "dtype")
+            }
+        return json.loads(json.dumps(self.settings | parameters, default=str))
 
     def restore(self, checkpoints: Checkpoints, checkpoint: Path) -> list[str]:
         """Reads a checkpoint written by any number of ranks. Collective.
@@ -132,9 +164,10 @@ class TrainingState:
             self.optimizer.zero_grad()
         state = self.to_save()
         saved = {key.partition(".")[0] for key in checkpoints.keys(checkpoint)}
-        if _random_key() not in saved:
-            del state[_random_key()]
-        state |= {key: b"" for key in (_LEARNED, _own_key(), _times_key()) if key in saved}
+        random, own, times = (_of_rank(name) for name in (_RANDOM, _OWN, _TIMES))
+        if random not in saved:
+            del state[random]
+        state |= {key: b"" for key in (_LEARNED, own, times) if key in saved}
         checkpoints.load(checkpoint, state)
         self.model.load_state_dict(state["model"])
         if self.optimizer is not None:
@@ -143,37 +176,62 @@ class TrainingState:
             if isinstance(module, ShardedUnboundedEmbeddingCollection):
                 module.place_loaded_ids()
         self.progress = Progress(**state["progress"])
-        keys = {"learned": _own_key() if _own_key() in state else _LEARNED, "times": _times_key()}
+        keys = {"learned": own if own in state else _LEARNED, "times": times}
         self.learning = {name: state[key] for name, key in keys.items() if key in state}
-        if _random_key() in state:
-            _set_random_state(state[_random_key()])
+        if random in state:
+            _set_random_state(state[random])
         return changed
 
 
-_LEARNED = "learned"
-
-
-def _own_key() -> str:
-    return f"learned_here_{dist.get_rank()}_of_{dist.get_world_size()}"
-
-
-def _times_key() -> str:
-    return f"learned_times_{dist.get_rank()}_of_{dist.get_world_size()}"
-
-
-def _random_key() -> str:
-    # Named after the number of ranks, too: on another number, no rank continues a random stream.
-    return f"random_{dist.get_rank()}_of_{dist.get_world_size()}"
+def _of_rank(name: str) -> str:
+    # The number of ranks, too: on another number, no rank continues a random stream.
+    return f"{name}_{dist.get_rank()}_of_{dist.get_world_size()}"
 
 
 def _random_state() -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
+    on_device = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    return {"cpu": torch.get_rng_state(), **on_device}
 
 
 def _set_random_state(states: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
     if "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"])
+
+
+def settings_of(*configurables: Any) -> dict[str, Any]:
+    """Returns all fields of gin configurables, by the names that gin files have for them."""
+    return {
+        f"{type(args).__name__}.{field.name}": getattr(args, field.name)
+        for args in configurables
+        for field in dataclasses.fields(args)
+    }
+
+
+def changes(checkpoint: Path, saved: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    """Returns one line for each setting that has changed since, and may.
+
+    Settings that only one of them has are not compared; parameters must be the same.
+
+    Raises:
+        ValueError: another setting differs, or a parameter; names each, with both values.
+    """
+    absent = "absent"
+    lines = {
+        name: f"{name} = {asked.get(name, absent)!r}, the checkpoint has {saved.get(name, absent)!r}"
+        for name in asked | saved
+        if saved.get(name, absent) != asked.get(name, absent)
+        and (name.startswith(_PARAMETERS) or name in asked.keys() & saved.keys())
+    }
+    wrong = [
+        line for name, line in lines.items() if name not in _MAY_CHANGE and not name.startswith(_PARAMETERS)
+    ]
+    parameters = [line for name, line in lines.items() if name.startswith(_PARAMETERS)]
+    if len(parameters) > _MOST_PARAMETERS:
+        parameters[_MOST_PARAMETERS:] = [f"and {len(parameters) - _MOST_PARAMETERS} more parameters"]
+    if wrong or parameters:
+        raise ValueError(
+            f"{checkpoint} is of another training: {'; '.join(wrong + parameters)}. Resume with the "
+            "checkpoint's settings, or choose another folder of checkpoints"
+        )
+    return list(lines.values())

@@ -123,8 +123,7 @@ class TrainingTask:
 
         Args:
             args: `pipeline_type` and the shuffler's settings.
-            model, optimizer: results of `shard_model`.
-            device: device of this rank.
+            model, optimizer, device: arguments and results of `shard_model`.
             shuffler: result of `make_shuffler`; None for a new one.
 
         Raises:
@@ -170,26 +169,19 @@ def rank_datasets(
     train_source: SampleSource, eval_source: SampleSource, trainer: TrainerArgs, shuffle: bool
 ) -> tuple[SequenceDataset, SequenceDataset]:
     """Returns this rank's training and evaluation batches; `shuffle` is for training alone."""
-
-    def dataset(source: SampleSource, rows: int, shuffled: bool) -> SequenceDataset:
-        ranks = dist.get_rank(), dist.get_world_size()
-        return SequenceDataset(source, rows, *ranks, shuffled, trainer.seed, trainer.single_rank_load)
-
+    ranks, options = (dist.get_rank(), dist.get_world_size()), (trainer.seed, trainer.single_rank_load)
     return (
-        dataset(train_source, trainer.train_batch_size, shuffle),
-        dataset(eval_source, trainer.eval_rows, False),
+        SequenceDataset(train_source, trainer.train_batch_size, *ranks, shuffle, *options),
+        SequenceDataset(eval_source, trainer.eval_rows, *ranks, False, *options),
     )
 
 
 def random_sources(
     make: Callable[[int, int], Source], num_batches: int, trainer: TrainerArgs
 ) -> tuple[Source, Source]:
-    """Returns training and evaluation samples of a random dataset.
+    """Returns training and evaluation samples of a random dataset, `num_batches` per rank and epoch of each.
 
-    Args:
-        make: number of samples and seed to a source.
-        num_batches: batches of each, per rank and epoch.
-        trainer: batch sizes and seed.
+    `make` takes the number of samples and their seed.
     """
     batches = num_batches * dist.get_world_size()
     return (

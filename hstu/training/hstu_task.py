@@ -24,7 +24,7 @@ from commons.gin_values import from_gin, is_bound
 from commons.perf_model import HSTUFlops
 from commons.training import EvaluationMetrics, TrainerArgs, TrainingTask
 from commons.training.run_log import warn_once
-from commons.training.trained_settings import settings_of
+from commons.training.training_state import settings_of
 from commons.training.training_task import random_sources, rank_datasets
 from hstu.batch_shuffler import flops_of_rows  # and registers "hstu"
 from hstu.models.embedding_tables import EmbeddingTable

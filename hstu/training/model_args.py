@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import gin
 import torch
 
-from commons.checks import check_types, require, require_at_least
+from commons.checks import check_types, require_setting, require_settings_at_least
 from commons.training.metrics import parsed_names
 from commons.training.network_args import BaseNetworkArgs
 from hstu.models.hstu_config import HSTUConfig, full_sequence_length
@@ -42,8 +42,8 @@ class DatasetArgs:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require_at_least(1, "DatasetArgs.max_history_seqlen", self.max_history_seqlen)
-        require_at_least(0, "DatasetArgs.max_num_candidates", self.max_num_candidates)
+        require_settings_at_least(1, self, "max_history_seqlen")
+        require_settings_at_least(0, self, "max_num_candidates")
 
 
 @gin.configurable(module="hstu")
@@ -129,21 +129,15 @@ class RankingArgs:
 
     def __post_init__(self) -> None:
         check_types(self)
-        arch = self.prediction_head_arch
-        require(
-            len(arch) > 0 and min(arch) >= 1, "RankingArgs.prediction_head_arch", arch, "widths of at least 1"
-        )
-        require(self.num_tasks >= 1, "RankingArgs.num_tasks", self.num_tasks, "at least 1")
-        require(
-            self.num_tasks in (1, arch[-1]),
-            "RankingArgs.num_tasks",
-            self.num_tasks,
-            f"1, or the head's last width, {arch[-1]}",
-        )
-        act = self.prediction_head_act_type
-        require(act in ("relu", "gelu"), "RankingArgs.prediction_head_act_type", act, '"relu" or "gelu"')
-        metrics = tuple(name.upper() for name in self.eval_metrics)
-        require(metrics == ("AUC",), "RankingArgs.eval_metrics", self.eval_metrics, '("AUC",)')
+        arch, has_act = self.prediction_head_arch, self.prediction_head_act_type in ("relu", "gelu")
+        is_arch = len(arch) > 0 and min(arch) >= 1
+        require_setting(self, is_arch, "prediction_head_arch", "widths of at least 1")
+        require_settings_at_least(1, self, "num_tasks")
+        expected = f"1, or the head's last width, {arch[-1]}"
+        require_setting(self, self.num_tasks in (1, arch[-1]), "num_tasks", expected)
+        require_setting(self, has_act, "prediction_head_act_type", '"relu" or "gelu"')
+        is_auc = [name.upper() for name in self.eval_metrics] == ["AUC"]
+        require_setting(self, is_auc, "eval_metrics", '("AUC",)')
 
     def config(self) -> RankingHeadConfig:
         """Returns the head's configuration."""
@@ -178,10 +172,10 @@ class RetrievalArgs:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require_at_least(1, "RetrievalArgs.num_negatives", self.num_negatives)
+        require_settings_at_least(1, self, "num_negatives")
         for name in ("temperature", "l2_norm_eps"):
-            value = getattr(self, name)
-            require(0 < value < float("inf"), f"RetrievalArgs.{name}", value, "a finite number above 0")
+            is_scale = 0 < getattr(self, name) < float("inf")
+            require_setting(self, is_scale, name, "a finite number above 0")
         parsed_names(self.eval_metrics, "RetrievalArgs.eval_metrics")
 
     def config(self) -> RetrievalConfig:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import gin
 
-from commons.checks import check_types, require, require_at_least
+from commons.checks import check_types, require_setting, require_settings_at_least
 from commons.datasets import RandomDistribution, SIDDatasetSpec
 from commons.training.network_args import BaseNetworkArgs
 from sid_gr.modules import DecoderConfig
@@ -68,26 +68,16 @@ class DatasetArgs:
     def __post_init__(self) -> None:
         check_types(self)
         kinds = (RANDOM, FROM_DISK)
-        require(
-            self.dataset_type_str in kinds,
-            "DatasetArgs.dataset_type_str",
-            self.dataset_type_str,
-            f"one of {kinds}",
-        )
-        require_at_least(1, "DatasetArgs.max_history_length", self.max_history_length)
-        require_at_least(0, "DatasetArgs.max_candidate_length", self.max_candidate_length)
-        require_at_least(1, "DatasetArgs.num_generated_batches", self.num_generated_batches)
-        require(
-            len(self.codebook_sizes) == self.num_hierarchies,
-            "DatasetArgs.codebook_sizes",
-            self.codebook_sizes,
-            f"one size for each of num_hierarchies = {self.num_hierarchies}",
-        )
-        for size in self.codebook_sizes:
-            require_at_least(1, "DatasetArgs.codebook_sizes", size)
+        require_setting(self, self.dataset_type_str in kinds, "dataset_type_str", f"one of {kinds}")
+        require_settings_at_least(1, self, "max_history_length", "num_generated_batches")
+        require_settings_at_least(0, self, "max_candidate_length")
+        sizes = self.codebook_sizes
+        expected = f"one size, of at least 1, for each of num_hierarchies = {self.num_hierarchies}"
+        are_sizes = len(sizes) == self.num_hierarchies and min(sizes, default=1) >= 1
+        require_setting(self, are_sizes, "codebook_sizes", expected)
         if self.dataset_type_str == FROM_DISK:
             for name in _PATHS:
-                require(bool(getattr(self, name)), f"DatasetArgs.{name}", getattr(self, name), "a path")
+                require_setting(self, bool(getattr(self, name)), name, "a path")
 
     def settings_without_effect(self) -> list[str]:
         """Returns a warning for each setting without effect."""
@@ -139,18 +129,13 @@ class NetworkArgs(BaseNetworkArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.is_causal, "NetworkArgs.is_causal", self.is_causal, "True: codes are generated one by one"
-        )
+        require_setting(self, self.is_causal, "is_causal", "True: codes are generated one by one")
         for name in ("num_kv_heads", "mlp_size"):
             value = getattr(self, name)
-            require(value == -1 or value >= 1, f"NetworkArgs.{name}", value, "at least 1, or -1")
-        require(
-            self.num_kv_heads == -1 or self.num_attention_heads % self.num_kv_heads == 0,
-            "NetworkArgs.num_kv_heads",
-            self.num_kv_heads,
-            f"a divisor of num_attention_heads = {self.num_attention_heads}",
-        )
+            require_setting(self, value == -1 or value >= 1, name, "at least 1, or -1")
+        is_divisor = self.num_kv_heads == -1 or self.num_attention_heads % self.num_kv_heads == 0
+        expected = f"a divisor of num_attention_heads = {self.num_attention_heads}"
+        require_setting(self, is_divisor, "num_kv_heads", expected)
 
     def decoder(self) -> DecoderConfig:
         """Returns the layers' configuration."""

@@ -22,7 +22,7 @@ from commons.gin_values import from_gin
 from commons.perf_model import TransformerConfig, transformer_work
 from commons.training import RetrievalMetrics, TrainerArgs, TrainingTask
 from commons.training.run_log import warn_once
-from commons.training.trained_settings import settings_of
+from commons.training.training_state import settings_of
 from commons.training.training_task import random_sources, rank_datasets
 from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
 from sid_gr.modules import DecoderConfig

@@ -126,7 +126,7 @@ def _check_pip(words: list[str]) -> None:
 
 
 def _check_python(words: list[str]) -> None:
-    """Checks that the module or file exists and has the flags in its source."""
+    """Checks that the module or file exists, and that it or what it imports beside it has the flags."""
     if words[0] == "-c":
         compile(words[1], "command line", "exec")
         return
@@ -138,6 +138,8 @@ def _check_python(words: list[str]) -> None:
     else:
         path = REPOSITORY / words[0]
     source = path.read_text()
+    imported = re.findall(r"^from \.(\w+) import", source, re.MULTILINE)
+    source += "".join(path.with_name(f"{name}.py").read_text() for name in imported)
     for flag in (word.partition("=")[0] for word in words[1:] if word.startswith("--")):
         assert f'"{flag}"' in source, f"{path} has no {flag}"
 
@@ -229,7 +231,6 @@ _ARGS = (
     "commons/training/network_args.py",
     "commons/datasets/benchmark_args.py",
     "commons/datasets/embedding_args.py",
-    "commons/datasets/random_distribution.py",
     "hstu/training/model_args.py",
     "sid_gr/training/model_args.py",
 )

@@ -199,7 +199,7 @@ def test_a_data_loader_collates_the_batches():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"batch_size": 0}, "batch_size is 0, expected a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size = 0: expected at least 1"),
         ({"rank": 2, "num_ranks": 2}, "rank = 2: expected 0 to 1, as num_ranks = 2"),
         ({"rank": -1}, "rank = -1: expected 0 to 0"),
         ({"num_buckets": 0}, "num_buckets is 0, expected a whole number of at least 1"),

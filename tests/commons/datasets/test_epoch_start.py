@@ -158,10 +158,9 @@ def test_what_is_no_whole_number_is_refused(make):
 def test_sizes_and_ranks_are_whole_numbers(value):
     for name in ("batch_size", "rank", "num_ranks", "seed"):
         arguments = {"batch_size": 4, "rank": 0, "num_ranks": 2, "seed": 0} | {name: value}
-        with pytest.raises(TypeError, match=f"{name} = {value!r}"):
-            SequenceDataset(Numbers(), **arguments)
-        with pytest.raises((TypeError, ValueError), match=f"{name} (=|is) {value}|{name} = '{value}'"):
-            BucketSampler(list(SAMPLES), **arguments)
+        for make, samples in ((SequenceDataset, Numbers()), (BucketSampler, list(SAMPLES))):
+            with pytest.raises(TypeError, match=f"{name} = {value!r}"):
+                make(samples, **arguments)
     with pytest.raises(ValueError, match="num_buckets is"):
         BucketSampler(list(SAMPLES), 4, num_buckets=value)
 

@@ -144,9 +144,9 @@ def test_the_codebooks_are_checked():
 @pytest.mark.parametrize(
     ("items", "codes_shape", "message"),
     [
-        ([], (0, 3), "items is empty: expected at least one"),
-        ([1, 2], (3, 3), r"codes has shape \(3, 3\): expected \[2, num_hierarchies\]"),
-        ([1, 2], (2,), r"codes has shape \(2,\): expected \[2, num_hierarchies\]"),
+        ([], (0, 3), "number of items = 0: expected at least one"),
+        ([1, 2], (3, 3), r"shape of codes = \(3, 3\): expected \[2, num_hierarchies\]"),
+        ([1, 2], (2,), r"shape of codes = \(2,\): expected \[2, num_hierarchies\]"),
         ([1, 3, 3], (3, 3), "item 3 follows item 3: expected strictly ascending ids"),
         ([4, 1, 3], (3, 3), "item 1 follows item 4: expected strictly ascending ids"),
     ],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from commons import delimited
 from commons.datasets import kuairand
-from commons.datasets.kuairand import TASKS, KuaiRand, KuaiRand1K
+from commons.datasets.kuairand import KUAIRAND, TASKS, KuaiRand
 from commons.datasets.kuairand_preprocess import main
 from tests.commons.datasets import conftest
 from tests.commons.datasets.conftest import GOLDEN, splitmix
@@ -139,7 +139,7 @@ def test_every_event_is_kept_once_and_in_order(held_events, longest, raw, tmp_pa
     write_csv(raw / FIRST, LOG_HEADER, lines[:150])
     write_csv(raw / SECOND, LOG_HEADER, lines[150:])
     write_csv(raw / USERS, USERS_HEADER, [user_line(user) for user in users])
-    KuaiRand1K().prepare(raw, tmp_path / "out", longest, held_events)
+    KUAIRAND["kuairand-1k"]().prepare(raw, tmp_path / "out", longest, held_events)
     table = pl.read_parquet(tmp_path / "out/sequences.parquet")
     newest = [
         sorted(histories[user], key=lambda event: in_order(users.index(user), *event))[-(longest or 400) :]

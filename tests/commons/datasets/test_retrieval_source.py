@@ -189,7 +189,7 @@ def test_negatives_travel_with_their_samples(pools):
         (lambda: movielens("train", num_negatives=0), "num_negatives = 0"),
         (lambda: movielens("train", seed=-1), "seed = -1"),
         (lambda: movielens("train", max_num_candidates=2), "max_num_candidates = 2: expected 0"),
-        (lambda: movielens("train", max_history_seqlen=1), "at most 1 items: expected at least 2"),
+        (lambda: movielens("train", max_history_seqlen=1), "most items of a sample = 1: expected at least 2"),
         (lambda: UserSequenceSource(sequences(), "train", 5, num_held_out=0), "num_held_out = 0"),
         (lambda: RetrievalSource(movielens("train"), "train", 3, 0), f"a feature is named '{NEGATIVES}'"),
     ],

@@ -132,21 +132,21 @@ def test_a_batch_has_the_codes_of_the_newest_items(
 @pytest.mark.parametrize(
     "columns, message",
     [
-        ({"sequence_data": [[1, 2]]}, r" has no column 'age'; it has \['sequence_data'\]"),
-        ({"user_id": ["a"], "age": [1]}, r" has no column 'sequence_data'; it has \['user_id', 'age'\]"),
-        ({"sequence_data": [3], "age": [1]}, ": column 'sequence_data' is Int64: expected a list of"),
-        ({"sequence_data": [[1.0]], "age": [1]}, r": column 'sequence_data' is List\(Float64\): expected a"),
-        ({"sequence_data": [["1"]], "age": [1]}, r": column 'sequence_data' is List\(String\): expected"),
-        ({"sequence_data": [[1]], "age": ["x"]}, ": column 'age' is String: expected integers"),
-        ({"sequence_data": [[1]], "age": [True]}, ": column 'age' is Boolean: expected integers"),
-        ({"sequence_data": [[1], None], "age": [1, 1]}, ", row 1: sequence_data is null"),
-        ({"sequence_data": [[1], [1, None]], "age": [1, 1]}, ", row 1: sequence_data has a null item"),
-        ({"sequence_data": [[1], []], "age": [1, 1]}, ", row 1: sequence_data is empty: expected the target"),
+        ({"sequence_data": [[1, 2]]}, ' is malformed: .*"age".*sequence_data'),
+        ({"user_id": ["a"], "age": [1]}, ' is malformed: .*"sequence_data".*user_id.*age'),
+        ({"sequence_data": [3], "age": [1]}, " .*: column 'sequence_data' is Int64: expected lists of"),
+        ({"sequence_data": [[1.0]], "age": [1]}, r" .*: column 'sequence_data' is List\(Float64\): expect"),
+        ({"sequence_data": [["1"]], "age": [1]}, r" .*: column 'sequence_data' is List\(String\): expected"),
+        ({"sequence_data": [[1]], "age": ["x"]}, " .*: column 'age' is String: expected integers"),
+        ({"sequence_data": [[1]], "age": [True]}, " .*: column 'age' is Boolean: expected integers"),
+        ({"sequence_data": [[1], None], "age": [1, 1]}, " .*: row 1: column 'sequence_data' is null"),
+        ({"sequence_data": [[1], [1, None]], "age": [1, 1]}, " .*: row 1: feature 'sequence_data' has id nu"),
+        ({"sequence_data": [[1], []], "age": [1, 1]}, " .*: row 1: column 'sequence_data' is empty: exp"),
         ({"sequence_data": [[1], [4, 20, 30]], "age": [1, 1]}, r", row 1: item 20 has no .* \(20 items\)"),
         ({"sequence_data": [[-1]], "age": [1]}, ", row 0: item -1 has no semantic ID"),
-        ({"sequence_data": [[1], [2]], "age": [1, None]}, ", row 1: age is null"),
-        ({"sequence_data": [[1], [2]], "age": [3, 4]}, ", row 1: feature 'age' has id 4: expected 0 to 3"),
-        ({"sequence_data": [[1], [2]], "age": [-1, 4]}, ", row 0: feature 'age' has id -1: expected 0 to 3"),
+        ({"sequence_data": [[1], [2]], "age": [1, None]}, " .*: row 1: column 'age' is null"),
+        ({"sequence_data": [[1], [2]], "age": [3, 4]}, " .*: row 1: feature 'age' has id 4: expected 0 to 3"),
+        ({"sequence_data": [[1], [2]], "age": [-1, 4]}, " .*: row 0: feature 'age' has id -1: expected 0 to"),
     ],
 )
 def test_malformed_columns_are_named(columns, message, sids, tmp_path):
@@ -159,7 +159,7 @@ def test_malformed_columns_are_named(columns, message, sids, tmp_path):
 def test_an_item_that_int64_does_not_hold_is_named(sids, tmp_path):
     path = write(tmp_path, [[2**64 - 1]], dtype=pl.UInt64)
     with pytest.raises(
-        ValueError, match=r"training.parquet, row 0: sequence_data has id 18446744073709551615: expe"
+        ValueError, match=r"training.parquet .*: row 0: feature 'sequence_data' has id 18446744073709551615"
     ):
         SIDSequenceSource(path, sids, spec())
 

@@ -118,10 +118,10 @@ OLD_FORMAT = {".metadata": 2310, "settings.json": 12}
         (CONTENTS_FILE, b"[]", "contents.json does not list its files"),
         (CONTENTS_FILE, b"{}", "contents.json does not list its files"),
         (CONTENTS_FILE, json.dumps(OLD_FORMAT).encode(), "contents.json has 2310 for .metadata, expected"),
-        (".metadata", None, ".metadata is missing"),
+        (".metadata", None, ".metadata cannot be read"),
         (".metadata", b"random", ".metadata has 6 bytes"),
         ("__1_0.distcp", b"", "__1_0.distcp has 0 bytes"),
-        ("__0_0.distcp", None, "__0_0.distcp is missing"),
+        ("__0_0.distcp", None, "__0_0.distcp cannot be read"),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_on_all_ranks(pools, saved, name, data, problem):

@@ -80,10 +80,10 @@ def test_a_second_checkpoint_takes_no_memory_and_waits_for_the_first(tmp_path):
     places = []
     for step in (1, 2):
         checkpoints.save(step, state.to_save())
-        places.append(_places(list(checkpoints._copies._buffers.values())))
+        places.append(_places(list(checkpoints._copies.tensors.values())))
         if step == 1:
             checkpoints.finish()
     assert places[0] == places[1] and places[0]
-    with pytest.raises(RuntimeError, match=r"^save of step 3 before the last checkpoint, to "):
+    with pytest.raises(RuntimeError, match=r"^save of step 3 before the last checkpoint was finished"):
         checkpoints.save(3, state.to_save())
     checkpoints.finish()
