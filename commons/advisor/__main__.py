@@ -10,8 +10,9 @@ from pathlib import Path
 from . import InputError
 from .command_line import parse_request
 
-# What the advisor can do without: Parquet and CSV need polars, a page needs jinja2, a gin file needs all.
-_FROM_TRAIN = ("gin", "jinja2", "polars", "tensorboard", "tqdm")
+# What the advisor can do without: Parquet and CSV need polars, lists in Parquet pyarrow, too, a page jinja2,
+# and a gin file all of them.
+_FROM_TRAIN = ("gin", "jinja2", "polars", "pyarrow", "tensorboard", "tqdm")
 _FROM_TORCHREC = ("fbgemm_gpu", "tensordict", "torch", "torchmetrics", "torchrec")
 
 

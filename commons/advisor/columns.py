@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +14,8 @@ from ..delimited import Column, header_names, read_table, shown
 from . import InputError
 from .samples import IdColumn, example_of, format_of
 
-# Lists are counted so many at a time, because a file's row groups may be larger than memory.
-_COUNTED_ROWS = 1 << 15
+# Lists are read so many at a time, because a file's row groups may be larger than memory.
+_ROWS_AT_A_TIME = 1 << 10
 
 
 def read_ids(path: Path, column: str) -> IdColumn:
@@ -28,23 +30,25 @@ def read_ids(path: Path, column: str) -> IdColumn:
     dtype = table.collect_schema()[name]
     if not isinstance(dtype, pl.List | pl.Array) or not dtype.inner.is_integer():
         raise InputError(f"{path}: column {column} holds {dtype}; expected lists of integers")
-    lists = table.select(pl.col(name).arr.to_list() if isinstance(dtype, pl.Array) else name)
-    lengths = lengths_in(path, _in_slices(path, lists.select(pl.col(name).list.len())))
-    whole = _in_slices(path, lists.select(pl.col(name).list.drop_nulls().list.len())).to_numpy()
-    holes = np.flatnonzero(lengths != whole)
+    lengths, whole = [], []
+    for lists in _lists(path, name):
+        lengths.append(lengths_in(path, lists))
+        whole.append(lists.list.drop_nulls().list.len().to_numpy())
+    holes = np.flatnonzero(np.concatenate(lengths) != np.concatenate(whole))
     if len(holes):
         raise InputError(f"{path}, row {holes[0]}: {column} has a null in its list; expected integers")
-    return IdColumn(lengths, partial(_ids_of, path, lists))
+    return IdColumn(np.concatenate(lengths), partial(_ids_of, path, name))
 
 
-def _ids_of(path: Path, lists: pl.LazyFrame, samples: np.ndarray) -> np.ndarray:
+def _ids_of(path: Path, column: str, samples: np.ndarray) -> np.ndarray:
     """Returns the ids of some samples, int64 `[n]`, ascending, one sample's after the other's."""
-    slices = samples // _COUNTED_ROWS
-    parts = []
-    for number in np.unique(slices):
-        start = int(number) * _COUNTED_ROWS
-        rows = _collected(path, lists.slice(start, _COUNTED_ROWS))
-        parts.append(rows.gather(samples[slices == number] - start))
+    parts, start = [], 0
+    for lists in _lists(path, column):
+        first, end = np.searchsorted(samples, [start, start + len(lists)])
+        parts.append(lists.gather(samples[first:end] - start))
+        start += len(lists)
+        if end == len(samples):
+            break
     ids = pl.concat(parts)
     return ids.filter(ids.list.len() > 0).explode().to_numpy()  # an empty list would become a null
 
@@ -75,8 +79,8 @@ def read_column_lengths(path: Path, option: str, column: str | None) -> np.ndarr
     """
     if format_of(path) == ".parquet":
         table, name = _parquet(path, option, column)
-        if isinstance(table.collect_schema()[name], pl.List):
-            return lengths_in(path, _in_slices(path, table.select(pl.col(name).list.len())))
+        if isinstance(table.collect_schema()[name], pl.List | pl.Array):
+            return np.concatenate([lengths_in(path, lists) for lists in _lists(path, name)])
     return lengths_in(path, read_column(path, option, column))
 
 
@@ -131,10 +135,20 @@ def _collected(path: Path, column: pl.LazyFrame) -> pl.Series:
         raise _unreadable(path, error) from error
 
 
-def _in_slices(path: Path, column: pl.LazyFrame) -> pl.Series:
-    num_rows = int(_collected(path, column.select(pl.len()))[0])
-    starts = range(0, max(num_rows, 1), _COUNTED_ROWS)
-    return pl.concat([_collected(path, column.slice(start, _COUNTED_ROWS)) for start in starts])
+def _lists(path: Path, column: str) -> Iterator[pl.Series]:
+    """Yields a column of lists, in few rows at a time: polars reads whole row groups, and pyarrow pages."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path, buffer_size=1 << 16, pre_buffer=False) as file:
+            none = file.schema_arrow.empty_table()  # a file may have no rows
+            batches = file.iter_batches(_ROWS_AT_A_TIME, columns=[column], use_threads=False)
+            for rows in itertools.chain([none], batches):
+                values = pl.Series(column, rows[column])
+                yield values.arr.to_list() if isinstance(values.dtype, pl.Array) else values
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:

@@ -1,5 +1,7 @@
 import contextlib
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from benchmarks.demo.training import DEFAULT
 from commons.advisor import InputError, columns
 from commons.advisor.__main__ import main
-from commons.advisor.columns import read_groups, read_ids
+from commons.advisor.columns import read_column_lengths, read_groups, read_ids
 from commons.advisor.samples import TokenRule, read_lengths
 from commons.perf_model import Cost
 from tests.commons.advisor.command import MODEL, REPOSITORY, advise_on_gin_file, by_name
@@ -71,10 +73,10 @@ def test_csv_files_that_are_read(change, separator, tmp_path):
     for name in ("lengths.csv", "lengths.csv.gz"):
         path = tmp_path / name
         path.write_bytes(change(CSV.replace(b",", separator)))
-        assert read_lengths(path, "n").tolist() == [5, 6]
+        assert read_column_lengths(path, "--column", "n").tolist() == [5, 6]
         assert read_groups(path, "m").tolist() == [1, 2]
         path.write_bytes(change(b'"n"\n"5"\n"6"\n'))
-        assert read_lengths(path, None).tolist() == [5, 6]
+        assert read_column_lengths(path, "--column", None).tolist() == [5, 6]
 
 
 REFUSED = NO_TEXT | {
@@ -103,16 +105,39 @@ def test_csv_files_that_are_refused(variant, tmp_path):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 100])
-def test_lists_are_counted_in_slices(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "_COUNTED_ROWS", 5)
+def test_lists_are_read_in_few_rows_at_a_time(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "_ROWS_AT_A_TIME", 5)
     ids = [[7] * (row * 7 % 11) for row in range(rows)]
     pl.DataFrame({"ids": ids}, schema={"ids": pl.List(pl.Int64)}).write_parquet(tmp_path / "ids.parquet")
-    found = columns.read_column_lengths(tmp_path / "ids.parquet", "--column", "ids")
+    found = read_column_lengths(tmp_path / "ids.parquet", "--column", "ids")
     assert found.tolist() == list(map(len, ids)) and found.dtype == np.int64
     samples = np.arange(0, rows, 2)
     if len(samples):
-        read = columns.read_ids(tmp_path / "ids.parquet", "ids").of(samples)
+        read = read_ids(tmp_path / "ids.parquet", "ids").of(samples)
         assert [list(read.values[read.start[i] : read.end[i]]) for i in samples] == ids[::2]
+
+
+READING_IN_LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+from commons.advisor.command_line import read_lengths
+print(len(read_lengths(Path(sys.argv[1]), "ids")))
+print({"numba", "polars"} & set(sys.modules))
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+def test_a_file_is_read_in_little_memory(tmp_path):
+    """Neither polars nor numba are in the process that plans, nor is a row group in the one that reads."""
+    ids = np.random.default_rng(0).integers(0, 1 << 40, (200_000, 100))
+    path = tmp_path / "ids.parquet"
+    table = pl.DataFrame({"ids": ids}).cast(pl.List(pl.Int64))
+    table.write_parquet(path, compression="uncompressed", row_group_size=len(ids))
+    command = [sys.executable, "-c", READING_IN_LITTLE_MEMORY, str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    num_samples, imported, kilobytes = result.stdout.splitlines()
+    assert (num_samples, imported) == (str(len(ids)), "set()"), result.stderr
+    assert int(kilobytes) < 200 << 10, kilobytes  # the row group alone has 160 MB
 
 
 def test_tokens_of_lengths():
