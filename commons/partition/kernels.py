@@ -187,56 +187,49 @@ def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool
         if part != NONE:
             size[part] += 1
     spare = num_samples - num_parts * limits.fewest  # samples that no part needs to have its fewest
-    bits, largest = _bits(num_parts), ZERO
-    for part in range(num_parts):
-        largest = max(largest, limits.load[part])
+    bits = _bits(num_parts)
     mask = (np.int64(1) << bits) - 1
-    keys = np.empty(num_parts, dtype=np.int64)  # what a limit is below the largest counts as load
+    keys, heap = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
+    at_of, end = np.empty(num_parts, dtype=np.int64), num_parts
     for part in range(num_parts):
         spare -= max(size[part] - limits.fewest, 0)
-        keys[part] = ((load[part] + largest - limits.load[part]) << bits) | part
-    heap, end = _sorted(keys), num_parts
-    at_of = np.empty(num_parts, dtype=np.int64)
-    for at in range(num_parts):
-        at_of[heap[at] & mask] = at
+        keys[part] = ((load[part] - limits.load[part]) << bits) | part
+        _sift(heap, at_of, mask, part, part, keys[part])
     all_placed = True
     for sample in range(num_samples):
         if part_of[sample] != NONE:
             continue
-        chosen = NONE
+        most = limits.most if spare > 0 else limits.fewest
+        chosen, needed = NONE, other[sample]
         if near_home:
-            first = node_of[home[sample]] * limits.per_node
-            for part in range(first, min(first + limits.per_node, num_parts)):
-                fits = size[part] < limits.most and (size[part] < limits.fewest or spare > 0)
-                fits = fits and load[part] + work[sample] <= limits.load[part]
-                fits = fits and amount[part] + other[sample] <= limits.other[part]
-                if fits and part == home[sample]:
-                    chosen = part
-                    break
-                if fits and (chosen == NONE or keys[part] < keys[chosen]):
-                    chosen = part
+            own, below = home[sample], (1 - work[sample]) << bits  # keys of parts that stay within limits
+            first = node_of[own] * limits.per_node
+            for at in range(first - 1, min(first + limits.per_node, num_parts)):  # home first
+                part = own if at < first else at
+                if keys[part] < below and size[part] < most and amount[part] + needed <= limits.other[part]:
+                    chosen, below = part, keys[part]
+                    if part == own:
+                        break
         while chosen == NONE and end > 0:
             part = heap[0] & mask
-            if size[part] < limits.most and (size[part] < limits.fewest or spare > 0):
+            if size[part] < most:
                 chosen = part
             else:  # a part with all its samples leaves the heap
                 end -= 1
                 _sift(heap, at_of, mask, ZERO, end, heap[end])
-        if chosen != NONE and amount[chosen] + other[sample] > limits.other[chosen]:
+        if chosen != NONE and amount[chosen] + needed > limits.other[chosen]:
             chosen = NONE
             for part in range(num_parts):
-                fits = size[part] < limits.most and (size[part] < limits.fewest or spare > 0)
-                fits = fits and amount[part] + other[sample] <= limits.other[part]
-                if fits and (chosen == NONE or keys[part] < keys[chosen]):
-                    chosen = part
+                if size[part] < most and amount[part] + needed <= limits.other[part]:
+                    if chosen == NONE or keys[part] < keys[chosen]:
+                        chosen = part
         if chosen == NONE:
             all_placed = False
             continue
         spare -= size[chosen] >= limits.fewest
         part_of[sample] = chosen
         size[chosen] += 1
-        load[chosen] += work[sample]
-        amount[chosen] += other[sample]
+        amount[chosen] += needed
         keys[chosen] += work[sample] << bits
         _sift(heap, at_of, mask, at_of[chosen], end, keys[chosen])
     return all_placed
@@ -753,12 +746,11 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
     top, size = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     bits = _bits(max(count, num_parts))
     mask = (np.int64(1) << bits) - 1
-    keys = np.empty(count, dtype=np.int64)  # the largest spread is the smallest key
+    heap, at_of = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     for p in range(count):
         top[p], size[p] = p * width, min(num_samples - p * width, width)
         spread = work[p * width] - (work[p * width + width - 1] if size[p] == num_parts else 0)
-        keys[p] = (-spread << bits) | p
-    heap, at_of = _sorted(keys), np.empty(count, dtype=np.int64)
+        _sift(heap, at_of, mask, p, p, (-spread << bits) | p)  # the largest spread is the smallest key
     slots, sums = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
     ordered = np.empty(num_parts, dtype=np.int64)
     while count > 1:
@@ -982,16 +974,11 @@ def place_units(
     home, other, num_parts = samples.home, samples.other, len(limits.load)
     load, amount = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
     size, at_home = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
-    bits, largest = _bits(num_parts), ZERO
-    for part in range(num_parts):
-        largest = max(largest, limits.load[part])
+    bits = _bits(num_parts)
     mask = (np.int64(1) << bits) - 1
     heap, at_of, end = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64), num_parts
     for part in range(num_parts):
-        heap[part] = ((largest - limits.load[part]) << bits) | part
-    heap = _sorted(heap)
-    for at in range(num_parts):
-        at_of[heap[at] & mask] = at
+        _sift(heap, at_of, mask, part, part, (-limits.load[part] << bits) | part)
     sums, others = np.zeros(len(by_unit) + 1, dtype=np.int64), np.zeros(len(by_unit) + 1, dtype=np.int64)
     for unit in order:
         first, last = ends[unit - 1] if unit > 0 else 0, ends[unit]
@@ -1035,7 +1022,7 @@ def place_units(
                 if at_of[chosen] < end:
                     _sift(heap, at_of, mask, at_of[chosen], end, heap[end])
             else:
-                key = ((load[chosen] + largest - limits.load[chosen]) << bits) | chosen
+                key = ((load[chosen] - limits.load[chosen]) << bits) | chosen
                 _sift(heap, at_of, mask, at_of[chosen], end, key)
 
 
