@@ -12,14 +12,7 @@ from typing import Any, ParamSpec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .kernels import (
-    NO_CAP,
-    NONE,
-    Limits,
-    bucket,
-    shortest_time,
-    sum_per_part,
-)
+from .kernels import NO_CAP, NONE, Limits, bucket, shortest_time, sum_per_part
 from .workloads import (
     as_integers,
     as_speeds,
@@ -45,6 +38,7 @@ class Problem:
     most: int
     max_tokens: int = NO_CAP  # sum of a part's tokens
     token_tolerance: float | None = None  # by which a part's tokens may exceed the mean
+    given: np.ndarray | int = 0  # load of each part beside its samples; below 0 for a head start
 
     @staticmethod
     def of(
@@ -112,7 +106,7 @@ class Problem:
 
     def limits(self, time: int, per_node: int = 1) -> Limits:
         """The limits of parts that take no longer than `time`; nodes have `per_node` parts."""
-        loads = (time * self.speeds).astype(np.int64)
+        loads = (time * self.speeds).astype(np.int64) - self.given
         loads = np.maximum(np.minimum(loads, self.work.sum()), 1)
         nodes = np.arange(self.num_parts) // per_node
         caps = np.full(self.num_parts, self.max_tokens)
@@ -120,7 +114,7 @@ class Problem:
 
     def time(self, part_of: np.ndarray) -> int:
         """The time of the slowest part; `part_of` is int64 `[samples]`, in the order of `work`."""
-        return longest_time(sum_per_part(self.work, part_of, self.num_parts), self.speeds)
+        return longest_time(sum_per_part(self.work, part_of, self.num_parts) + self.given, self.speeds)
 
     def time_within_limits(self, part_of: np.ndarray) -> int:
         """`time`; NO_CAP if a sample has no part, or a part is above `max_tokens`."""
