@@ -35,11 +35,9 @@ MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
 TRIES = 4
 # Loads below this share of all limits leave room. Samples next to a giant then leave at once, where it would
-# take more swaps than that: "plans at size", lognormal lengths at 1,024 ranks, 3.2 times longest first, else
-# 4.3. Where loads are near the limits, as with a hidden size of 1,024, twice as many samples would move.
+# take more swaps than that, which is faster. Nearer to the limits, twice as many samples would move.
 MUCH_ROOM, MOST_SWAPPED = 0.9, 2
-# Leveling looks at so many samples in all, for each that there is. With 512, the user-major stream by Zipf at
-# 32 × 1,024 in "groups at size" takes 640 ms, in place of 75, because its searches end too soon.
+# Leveling looks at so many samples in all, for each that there is. Searches that end too soon cost more time.
 LOOKS = 2048
 # Runs of a merge sort that insertion sorts.
 SHORT_RUN = 16
@@ -320,19 +318,6 @@ def _cost(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: int,
 
 
 @inner
-def _behind(work: np.ndarray, members: np.ndarray, start: int, size: int, least: int) -> int:
-    """The position behind the lightest of a part's samples with at least so much work."""
-    low, high = start, start + size
-    while low < high:
-        middle = (low + high) // 2
-        if work[members[middle]] >= least:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@inner
 def _evict(
     samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, only_surplus: bool, has_room: bool
 ) -> bool:
@@ -589,8 +574,14 @@ def _send_home(
             may_go = least <= 0 <= most and size[part] > limits.fewest and size[to] < limits.most
             if may_go and amount[to] + other[sample] <= limits.other[to]:
                 best, taker, returns = gain, to, NONE
-            end_of = _behind(work, members, start[to], size[to], least)
-            for at in range(end_of - 1, max(end_of - 1 - TRIES, start[to] - 1), -1):
+            low, high = start[to], start[to] + size[to]
+            while low < high:  # to behind the lightest sample with at least so much work
+                middle = (low + high) // 2
+                if work[members[middle]] >= least:
+                    low = middle + 1
+                else:
+                    high = middle
+            for at in range(low - 1, max(low - 1 - TRIES, start[to] - 1), -1):
                 returned = members[at]
                 if work[returned] > most:
                     break

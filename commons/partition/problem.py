@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -62,8 +62,6 @@ class Problem:
         if equal_size:
             fewest, most = len(values) // num_partitions, -(-len(values) // num_partitions)
         cap = NO_CAP if max_tokens is None else min(int(max_tokens), NO_CAP)
-        if token_tolerance is not None:
-            check_tolerance(token_tolerance, "token_tolerance")
         return Problem(relative, order, integers[order], amounts[order], fewest, most, cap, token_tolerance)
 
     @property
@@ -117,11 +115,8 @@ class Problem:
         return longest_time(sum_per_part(self.work, part_of, self.num_parts) + self.given, self.speeds)
 
     def time_within_limits(self, part_of: np.ndarray) -> int:
-        """`time`; NO_CAP if a sample has no part, or a part is above `max_tokens`."""
-        if (part_of == NONE).any():
-            return NO_CAP
-        amounts = sum_per_part(self.tokens, part_of, self.num_parts)
-        return NO_CAP if amounts.max() > self.max_tokens else self.time(part_of)
+        """`time`; NO_CAP where `fault` finds one."""
+        return NO_CAP if self.fault(part_of) is not None else self.time(part_of)
 
     def fault(self, part_of: np.ndarray) -> str | None:
         """Describes the first part that does not keep to the limits; None if all do. Order as of `work`."""
@@ -175,13 +170,12 @@ def in_lists(place: Callable[P, np.ndarray]) -> Callable[P, list[np.ndarray]]:
 
     The function as it was is the attribute `part_of` of the new one.
     """
-    position = list(inspect.signature(place).parameters).index("num_partitions")
+    signature = inspect.signature(place)
 
     @functools.wraps(place)
     def partition(*args: P.args, **kwargs: P.kwargs) -> list[np.ndarray]:
         part_of = place(*args, **kwargs)  # which checks the number
-        num_parts: Any = kwargs["num_partitions"] if "num_partitions" in kwargs else args[position]
-        return indices_of_parts(part_of, int(num_parts))
+        return indices_of_parts(part_of, int(signature.bind(*args, **kwargs).arguments["num_partitions"]))
 
     partition.part_of = place  # type: ignore[attr-defined]
     return partition
@@ -225,11 +219,12 @@ def _check_tokens(
         return np.zeros(num_samples, dtype=np.int64)
     if max_tokens is None and token_tolerance is None:
         raise ValueError("tokens is given without max_tokens, or token_tolerance where there is one")
-    if max_tokens is not None:
-        check_count("max_tokens", max_tokens, minimum=0)
+    if token_tolerance is not None:
+        check_tolerance(token_tolerance, "token_tolerance")
     amounts = as_tokens(tokens, num_samples)
     if max_tokens is None:
         return amounts
+    check_count("max_tokens", max_tokens, minimum=0)
     max_tokens = int(max_tokens)
     over = np.flatnonzero(amounts > max_tokens)
     if over.size:
