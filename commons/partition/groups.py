@@ -23,7 +23,6 @@ from .kernels import (
     NO_CAP,
     NONE,
     Groups,
-    Limits,
     Samples,
     bucket,
     list_shares,
@@ -73,6 +72,7 @@ def bring_together(
     copy = np.where(is_shared, np.rint(copies * largest), 0).astype(np.int64)
     room = np.zeros_like(copy)
     together = Groups(group_of, copy, room + NONE, room)
+    per_node = per_node if per_node > 1 else problem.num_parts
     search = GroupSearch(problem, samples, together, int(is_shared.sum()), per_node)
     part_of = search.run(target)
     if not search.reaches(part_of, target):
@@ -141,11 +141,11 @@ class GroupSearch:
         self._level_units(part_of, target)
         samples = self.samples._replace(home=part_of.copy())
         keep_to_tokens(problem, samples, part_of, problem.num_parts)
-        settle(samples, self._limits(target), part_of, *ALL)
+        settle(samples, self.problem.limits(target, self.per_node), part_of, *ALL)
         if (part_of == NONE).any():  # under caps of tokens
             return samples.home
         attained = max(target, problem.time(part_of))
-        reunite(self.samples, self._limits(attained), self.groups, part_of)
+        reunite(self.samples, self.problem.limits(attained, self.per_node), self.groups, part_of)
         if problem.fault(part_of) is None:
             nearer = part_of.copy()
             self._level_units(nearer, attained)
@@ -167,7 +167,7 @@ class GroupSearch:
         price = at_home[best]
         price[owner[is_own]] -= np.where(is_own[best[owner[is_own]]], 0, at_home[is_own])
         home = home[best]
-        limits = self._limits(target)._replace(fewest=0, most=len(share))
+        limits = self.problem.limits(target, self.per_node)._replace(fewest=0, most=len(share))
         other = sum_per_part(problem.tokens, share, len(part))
         if problem.fewest > 0:
             limits, other = limits._replace(other=np.full(num_parts, problem.most)), np.bincount(share)
@@ -190,13 +190,9 @@ class GroupSearch:
         level_tokens(problem, free, part_of, target, problem.num_parts)
         if not np.array_equal(before, part_of):
             most = sum_per_part(problem.tokens, part_of, problem.num_parts).max()
-            limits = self._limits(max(target, problem.time(part_of)))
+            limits = problem.limits(max(target, problem.time(part_of)), self.per_node)
             limits = limits._replace(other=np.full(problem.num_parts, most))
             reunite(self.samples, limits, self.groups, part_of)
-
-    def _limits(self, target: int) -> Limits:
-        per_node = self.per_node if self.per_node > 1 else self.problem.num_parts
-        return self.problem.limits(target, per_node)
 
     def _list_shares(self, part_of: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The share of each sample, what a part has of a group; the groups and parts of shares, sorted."""
@@ -212,7 +208,7 @@ class GroupSearch:
         by_home, _ = bucket(home, self.problem.num_parts)
         by_unit, ends = bucket(unit_of[by_home], int(unit_of.max()) + 1)
         work = sum_per_part(self.problem.work, unit_of, len(ends))
-        order, limits = heaviest_first(work), self._limits(target)
+        order, limits = heaviest_first(work), self.problem.limits(target, self.per_node)
         for overfull in OVERFULL_OF_EQUAL_ROWS if self.problem.fewest > 0 else OVERFULL_OF_FREE_ROWS:
             start, most = np.full_like(home, NONE), (overfull * limits.load).astype(np.int64)
             place_units(self.samples, limits, most, start, by_home[by_unit], ends, order)

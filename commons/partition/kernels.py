@@ -8,29 +8,25 @@ each.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from .compiled import compiled, inner
 
-# Numba compiles functions anew for each literal, so that these stand for −1, in place of a sample or a part,
-# and for 0.
-NONE, ZERO = cast(int, np.int64(-1)), cast(int, np.int64(0))
+# To numba a literal is a type of its own. It compiles a function anew for each as an argument, and infers all
+# types of a function anew where a variable begins as one. So variables begin as these; NONE is in place of a
+# sample or a part.
+NONE, ZERO, ONE = cast(tuple[int, int, int], tuple(np.arange(-1, 2)))
 NO_CAP = 2**62
 # The steps of `settle`.
-SWAPS, LEAVES, DEALS = 0, 1, 2
+SWAPS, LEAVES, DEALS = cast(tuple[int, int, int], tuple(np.arange(3)))
 # Arguments of `settle` for all of them; and for none, so that samples only return home.
 ALL, ONLY_RETURN = (False, 1, NO_CAP), (True, 1, 0)
 # A byte to another node costs as much as this many bytes within one: nodes are left last.
 ACROSS_NODES = 1000
-# Where leveling looks for a part's partners: among few of the emptiest parts; then many; then some of all, as
-# full as they are: giants next to the lightest samples are as full as others, and all that those can swap
-# with. Since samples leave where NEAR does not help, no row of "plans at size" is decided by ANYWHERE. No
-# literals, like ZERO.
-NEAR, FAR, ANYWHERE = cast(tuple[int, int, int], tuple(np.arange(3)))
-FEW_PARTNERS, MANY_PARTNERS = 7, 63
+# Leveling looks for partners among few of the emptiest parts, then among many. No literals, like ZERO.
+FEW_PARTNERS, MANY_PARTNERS = cast(tuple[int, int], tuple(np.array([7, 63])))
 # Halvings of what a swap has to take off a part; fewer inside a node, after which all parts follow, and where
 # moves cost nothing, because the next target will do.
 HALVINGS, NODE_HALVINGS, FEW_HALVINGS = 10, 2, 2
@@ -39,11 +35,9 @@ MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
 TRIES = 4
 # Loads below this share of all limits leave room. Samples next to a giant then leave at once, where it would
-# take more swaps than that: "plans at size", lognormal lengths at 1,024 ranks, 3.2 times longest first, else
-# 4.3. Where loads are near the limits, as with a hidden size of 1,024, twice as many samples would move.
+# take more swaps than that, which is faster. Nearer to the limits, twice as many samples would move.
 MUCH_ROOM, MOST_SWAPPED = 0.9, 2
-# Leveling looks at so many samples in all, for each that there is. With 512, the user-major stream by Zipf at
-# 32 × 1,024 in "groups at size" takes 640 ms, in place of 75, because its searches end too soon.
+# Leveling looks at so many samples in all, for each that there is. Searches that end too soon cost more time.
 LOOKS = 2048
 # Runs of a merge sort that insertion sorts.
 SHORT_RUN = 16
@@ -117,7 +111,10 @@ def bucket(numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 @inner
 def _bits(count: int) -> int:
     """Binary digits of a number below `count`, at least 1."""
-    return max(math.frexp(float(count - 1))[1], 1)
+    bits = ONE
+    while count > 1 << bits:
+        bits += 1
+    return bits
 
 
 @inner
@@ -131,7 +128,7 @@ def _sorted(keys: np.ndarray) -> np.ndarray:
             found[j] = found[j - 1]
             j -= 1
         found[j] = key
-    width = SHORT_RUN
+    width = ZERO + SHORT_RUN
     while width < count:  # and then merges of two runs
         for start in range(0, count, 2 * width):
             left, right = start, min(start + width, count)
@@ -187,59 +184,52 @@ def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool
         if part != NONE:
             size[part] += 1
     spare = num_samples - num_parts * limits.fewest  # samples that no part needs to have its fewest
-    bits, largest = _bits(num_parts), ZERO
-    for part in range(num_parts):
-        largest = max(largest, limits.load[part])
-    mask = (np.int64(1) << bits) - 1
-    keys = np.empty(num_parts, dtype=np.int64)  # what a limit is below the largest counts as load
+    bits = _bits(num_parts)
+    mask = (ONE << bits) - 1
+    keys, heap = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
+    at_of, end = np.empty(num_parts, dtype=np.int64), num_parts
     for part in range(num_parts):
         spare -= max(size[part] - limits.fewest, 0)
-        keys[part] = ((load[part] + largest - limits.load[part]) << bits) | part
-    heap, end = _sorted(keys), num_parts
-    at_of = np.empty(num_parts, dtype=np.int64)
-    for at in range(num_parts):
-        at_of[heap[at] & mask] = at
-    all_placed = True
+        keys[part] = ((load[part] - limits.load[part]) << bits) | part
+        _sift(heap, at_of, mask, part, part, keys[part])
+    num_left = ZERO
     for sample in range(num_samples):
         if part_of[sample] != NONE:
             continue
-        chosen = NONE
+        most = limits.most if spare > 0 else limits.fewest
+        chosen, needed = NONE, other[sample]
         if near_home:
-            first = node_of[home[sample]] * limits.per_node
-            for part in range(first, min(first + limits.per_node, num_parts)):
-                fits = size[part] < limits.most and (size[part] < limits.fewest or spare > 0)
-                fits = fits and load[part] + work[sample] <= limits.load[part]
-                fits = fits and amount[part] + other[sample] <= limits.other[part]
-                if fits and part == home[sample]:
-                    chosen = part
-                    break
-                if fits and (chosen == NONE or keys[part] < keys[chosen]):
-                    chosen = part
+            own, below = home[sample], (1 - work[sample]) << bits  # keys of parts that stay within limits
+            first = node_of[own] * limits.per_node
+            for at in range(first - 1, min(first + limits.per_node, num_parts)):  # home first
+                part = own if at < first else at
+                if keys[part] < below and size[part] < most and amount[part] + needed <= limits.other[part]:
+                    chosen, below = part, keys[part]
+                    if part == own:
+                        break
         while chosen == NONE and end > 0:
             part = heap[0] & mask
-            if size[part] < limits.most and (size[part] < limits.fewest or spare > 0):
+            if size[part] < most:
                 chosen = part
             else:  # a part with all its samples leaves the heap
                 end -= 1
                 _sift(heap, at_of, mask, ZERO, end, heap[end])
-        if chosen != NONE and amount[chosen] + other[sample] > limits.other[chosen]:
+        if chosen != NONE and amount[chosen] + needed > limits.other[chosen]:
             chosen = NONE
             for part in range(num_parts):
-                fits = size[part] < limits.most and (size[part] < limits.fewest or spare > 0)
-                fits = fits and amount[part] + other[sample] <= limits.other[part]
+                fits = size[part] < most and amount[part] + needed <= limits.other[part]
                 if fits and (chosen == NONE or keys[part] < keys[chosen]):
                     chosen = part
         if chosen == NONE:
-            all_placed = False
+            num_left += 1
             continue
         spare -= size[chosen] >= limits.fewest
         part_of[sample] = chosen
         size[chosen] += 1
-        load[chosen] += work[sample]
-        amount[chosen] += other[sample]
+        amount[chosen] += needed
         keys[chosen] += work[sample] << bits
         _sift(heap, at_of, mask, at_of[chosen], end, keys[chosen])
-    return all_placed
+    return num_left == 0
 
 
 @inner
@@ -316,22 +306,15 @@ def _move(samples: Samples, lists: Lists, part_of: np.ndarray, sample: int, to: 
 def _away(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: int, part: int) -> int:
     """The cost of having a sample in a part."""
     own = home[sample]
-    if own in (part, NONE):
-        return 0
-    return price[sample] * (1 if node_of[own] == node_of[part] else ACROSS_NODES)
+    if own != part and own != NONE:
+        return price[sample] * (1 if node_of[own] == node_of[part] else ACROSS_NODES)
+    return ZERO
 
 
 @inner
-def _behind(work: np.ndarray, members: np.ndarray, start: int, size: int, least: int) -> int:
-    """The position behind the lightest of a part's samples with at least so much work."""
-    low, high = start, start + size
-    while low < high:
-        middle = (low + high) // 2
-        if work[members[middle]] >= least:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _cost(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: int, part: int, to: int) -> int:
+    """The cost of moving a sample from a part to another, below 0 where it comes nearer to its home."""
+    return _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, part)
 
 
 @inner
@@ -356,7 +339,7 @@ def _evict(
         room = max(room, limits.load[part] - load[part])
     spare = len(work) - num_parts * limits.fewest
     wanted = np.zeros(num_parts, dtype=np.int64)  # samples in return, by node
-    goes, num_wanted = False, ZERO
+    num_out, num_wanted = ZERO, ZERO
     for part in range(num_parts):
         first, count, over = start[part], size[part], load[part] - limits.load[part]
         kept = min(max(count - limits.fewest, 0), limits.most - limits.fewest, spare)
@@ -385,11 +368,11 @@ def _evict(
             part_of[members[first + skipped + at]] = NONE
         for at in range(light):
             part_of[members[first + count - 1 - at]] = NONE
-        goes = goes or changes + light > 0
+        num_out += changes + light
         wanted[limits.node_of[part] if has_nodes else 0] += max(changes - surplus, 0)
         num_wanted += max(changes - surplus, 0)
-    if not goes or limits.fewest == 0:
-        return goes
+    if num_out == 0 or limits.fewest == 0:
+        return num_out > 0
     back = np.zeros(num_parts, dtype=np.int64)
     for by_node in range(int(has_nodes), -1, -1):
         for node in range(1, 0 if by_node else num_parts):
@@ -403,7 +386,7 @@ def _evict(
                 back[part] += 1
                 wanted[node] -= 1
                 part_of[sample] = NONE
-    return goes
+    return True
 
 
 @inner
@@ -428,7 +411,7 @@ def _find_swap(
     work, other, home, price = samples.work, samples.other, samples.home, samples.price
     members, start, size, amount = lists.members, lists.start, lists.size, lists.amount
     node_of = limits.node_of
-    gives, taker, returns, best, is_free = NONE, NONE, NONE, NO_CAP, len(price) > 0 and price[0] == 0
+    gives, taker, returns, best, is_free = NONE, NONE, NONE, ZERO + NO_CAP, len(price) > 0 and price[0] == 0
     for to in partners:
         most = limits.load[to] - lists.load[to] + beyond
         if is_free and taker != NONE:
@@ -437,7 +420,7 @@ def _find_swap(
             continue
         may_give = size[full] > limits.fewest and size[to] < limits.most
         begin, stop = start[to], start[to] + size[to]
-        lightest = 0 if may_give or begin == stop else work[members[stop - 1]]
+        lightest = ZERO if may_give or begin == stop else work[members[stop - 1]]
         pointer = begin  # behind the lightest sample that may come back
         for at in range(start[full], start[full] + size[full]):
             sample = members[at]
@@ -447,22 +430,22 @@ def _find_swap(
                 pointer += 1
             returned = NONE
             for back in range(pointer - 1, max(pointer - 1 - TRIES, begin - 1), -1):
-                change = other[sample] - other[members[back]]
-                if work[sample] - work[members[back]] < least:
+                other_sample = members[back]
+                if work[sample] - work[other_sample] < least:
                     break
+                change = other[sample] - other[other_sample]
                 keeps = change <= 0 or amount[to] + change <= limits.other[to]
                 if keeps and (change >= 0 or amount[full] - change <= limits.other[full]):
-                    returned = members[back]
+                    returned = other_sample
                     break
             goes_alone = may_give and work[sample] <= most and amount[to] + other[sample] <= limits.other[to]
             if returned == NONE and not goes_alone:
                 continue  # as for most samples, before looking up what they cost
-            cost = _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, full)
+            cost = _cost(home, price, node_of, sample, full, to)
             if goes_alone and cost < best:
                 gives, taker, returns, best = sample, to, NONE, cost
             if returned != NONE:
-                cost += _away(home, price, node_of, returned, full)
-                cost -= _away(home, price, node_of, returned, to)
+                cost += _cost(home, price, node_of, returned, to, full)
                 if cost < best:
                     gives, taker, returns, best = sample, to, returned, cost
     return gives, taker, returns
@@ -478,15 +461,15 @@ def _level(
     end: int,
     most_stuck: int,
     most_moved: int,
-    farthest: int,
+    most_partners: int,
 ) -> tuple[int, int]:
     """Takes what is above the limit off parts from `first` to `end`.
 
     Returns how many are stuck above it, and how many more samples may leave their home.
 
     1. The fullest part comes first. Its partners are near the top of a heap with the emptiest part on top; of
-       the shares that it has of its limits, the larger one tells how full a part is. Where these do not help,
-       others are tried, from NEAR to `farthest`.
+       the shares that it has of its limits, the larger one tells how full a part is. Where few do not help,
+       `most_partners` are tried.
     2. Of all swaps that take the excess off at once, it takes the cheapest; else of those that take half of
        it, a quarter, and so on. A partner may then end above its limit, by 3/4 of that, and follows later.
 
@@ -498,25 +481,26 @@ def _level(
     """
     work, home, price, size, load = samples.work, samples.home, samples.price, lists.size, lists.load
     count, bits, looks = end - first, _bits(end - first), LOOKS * len(work)
-    mask = (np.int64(1) << bits) - 1
+    mask = (ONE << bits) - 1
     keys = np.empty(count, dtype=np.int64)  # parts count from `first` in them
     for at in range(count):
         keys[at] = (_fullness(limits, lists, first + at) << bits) | at
     heap, at_of = _sorted(keys), np.empty(count, dtype=np.int64)
-    queue, read, write = np.empty(count + 1, dtype=np.int64), 0, 0
-    visits, is_queued = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.bool_)
+    queue, read, write = np.empty(count + 1, dtype=np.int64), ZERO, ZERO
+    tried = np.empty(min(MANY_PARTNERS, count), dtype=np.int64)
+    visits, is_queued = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     for at in range(count - 1, -1, -1):
         number = heap[at] & mask
         at_of[number] = at
         if load[first + number] > limits.load[first + number]:
-            queue[write], is_queued[number] = first + number, True
+            queue[write], is_queued[number] = first + number, 1
             write += 1
     num_stuck, is_free = ZERO, len(price) > 0 and price[0] == 0  # any swap is as cheap as others
     halvings = FEW_HALVINGS if is_free else HALVINGS if count == len(limits.load) else NODE_HALVINGS
     while read != write and num_stuck < most_stuck:
         full = queue[read]
-        read, is_queued[full - first] = (read + 1) % len(queue), False
-        halving, reach = 0, FAR if is_free else NEAR
+        read, is_queued[full - first] = (read + 1) % len(queue), 0
+        halving, num_partners = ZERO, most_partners if is_free else FEW_PARTNERS
         while load[full] > limits.load[full]:
             gives, taker, returns = NONE, NONE, NONE
             halving = max(halving - 1, 0)  # what did not help before will hardly do now
@@ -524,17 +508,19 @@ def _level(
                 least = max((load[full] - limits.load[full]) >> halving, 1)
                 # Parts that pass on what others passed to them would do so for long.
                 beyond = least - least // 4 if halving > 0 and visits[full - first] < MOST_VISITS else 0
-                stride = -(-count // MANY_PARTNERS) if reach == ANYWHERE else 1
-                end_of = min((FEW_PARTNERS if reach == NEAR else MANY_PARTNERS) * stride, count)
-                tried = first + (heap[:end_of:stride] & mask)
-                looks -= 2 * len(tried) * size[full]
-                gives, taker, returns = _find_swap(samples, limits, lists, full, tried, least, beyond)
+                num_tried = min(num_partners, count)
+                looks -= 2 * num_tried * size[full]
+                for at in range(num_tried):
+                    tried[at] = first + (heap[at] & mask)
+                gives, taker, returns = _find_swap(
+                    samples, limits, lists, full, tried[:num_tried], least, beyond
+                )
                 if taker == NONE:
                     halving += 1
                     if halving > halvings:
-                        if reach >= farthest or len(tried) >= count - 1:
+                        if num_partners == most_partners or num_tried >= count - 1:
                             break
-                        halving, reach = 0, reach + 1
+                        halving, num_partners = ZERO, most_partners
             if taker != NONE and home[gives] != NONE:
                 most_moved -= int(taker != home[gives]) - int(full != home[gives])
                 if returns != NONE:
@@ -547,8 +533,8 @@ def _level(
             for part in (full, taker):
                 key = (_fullness(limits, lists, part) << bits) | (part - first)
                 _sift(heap, at_of, mask, at_of[part - first], count, key)
-            if load[taker] > limits.load[taker] and not is_queued[taker - first]:
-                queue[write], is_queued[taker - first] = taker, True
+            if load[taker] > limits.load[taker] and is_queued[taker - first] == 0:
+                queue[write], is_queued[taker - first] = taker, 1
                 write = (write + 1) % len(queue)
                 visits[taker - first] += 1
     return num_stuck, most_moved
@@ -565,17 +551,13 @@ def _send_home(
     What comes back has at least the work for which there is no room, and at most what leaves room behind. At
     most `most_moved` more samples leave home, for others that so come into their nodes.
     """
-    work, other, home, price, node_of = (
-        samples.work,
-        samples.other,
-        samples.home,
-        samples.price,
-        limits.node_of,
-    )
+    work, other, home, price = samples.work, samples.other, samples.home, samples.price
     members, start, size, load, amount = lists.members, lists.start, lists.size, lists.load, lists.amount
+    node_of = limits.node_of
     for sample in range(len(part_of)):
         part, own = part_of[sample], home[sample]
-        if part in (own, NONE, kept[sample]) or own == NONE:
+        may_return = part != own and part != kept[sample] and part != NONE and own != NONE
+        if not may_return:
             continue
         first, end = own, own + 1
         if node_of[part] != node_of[own]:
@@ -584,16 +566,22 @@ def _send_home(
         best, taker, returns = ZERO, NONE, NONE
         for number in range(first - 1, end):  # home first, which saves most
             to = number if number >= first else own
-            gain = _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, part)
+            gain = _cost(home, price, node_of, sample, part, to)
             if gain >= best:
                 continue
             least = work[sample] - (limits.load[to] - load[to])
             most = work[sample] + limits.load[part] - load[part]
             may_go = least <= 0 <= most and size[part] > limits.fewest and size[to] < limits.most
-            if may_go and gain < best and amount[to] + other[sample] <= limits.other[to]:
+            if may_go and amount[to] + other[sample] <= limits.other[to]:
                 best, taker, returns = gain, to, NONE
-            end_of = _behind(work, members, start[to], size[to], least)
-            for at in range(end_of - 1, max(end_of - 1 - TRIES, start[to] - 1), -1):
+            low, high = start[to], start[to] + size[to]
+            while low < high:  # to behind the lightest sample with at least so much work
+                middle = (low + high) // 2
+                if work[members[middle]] >= least:
+                    low = middle + 1
+                else:
+                    high = middle
+            for at in range(low - 1, max(low - 1 - TRIES, start[to] - 1), -1):
                 returned = members[at]
                 if work[returned] > most:
                     break
@@ -602,8 +590,7 @@ def _send_home(
                     continue
                 if change < 0 and amount[part] - change > limits.other[part]:
                     continue
-                cost = gain + _away(home, price, node_of, returned, part)
-                cost -= _away(home, price, node_of, returned, to)
+                cost = gain + _cost(home, price, node_of, returned, to, part)
                 # In its node, but not at home, it has moved anyway: worth another move if that saves half.
                 is_worth_it = to == own or (2 * cost < gain and (home[returned] != to or most_moved > 0))
                 if cost < best and is_worth_it:
@@ -637,13 +624,13 @@ def settle(
     """
     num_parts, given = len(limits.load), part_of.copy()
     kept = given if swaps_only and 0 < most_moved < NO_CAP else samples.home
-    has_nodes, factor, step = 1 < limits.per_node < num_parts, ZERO + 1, SWAPS
-    total, most = 0.0, 0.0
+    num_nodes = -(-num_parts // limits.per_node) if 1 < limits.per_node < num_parts else ZERO
+    stuck, factor, step, total, most = ZERO, ONE, SWAPS, 0.0, 0.0
     for sample in range(len(part_of)):
         total += samples.work[sample]
     for part in range(num_parts):
         most += limits.load[part]
-    has_room = total < MUCH_ROOM * most
+    has_room = total < MUCH_ROOM * most and not swaps_only
     lists = _make_lists(samples, part_of, num_parts)
     while True:
         goes, is_last = step == DEALS, swaps_only
@@ -655,17 +642,16 @@ def settle(
         is_settled = not goes or place(samples, limits, part_of, step != DEALS)
         if goes:
             _list_again(samples, lists, part_of)
-        stuck_at = num_parts if step == DEALS else most_stuck
-        if has_nodes and step != DEALS:
-            for first in range(ZERO, num_parts, limits.per_node):
-                end = min(first + limits.per_node, num_parts)
-                _, most_moved = _level(
-                    samples, limits, part_of, lists, first, end, num_parts, most_moved, FAR
-                )
-        farthest = ANYWHERE if step != SWAPS else NEAR if has_room and not swaps_only else FAR
-        stuck, most_moved = _level(
-            samples, limits, part_of, lists, ZERO, num_parts, stuck_at, most_moved, farthest
-        )
+        in_nodes = num_nodes if step != DEALS else ZERO
+        for node in range(in_nodes + 1):  # each of them, and then all parts
+            is_all = node == in_nodes
+            first = ZERO if is_all else node * limits.per_node
+            end = num_parts if is_all else min(first + limits.per_node, num_parts)
+            stuck_at = most_stuck if is_all and step != DEALS else num_parts
+            most_partners = FEW_PARTNERS if is_all and step == SWAPS and has_room else MANY_PARTNERS
+            stuck, most_moved = _level(
+                samples, limits, part_of, lists, first, end, stuck_at, most_moved, most_partners
+            )
         is_settled = is_settled and stuck == 0
         if is_settled or is_last:
             _send_home(samples, limits, part_of, lists, kept, most_moved)
@@ -684,19 +670,17 @@ def _take_out(limits: Limits, lists: Lists, part_of: np.ndarray, factor: int) ->
     Returns whether that is all parts.
     """
     num_parts, count = len(limits.load), ZERO
-    is_taken = np.zeros(num_parts, dtype=np.bool_)
     bits, keys = _bits(num_parts), np.empty(num_parts, dtype=np.int64)
     for part in range(num_parts):
-        is_taken[part] = lists.load[part] > limits.load[part]
-        count += factor * is_taken[part]
+        count += factor * (lists.load[part] > limits.load[part])
         keys[part] = ((lists.load[part] - limits.load[part]) << bits) | part
-    count = max(count, factor)  # samples may have no place, although no part is above its limit
-    for key in _sorted(keys)[: min(count, num_parts)]:
-        is_taken[key & ((np.int64(1) << bits) - 1)] = True
+    count = min(max(count, factor), num_parts)  # where none is above its limit, a sample has no place
+    last = _sorted(keys)[count - 1]
     for sample in range(len(part_of)):
-        if part_of[sample] != NONE and is_taken[part_of[sample]]:
+        part = part_of[sample]
+        if part != NONE and (keys[part] <= last or lists.load[part] > limits.load[part]):
             part_of[sample] = NONE
-    return count >= num_parts
+    return count == num_parts
 
 
 @compiled
@@ -752,13 +736,12 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
     count = (num_samples + width - 1) // width
     top, size = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     bits = _bits(max(count, num_parts))
-    mask = (np.int64(1) << bits) - 1
-    keys = np.empty(count, dtype=np.int64)  # the largest spread is the smallest key
+    mask = (ONE << bits) - 1
+    heap, at_of = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     for p in range(count):
         top[p], size[p] = p * width, min(num_samples - p * width, width)
         spread = work[p * width] - (work[p * width + width - 1] if size[p] == num_parts else 0)
-        keys[p] = (-spread << bits) | p
-    heap, at_of = _sorted(keys), np.empty(count, dtype=np.int64)
+        _sift(heap, at_of, mask, p, p, (-spread << bits) | p)  # the largest spread is the smallest key
     slots, sums = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
     ordered = np.empty(num_parts, dtype=np.int64)
     while count > 1:
@@ -833,27 +816,24 @@ class Runs(NamedTuple):
 
 
 @inner
-def _list_runs(
-    samples: Samples, node_of: np.ndarray, groups: Groups, lists: Lists, part: int, to: int
-) -> Runs:
+def _list_runs(samples: Samples, limits: Limits, groups: Groups, lists: Lists, part: int, to: int) -> Runs:
     """Lists what `part` may give to another part, and what each of that costs.
 
     Example: a part has samples 3 and 5 of a group, which is in no other part, and a copy costs 64. Sample 3
     is away from home as it is. Its run is [3] at a cost of 64, and [3, 5] costs 1, the move of sample 5.
     """
-    home, price = samples.home, samples.price
+    home, price, node_of = samples.home, samples.price, limits.node_of
     members, number, marks = lists.members, groups.number, groups.marks
     first, count = lists.start[part], lists.size[part]
     # 1. Number groups in the order of their heaviest samples; odd are samples that cost something to move.
-    keys, num_groups = np.empty(count, dtype=np.int64), 0
+    keys, num_groups = np.empty(count, dtype=np.int64), ZERO
     for at in range(count):
         sample = members[first + at]
         group = groups.of[sample]
         if number[group] == NONE:
             number[group] = num_groups
             num_groups += 1
-        change = _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, part)
-        keys[at] = 2 * number[group] + (change > 0)
+        keys[at] = 2 * number[group] + (_cost(home, price, node_of, sample, part, to) > 0)
     order, ends = bucket(keys, 2 * num_groups)
     for at in range(lists.start[to], lists.start[to] + lists.size[to]):
         marks[groups.of[members[at]]] = 1
@@ -863,18 +843,18 @@ def _list_runs(
     other, cost = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
     bits = _bits(count + 1)
     keys = np.empty(count + 1, dtype=np.int64)
-    at = 0
+    at = ZERO
     for group_at in range(num_groups):
         start, end = at, ends[2 * group_at + 1]
         group = groups.of[members[first + order[start]]]
-        works, others, costs = np.int64(0), np.int64(0), np.int64(0)
+        works, others, costs = ZERO, ZERO, ZERO
         if marks[group] == 0:
             costs += groups.copy[group]
         while at < end:
             sample = members[first + order[at]]
             works += samples.work[sample]
             others += samples.other[sample]
-            costs += _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, part)
+            costs += _cost(home, price, node_of, sample, part, to)
             taken[at], begin[at], group_of[at], work[at], other[at] = sample, start, group, works, others
             cost[at] = costs - (groups.copy[group] if at + 1 == end else 0)
             keys[at] = (cost[at] << bits) | at
@@ -885,7 +865,7 @@ def _list_runs(
         marks[groups.of[members[at]]] = 0
     by_cost = _sorted(keys)
     for at in range(count + 1):
-        by_cost[at] &= (np.int64(1) << bits) - 1
+        by_cost[at] &= (ONE << bits) - 1
     return Runs(taken, begin, group_of, work, other, cost, by_cost)
 
 
@@ -907,7 +887,7 @@ def _find_exchange(
     Example: of part 0, [a a a a] of work 40 costs 4 moves and saves no copy; part 1 has [b b b b] of 32 at
     the same price, and [c c c] of 36. With equal rows and 5 to 10 to take off, a goes for b at a cost of 8.
     """
-    size, amount = lists.size, lists.amount
+    size = lists.size
     net_least = max(size[part] - limits.most, limits.fewest - size[to])  # rows that leave the part
     net_most = min(size[part] - limits.fewest, limits.most - size[to])
     cheapest = returns.cost[returns.by_cost[0]]
@@ -929,9 +909,9 @@ def _find_exchange(
             if not net_least <= rows - (back - returns.begin[back] + 1) <= net_most:
                 continue
             change = gives.other[give] - returns.other[back]
-            if change > 0 and amount[to] + change > limits.other[to]:
+            if change > 0 and lists.amount[to] + change > limits.other[to]:
                 continue
-            if change < 0 and amount[part] - change > limits.other[part]:
+            if change < 0 and lists.amount[part] - change > limits.other[part]:
                 continue
             best, chosen, chosen_back = cost, give, back
             break
@@ -948,7 +928,7 @@ def list_shares(
     """
     by_part, _ = bucket(part_of, num_parts)
     order, _ = bucket(owner_of[by_part], num_owners)
-    share_of, count = np.empty(len(order), dtype=np.int64), 0
+    share_of, count = np.empty(len(order), dtype=np.int64), ZERO
     owner, part = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
     for at in order:
         sample = by_part[at]
@@ -982,16 +962,11 @@ def place_units(
     home, other, num_parts = samples.home, samples.other, len(limits.load)
     load, amount = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
     size, at_home = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
-    bits, largest = _bits(num_parts), ZERO
-    for part in range(num_parts):
-        largest = max(largest, limits.load[part])
-    mask = (np.int64(1) << bits) - 1
+    bits = _bits(num_parts)
+    mask = (ONE << bits) - 1
     heap, at_of, end = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64), num_parts
     for part in range(num_parts):
-        heap[part] = ((largest - limits.load[part]) << bits) | part
-    heap = _sorted(heap)
-    for at in range(num_parts):
-        at_of[heap[at] & mask] = at
+        _sift(heap, at_of, mask, part, part, (-limits.load[part] << bits) | part)
     sums, others = np.zeros(len(by_unit) + 1, dtype=np.int64), np.zeros(len(by_unit) + 1, dtype=np.int64)
     for unit in order:
         first, last = ends[unit - 1] if unit > 0 else 0, ends[unit]
@@ -1011,10 +986,10 @@ def place_units(
             for at in range(first, last):
                 at_home[home[by_unit[at]]] = 0
             if chosen == NONE:
-                count = 0
+                count = ZERO
                 for at in range(NONE, end):  # first the top of the heap, which likely has room for all
                     part = heap[max(at, 0)] & mask
-                    fitting, most = 0, min(rows, limits.most - size[part])
+                    fitting, most = ZERO, min(rows, limits.most - size[part])
                     room, other_room = most_load[part] - load[part], limits.other[part] - amount[part]
                     while fitting < most and sums[fitting + 1] <= room and others[fitting + 1] <= other_room:
                         fitting += 1
@@ -1035,7 +1010,7 @@ def place_units(
                 if at_of[chosen] < end:
                     _sift(heap, at_of, mask, at_of[chosen], end, heap[end])
             else:
-                key = ((load[chosen] + largest - limits.load[chosen]) << bits) | chosen
+                key = ((load[chosen] - limits.load[chosen]) << bits) | chosen
                 _sift(heap, at_of, mask, at_of[chosen], end, key)
 
 
@@ -1057,12 +1032,12 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
     by_group, ends = bucket(groups.of, len(groups.copy))
     rows, parts = np.zeros(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
     changed, tried_at = np.ones(num_parts, dtype=np.int64), np.zeros(len(groups.copy), dtype=np.int64)
-    clock, looks = 1, LOOKS * len(part_of)
+    clock, looks = ONE, LOOKS * len(part_of)
     for _ in range(REUNITE_PASSES):
-        start_of, before = 0, clock
+        start_of, before = ZERO, clock
         for group in range(len(groups.copy)):
             begin, start_of = start_of, ends[group]
-            count = 0
+            count = ZERO
             for at in range(begin, start_of):
                 part = part_of[by_group[at]]
                 if rows[part] == 0:
@@ -1080,7 +1055,7 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
                 ordered[at] %= num_parts
             last_try, tried_at[group] = tried_at[group], clock
             for at in range(count - 1, 0, -1):
-                part, tried = ordered[at], 0
+                part, tried = ordered[at], ZERO
                 for before_at in range(at):
                     to = ordered[before_at]
                     if tried == MOST_TO_JOIN or (tried > 0 and size[part] > MANY_ROWS):
@@ -1092,8 +1067,8 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
                     if max(changed[part], changed[to]) <= last_try or looks < 0:
                         continue
                     looks -= 2 * LOOKS_PER_ROW * (size[part] + size[to])  # to list runs, and to compare them
-                    may_give = _list_runs(samples, limits.node_of, groups, lists, part, to)
-                    may_return = _list_runs(samples, limits.node_of, groups, lists, to, part)
+                    may_give = _list_runs(samples, limits, groups, lists, part, to)
+                    may_return = _list_runs(samples, limits, groups, lists, to, part)
                     least, most = load[part] - limits.load[part], limits.load[to] - load[to]
                     give, back = _find_exchange(limits, lists, part, may_give, to, may_return, least, most)
                     if give != NONE:

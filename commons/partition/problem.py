@@ -7,19 +7,12 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .kernels import (
-    NO_CAP,
-    NONE,
-    Limits,
-    bucket,
-    shortest_time,
-    sum_per_part,
-)
+from .kernels import NO_CAP, NONE, Limits, bucket, shortest_time, sum_per_part
 from .workloads import (
     as_integers,
     as_speeds,
@@ -45,6 +38,7 @@ class Problem:
     most: int
     max_tokens: int = NO_CAP  # sum of a part's tokens
     token_tolerance: float | None = None  # by which a part's tokens may exceed the mean
+    given: np.ndarray | int = 0  # load of each part beside its samples; below 0 for a head start
 
     @staticmethod
     def of(
@@ -68,8 +62,6 @@ class Problem:
         if equal_size:
             fewest, most = len(values) // num_partitions, -(-len(values) // num_partitions)
         cap = NO_CAP if max_tokens is None else min(int(max_tokens), NO_CAP)
-        if token_tolerance is not None:
-            check_tolerance(token_tolerance, "token_tolerance")
         return Problem(relative, order, integers[order], amounts[order], fewest, most, cap, token_tolerance)
 
     @property
@@ -112,7 +104,7 @@ class Problem:
 
     def limits(self, time: int, per_node: int = 1) -> Limits:
         """The limits of parts that take no longer than `time`; nodes have `per_node` parts."""
-        loads = (time * self.speeds).astype(np.int64)
+        loads = (time * self.speeds).astype(np.int64) - self.given
         loads = np.maximum(np.minimum(loads, self.work.sum()), 1)
         nodes = np.arange(self.num_parts) // per_node
         caps = np.full(self.num_parts, self.max_tokens)
@@ -120,14 +112,11 @@ class Problem:
 
     def time(self, part_of: np.ndarray) -> int:
         """The time of the slowest part; `part_of` is int64 `[samples]`, in the order of `work`."""
-        return longest_time(sum_per_part(self.work, part_of, self.num_parts), self.speeds)
+        return longest_time(sum_per_part(self.work, part_of, self.num_parts) + self.given, self.speeds)
 
     def time_within_limits(self, part_of: np.ndarray) -> int:
-        """`time`; NO_CAP if a sample has no part, or a part is above `max_tokens`."""
-        if (part_of == NONE).any():
-            return NO_CAP
-        amounts = sum_per_part(self.tokens, part_of, self.num_parts)
-        return NO_CAP if amounts.max() > self.max_tokens else self.time(part_of)
+        """`time`; NO_CAP where `fault` finds one."""
+        return NO_CAP if self.fault(part_of) is not None else self.time(part_of)
 
     def fault(self, part_of: np.ndarray) -> str | None:
         """Describes the first part that does not keep to the limits; None if all do. Order as of `work`."""
@@ -181,13 +170,12 @@ def in_lists(place: Callable[P, np.ndarray]) -> Callable[P, list[np.ndarray]]:
 
     The function as it was is the attribute `part_of` of the new one.
     """
-    position = list(inspect.signature(place).parameters).index("num_partitions")
+    signature = inspect.signature(place)
 
     @functools.wraps(place)
     def partition(*args: P.args, **kwargs: P.kwargs) -> list[np.ndarray]:
         part_of = place(*args, **kwargs)  # which checks the number
-        num_parts: Any = kwargs["num_partitions"] if "num_partitions" in kwargs else args[position]
-        return indices_of_parts(part_of, int(num_parts))
+        return indices_of_parts(part_of, int(signature.bind(*args, **kwargs).arguments["num_partitions"]))
 
     partition.part_of = place  # type: ignore[attr-defined]
     return partition
@@ -231,11 +219,12 @@ def _check_tokens(
         return np.zeros(num_samples, dtype=np.int64)
     if max_tokens is None and token_tolerance is None:
         raise ValueError("tokens is given without max_tokens, or token_tolerance where there is one")
-    if max_tokens is not None:
-        check_count("max_tokens", max_tokens, minimum=0)
+    if token_tolerance is not None:
+        check_tolerance(token_tolerance, "token_tolerance")
     amounts = as_tokens(tokens, num_samples)
     if max_tokens is None:
         return amounts
+    check_count("max_tokens", max_tokens, minimum=0)
     max_tokens = int(max_tokens)
     over = np.flatnonzero(amounts > max_tokens)
     if over.size:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -71,18 +73,14 @@ def rebalance(
     if ranks_per_node is not None:
         check_count("ranks_per_node", ranks_per_node)
     per_node = min(int(ranks_per_node or 1), problem.num_parts)
-    if groups is None:
-        part_of = _move(problem, samples, target, tolerance, per_node)
-    else:
+    move = partial(_move, problem, samples, target, tolerance, per_node)
+    if groups is not None:
         from .groups import bring_together  # only who has groups needs it
-
-        def move() -> np.ndarray:
-            return _move(problem, samples, target, tolerance, per_node)
 
         together = bring_together(problem, samples, per_node, groups, moves_per_copy, target, move)
         if together is not None:
             return problem.unsort(together)
-        part_of = move()
+    part_of = move()
     level_tokens(problem, samples, part_of, target, per_node)
     return problem.unsort(part_of)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .karmarkar_karp import bound_differencing, difference
-from .kernels import NO_CAP, NONE, Limits, Samples, place, settle, sum_per_part
+from .kernels import NO_CAP, NONE, Samples, place, settle, sum_per_part
 from .problem import Problem, are_unequal, in_lists, indices_of_parts, number_of_part
 from .token_levels import level_tokens
 from .workloads import check_tolerance
@@ -130,22 +130,16 @@ def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.n
     else:
         part_of = best_from_scratch(problem, tolerance)
     if (part_of == NONE).any():
-        part_of = _balance_tokens(problem, unplaced=int(np.argmax(part_of == NONE)))
+        unplaced, tokens = int(np.argmax(part_of == NONE)), problem.by_tokens()
+        part_of = tokens.unsort(best_from_scratch(tokens, 0.0))
+        if problem.fault(part_of) is not None:
+            raise ValueError(
+                f"no placement under max_tokens={problem.max_tokens} was found: sample "
+                f"{problem.order[unplaced]} with {problem.tokens[unplaced]} tokens fits in none of "
+                f"{problem.num_parts} parts next to the others; raise max_tokens, or use more parts"
+            )
         if tolerance is not None:
             lower_within(problem, part_of, problem.target(tolerance))
-    return part_of
-
-
-def _balance_tokens(problem: Problem, unplaced: int) -> np.ndarray:
-    """int64 `[samples]`; `unplaced` is the sample that longest first had no place for."""
-    tokens = problem.by_tokens()
-    part_of = tokens.unsort(best_from_scratch(tokens, 0.0))
-    if problem.fault(part_of) is not None:
-        raise ValueError(
-            f"no placement under max_tokens={problem.max_tokens} was found: sample {problem.order[unplaced]} "
-            f"with {problem.tokens[unplaced]} tokens fits in none of {problem.num_parts} parts next to the "
-            "others; raise max_tokens, or use more parts"
-        )
     return part_of
 
 
@@ -187,18 +181,13 @@ def _lower_start(problem: Problem, part_of: np.ndarray, target: int) -> int:
     time = problem.time_within_limits(part_of)
     if target < time < NO_CAP:
         time = lower_within(problem, part_of, target)
-        if time > target and are_unequal(problem.speeds):
-            part_of[:] = _match_speeds(problem, part_of)
+        if time > target and are_unequal(problem.speeds):  # the heavier, the faster: no time gets longer
+            by_load = np.argsort(-sum_per_part(problem.work, part_of, problem.num_parts), kind="stable")
+            number = np.empty_like(by_load)
+            number[by_load] = np.argsort(-problem.speeds, kind="stable")
+            part_of[:] = number[part_of]
             time = lower_within(problem, part_of, target)
     return time
-
-
-def _match_speeds(problem: Problem, part_of: np.ndarray) -> np.ndarray:
-    """The same partition, its parts renumbered: the heavier, the faster. No time is longer than before."""
-    by_load = np.argsort(-sum_per_part(problem.work, part_of, problem.num_parts), kind="stable")
-    number = np.empty_like(by_load)
-    number[by_load] = np.argsort(-problem.speeds, kind="stable")
-    return number[part_of]
 
 
 def without_home(problem: Problem) -> Samples:
@@ -214,34 +203,19 @@ def place_longest_first(problem: Problem, time: int) -> np.ndarray:
 
 
 def lower_within(problem: Problem, part_of: np.ndarray, target: int) -> int:
-    """Changes `part_of` until no part takes longer than the target, or nothing helps; returns the longest."""
-    return lower(without_home(problem), part_of, target, problem.limits, problem.time)
-
-
-def lower(
-    samples: Samples,
-    part_of: np.ndarray,
-    target: int,
-    limits_of: Callable[[int], Limits],
-    time_of: Callable[[np.ndarray], int],
-) -> int:
-    """Changes `part_of` to lower its time to the target, or as far as swaps do; returns its time.
+    """Changes `part_of` until no part takes longer than the target, or nothing helps; returns the longest.
 
     Where the target is out of reach, the middle between it and the best so far is tried next, and so on.
-
-    Args:
-        limits_of: Function that returns the limits of parts for a time.
-        time_of: Function that returns the time of a partition, int64 `[samples]`, the part of each.
     """
-    time = time_of(part_of)
+    samples, time = without_home(problem), problem.time(part_of)
     tried, failed = target + int(NEXT_TO * max(time, 0)), target
     for number in range(MAX_TRIED_TIMES):
         if time <= target or (number > 0 and time - failed <= RESOLUTION * abs(time)):
             break
         tried = min(tried, time - 1)
         found = part_of.copy()
-        settle(samples, limits_of(tried), found, True, 1, NO_CAP)
-        reached = time_of(found)
+        settle(samples, problem.limits(tried), found, True, 1, NO_CAP)
+        reached = problem.time(found)
         if reached < time:
             part_of[:] = found
             time = reached

@@ -48,18 +48,14 @@ def level_tokens(
     loads = problem.limits(max(target, problem.time(part_of))).load
     loads = np.maximum(loads, sum_per_part(samples.work, part_of, num_parts))
     limits = by_tokens.limits(goal, per_node)._replace(other=loads)
-    most_moved = MORE_MOVED * len(part_of) // 100
+    most_moved, has_home = MORE_MOVED * len(part_of) // 100, samples.home != NONE
     for meanwhile in (MEANWHILE * most_moved, most_moved):
         leveled = _settle(by_tokens, samples, part_of, limits, True, 1, meanwhile)
-        if _count_away(samples, leveled) <= _count_away(samples, part_of) + most_moved:
+        before, after = (np.count_nonzero(has_home & (samples.home != part)) for part in (part_of, leveled))
+        if after <= before + most_moved:
             break
     if sum_per_part(tokens, leveled, num_parts).max() < most:
         part_of[:] = leveled
-
-
-def _count_away(samples: Samples, part_of: np.ndarray) -> int:
-    """Samples that have a home, and are elsewhere."""
-    return int(np.count_nonzero((samples.home != part_of) & (samples.home != NONE)))
 
 
 def _settle(

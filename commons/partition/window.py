@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .kernels import NONE, Limits, place, sum_per_part
+from .kernels import sum_per_part
 from .problem import Problem, are_unequal, indices_of_parts, longest_time
-from .refined import best_from_scratch, lower, without_home
+from .refined import best_from_scratch, lower_within, place_longest_first
 from .workloads import as_speeds, as_workloads, check_count
 
 # A step with giants leaves its other parts at least this share of the mean load. Less would take the lightest
@@ -159,16 +159,10 @@ def _make_plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
         speeds = problem.speeds[: targets.shape[1]]
         targets = np.array([_adapt_to_speeds(step_targets, speeds) for step_targets in targets])
     loads = np.rint(targets).astype(np.int64).ravel()
-    samples, part_of = without_home(problem), np.full_like(problem.work, NONE)
-
-    def limits_above(excess: int) -> Limits:
-        return problem.limits(0)._replace(load=np.maximum(loads + excess, 1))
-
-    def excess_of(part_of: np.ndarray) -> int:
-        return int((sum_per_part(problem.work, part_of, problem.num_parts) - loads).max())
-
-    place(samples, limits_above(0), part_of, False)
-    lower(samples, part_of, 0, limits_above, excess_of)
+    # Times are what loads are above their targets.
+    above = replace(problem, speeds=np.ones(len(loads)), given=-loads)
+    part_of = place_longest_first(above, 0)
+    lower_within(above, part_of, 0)
     if are_unequal(problem.speeds):
         return [part_of]
     loads = sum_per_part(problem.work, part_of, problem.num_parts)
