@@ -26,14 +26,6 @@ _MOVING = ("ADAM", "LAMB", "LARS_SGD", "PARTIAL_ROWWISE_ADAM", "PARTIAL_ROWWISE_
 COPIES = 61
 
 
-def row_to_agree_on(rows: Rows) -> Any:
-    """Returns a batch of one row, from one with samples: padding, or else a copy of the first row.
-
-    `rows` are on the host.
-    """
-    return rows.select([rows.packed()], np.zeros(0 if rows.pads else 1, dtype=np.int64), 1)
-
-
 def check_runs_copies(
     num_placed: np.ndarray,
     pads: bool,

@@ -8,7 +8,7 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -21,13 +21,10 @@ _RAISED_ON = "raised_on_another_rank"
 _LOST = (dist.DistBackendError, dist.DistNetworkError)  # of messages, and of the job's store
 
 
-def portable(failure: Exception | None) -> tuple[Exception | None, bool]:
-    """Returns a copy of a failure to send to other ranks, and whether it was raised on this rank.
-
-    Its traceback, which does not pickle, becomes a note.
-    """
-    if failure is None or is_copy(failure):
-        return failure, False
+def portable(failure: Exception) -> Exception:
+    """Returns a copy of a failure to send to other ranks; its traceback, which does not pickle, is a note."""
+    if raised_on(failure) is not None:
+        return failure
     where = "".join(traceback.format_exception(failure))
     try:
         copied = pickle.loads(pickle.dumps(failure))
@@ -36,18 +33,18 @@ def portable(failure: Exception | None) -> tuple[Exception | None, bool]:
     rank = _this_rank()
     copied.add_note(f"raised on rank {rank}:\n{where}")
     copied.__dict__[_RAISED_ON] = rank
-    return copied, True
+    return copied
 
 
-def is_copy(error: BaseException) -> bool:
-    """Returns whether another rank raised this error, and will report it."""
-    return _RAISED_ON in error.__dict__
+def raised_on(error: BaseException) -> int | None:
+    """Returns the other rank that raised this error, and will report it; None for one of this rank's."""
+    return error.__dict__.get(_RAISED_ON)
 
 
 def cause_elsewhere(error: BaseException) -> str | None:
     """Returns a line about the other rank's failure that this error follows from; None for one of its own."""
-    if is_copy(error):
-        reason = f"rank {error.__dict__[_RAISED_ON]} raised {type(error).__name__}, and shows the traceback"
+    if (rank := raised_on(error)) is not None:
+        reason = f"rank {rank} raised {type(error).__name__}, and shows the traceback"
     elif isinstance(error, _LOST) or "gloo/transport" in str(error):
         reason = (
             "it lost the connection to another rank: that one's traceback is the cause, or the signal that "
@@ -88,7 +85,7 @@ def show_first_cause_only() -> None:
         if line is not None:
             print(line, file=sys.stderr, flush=True)
             time.sleep(GRACE_S)
-        if not is_copy(error):
+        if raised_on(error) is None:
             show(kind, error, where)
 
     sys.excepthook = show_it
@@ -96,20 +93,3 @@ def show_first_cause_only() -> None:
 
 def _this_rank() -> int:
     return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
-
-
-def raise_first(
-    failures: Sequence[tuple[Exception | None, bool]], own: Exception | None, own_rank: int
-) -> None:
-    """Raises the failure of the first rank that has one; on that rank, the exception itself.
-
-    Args:
-        failures: each rank's, from `portable`.
-        own, own_rank: this rank's, and the rank.
-    """
-    raised = [
-        (not original, rank) for rank, (failure, original) in enumerate(failures) if failure is not None
-    ]
-    if raised:
-        _, rank = min(raised)
-        raise own if rank == own_rank and own is not None else failures[rank][0]  # type: ignore[misc]

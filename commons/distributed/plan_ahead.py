@@ -19,7 +19,7 @@ import torch
 
 from ..named_ranges import named_range
 from ..sequence_batch.rows import Rows
-from .failures import is_copy
+from .failures import raised_on
 from .loaded_memory import LoadedMemory
 from .plan_gather import View
 from .planner import Planner
@@ -146,7 +146,7 @@ class PlanAhead:
         """
         for *_, planned in self._planned:
             error = planned.exception()  # waits for the plan, in which other ranks wait for this one
-            if error is not None and not is_copy(error):
+            if error is not None and raised_on(error) is None:
                 logger.warning(f"a batch that is dropped had failed: {type(error).__name__}: {error}")
         self._planned.clear()
         self._forget()

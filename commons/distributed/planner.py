@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -14,13 +14,17 @@ from ..perf_model.cost import Cost
 from ..sequence_batch.rows import Rows
 from .batch_format import Format
 from .extension import Extension, chain
-from .job_gather import JobGather
 from .placement import arguments_of, place, place_at_home
 from .plan_gather import Counted, PlanGather, View
-from .rank_group import RankGroup
+from .rank_group import Channel, RankGroup
 from .row_table import RowTable
-from .shuffle_plan import ShufflePlan
+from .shuffle_plan import JobStep, ShufflePlan, sum_loss_tokens
 from .shuffler_settings import ShufflerSettings
+
+# What a rank tells all ranks of the job, before its posts: whether it failed, whether a rank that exchanges
+# with it has a batch, rows that it computes, parts that each rank runs; and bits of its loss tokens, its load
+# before and after.
+_FAILED, _HAS_BATCH, _PLACED, _PARTS, _LOSS_TOKENS, _BEFORE, _AFTER, _WIDTH = range(8)
 
 
 class Planner:
@@ -37,7 +41,7 @@ class Planner:
         settings: of the placement.
         extensions: in their order.
         cost: of rows by their counts; None for the sum of the columns of `get_workloads`.
-        count: counts the rows of a batch on the host.
+        count: counts the rows of a batch, and returns their format, too.
         view: of batches.
         whose: name of the shuffler's class, for messages.
 
@@ -57,7 +61,7 @@ class Planner:
         settings: ShufflerSettings,
         extensions: Sequence[Extension],
         cost: Cost | None,
-        count: Callable[[Rows], Counted],
+        count: Callable[[Rows], tuple[RowTable, Format]],
         view: View,
         whose: str,
     ) -> None:
@@ -67,9 +71,8 @@ class Planner:
         _check_same_extensions(self.ranks, [extension.name for extension in extensions])
         described = _describe_settings(settings, extensions, cost)
         channel = group.channel()
-        self._job = None if job is None else JobGather(job, group.rank, cost)
-        agrees = channel if self._job is None else self._job.channel
-        self._gather = PlanGather(channel, agrees, described, extensions, view, exchanges)
+        self._job = None if job is None else job.channel()
+        self._gather = PlanGather(channel, self._job or channel, described, extensions, view, exchanges)
         self._place = chain(self._extensions, "place", self._place_rows)
         self._takers = [each for each in extensions if type(each).take is not Extension.take]
         self._exchanges, self._settings = exchanges, settings
@@ -131,9 +134,8 @@ class Planner:
             plan = self._plan(batch, failure, posts)
         except Exception as error:
             failure = error
-        return self._job.share(
-            plan, failure, {extension.name: posts[extension.name] for extension in self._takers}
-        )
+        taken = {extension.name: posts[extension.name] for extension in self._takers}
+        return self._share(self._job, plan, failure, taken)
 
     def hand_out(self, plan: ShufflePlan) -> None:
         """Gives extensions what all ranks posted with a plan, whose step is handed out."""
@@ -145,18 +147,19 @@ class Planner:
         self, batch: Rows | None, failure: Exception | None, posts: dict[str, np.ndarray]
     ) -> ShufflePlan:
         """Plans among the ranks that exchange; fills `posts` with what this rank's extensions post."""
-        counted, start = None, time.perf_counter()
+        counted: Counted | None = None
+        start = time.perf_counter()
         try:
             for extension in self._extensions:
                 posts[extension.name][:] = extension.post()
             if batch is not None and failure is None:
                 with named_range("## plan: workloads ##"):
-                    counted = self._count(batch)
+                    counted = (*self._count(batch), batch)
         except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
             failure = failure or error
         counting = time.perf_counter() - start
         with named_range("## plan: gather ##"):
-            rows, posted = self._gather.gather(counted, failure, batch, posts)
+            rows, posted = self._gather.gather(counted, failure, posts)
         start = time.perf_counter()
         if rows.batch_sizes.any():
             nodes, arguments = self._group.ranks_per_node, self._arguments
@@ -170,6 +173,59 @@ class Planner:
             plan = place_at_home(rows)
         self.seconds = counting, time.perf_counter() - start
         return plan
+
+    def _share(
+        self,
+        job: Channel,
+        plan: ShufflePlan | None,
+        failure: Exception | None,
+        posts: Mapping[str, np.ndarray],
+    ) -> ShufflePlan:
+        """Returns the plan with what all ranks of the job know of its step, by one all-gather over them.
+
+        Args:
+            job: of all ranks.
+            plan: among the ranks that exchange with this one; None for a failure.
+            failure: why this rank has no plan; raised on all ranks.
+            posts: int64 `[numbers]` each, for all ranks, by name; as many numbers on all of them.
+        """
+        told = np.zeros(_WIDTH, dtype=np.int64)
+        try:
+            if plan is not None:
+                told[_HAS_BATCH:] = self._numbers(plan)
+        except Exception as error:  # loss tokens that overflow
+            failure = error
+        told[_FAILED] = failure is not None
+        table = job.all_gather(np.concatenate([told, *posts.values()]))
+        if table[:, _FAILED].any():
+            job.all_gather_objects(None, failure)
+        assert plan is not None  # or there was a failure
+        columns = np.ascontiguousarray(table[:, :_WIDTH].T)
+        posted = np.split(table[:, _WIDTH:], np.cumsum([len(of) for of in posts.values()], dtype=int), axis=1)
+        step = JobStep(
+            has_batch=bool(columns[_HAS_BATCH].any()),
+            num_placed=columns[_PLACED],
+            num_loss_tokens=sum_loss_tokens(columns[_LOSS_TOKENS].view(plan.rows.loss_tokens.dtype)),
+            loads_before=columns[_BEFORE].view(np.float64),
+            loads=columns[_AFTER].view(np.float64),
+            posts=dict(zip(posts, posted, strict=False)),
+        )
+        return replace(plan, num_parts=int(columns[_PARTS].max()), job=step)
+
+    def _numbers(self, plan: ShufflePlan) -> list[int]:
+        """Returns what this rank tells of a plan; floats as the integers that have their bits.
+
+        Loads are in one unit on all ranks, whatever costs those that exchange have learned.
+        """
+        rank, rows = self._group.rank, plan.rows
+        loss_tokens = np.array([plan.loss_tokens_on(rank)], dtype=rows.loss_tokens.dtype)
+        cost = self._cost if plan.has_batch else None  # without rows there may be other columns
+        cost = cost or Cost.sum_of_columns(rows.work.shape[1])
+        workloads = cost.of(rows.starts_sample, rows.tokens, rows.work)
+        alike = replace(plan, rows=replace(rows, workloads=workloads))
+        loads = np.array([alike.loads_before[rank], alike.loads[rank]])
+        bits = [*loss_tokens.view(np.int64).tolist(), *loads.view(np.int64).tolist()]
+        return [plan.has_batch, int(plan.num_placed[rank]), plan.num_parts, *bits]
 
     def _with_cost(self, rows: RowTable) -> RowTable:
         """Returns rows with the shuffler's cost, if it has one; raises on all ranks if that does not fit."""

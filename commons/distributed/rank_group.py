@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ..tried_versions import warn_of_untried
-from .failures import note_if_lost, portable, raise_first
+from .failures import note_if_lost, portable, raised_on
 from .rank_sets import Ranks, Uses, agree_on_sets
 from .slow_start import show_if_slow
 
@@ -85,28 +85,35 @@ class Channel:
             there = end
         return np.roll(table, self.rank, axis=0)
 
-    def all_gather_objects(self, value: Any) -> list[Any]:
+    def all_gather_objects(self, value: Any, failure: Exception | None = None) -> list[Any]:
         """Gathers anything that pickles, in two gathers: of sizes, and of bytes up to the largest.
 
+        Args:
+            value: this rank's.
+            failure: error that kept this rank from having one.
+
         Raises:
-            Exception: the value of a rank does not pickle; on every rank, none of which waits for it.
+            Exception: the failure of the first rank that has one, such as a value that does not pickle; on
+                every rank.
         """
-        if self.num_ranks == 1:
+        if self.num_ranks == 1 and failure is None:
             return [value]
-        failure = None
         try:
-            pickled = np.frombuffer(to_bytes(value), dtype=np.uint8)
+            if failure is not None:
+                raise failure
+            sent = to_bytes(value)
         except Exception as error:
-            failure, pickled = error, np.frombuffer(to_bytes(portable(error)), dtype=np.uint8)
-        header = self.all_gather(np.array([len(pickled), failure is not None]))
+            failure, sent = error, to_bytes(portable(error))
+        own = np.frombuffer(sent, dtype=np.uint8)
+        header = self.all_gather(np.array([len(own), failure is not None]))
         padded = np.zeros(header[:, 0].max(), dtype=np.uint8)
-        padded[: len(pickled)] = pickled
+        padded[: len(own)] = own
         table = self.all_gather(padded)
         objects = [from_bytes(row[:size].tobytes()) for row, size in zip(table, header[:, 0], strict=True)]
-        failures = [
-            found if failed else (None, False) for found, failed in zip(objects, header[:, 1], strict=True)
-        ]
-        raise_first(failures, failure, self.rank)
+        failed = np.flatnonzero(header[:, 1])
+        # Those that a rank has from another one are raised only without the first one.
+        for rank in sorted(failed, key=lambda rank: raised_on(objects[rank]) != self.ranks[rank])[:1]:
+            raise failure if failure is not None and rank == self.rank else objects[rank]
         return objects
 
 
@@ -181,9 +188,9 @@ class RankGroup:
         self._tags = itertools.count(tag + 1)
         return Channel(self.rank, self.ranks, self.control, tag)
 
-    def all_gather_objects(self, value: Any) -> list[Any]:
-        """Gathers anything that pickles, while something is constructed."""
-        return self._base.all_gather_objects(value)
+    def all_gather_objects(self, value: Any, failure: Exception | None = None) -> list[Any]:
+        """Gathers anything that pickles, while something is constructed; as `Channel` does."""
+        return self._base.all_gather_objects(value, failure)
 
     def group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
         """Returns the process group of these ranks for one use, such as "exchange", on a device.
