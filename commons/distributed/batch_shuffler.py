@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ from .rank_group import RankGroup, job_device
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
 from .shuffler_settings import faster_placement, make_settings, warn_of_unread_method
-from .step import MOST_ON_THEIR_WAY, Step
+from .step import MOST_ON_THEIR_WAY
 
 Batch = TypeVar("Batch")
 
@@ -451,15 +451,9 @@ class BatchShuffler(ABC):
                 leave(loader)
             ahead.drop()
 
-    def ahead(
-        self,
-        device: torch.device | None = None,
-        check: Callable[[Step], None] | None = None,
-        mode: Callable[[], Any] = lambda: None,
-    ) -> PlanAhead:
-        """Returns what plans steps ahead, for a pipeline; arguments are those of `PlanAhead`."""
-        arguments = self.planner, self.view, self._prepare, self.faster_planning()
-        return PlanAhead(*arguments, device, check, mode)
+    def ahead(self, device: torch.device | None = None) -> PlanAhead:
+        """Returns what plans steps ahead, for a pipeline of steps on a device."""
+        return PlanAhead(self.planner, self.view, self._prepare, self.faster_planning(), device)
 
     def faster_planning(self) -> tuple[str, str]:
         """Returns what to do if planning takes too long: where counting rows does, and where placing does."""

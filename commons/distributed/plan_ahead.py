@@ -52,8 +52,6 @@ class PlanAhead:
         faster: what to do where planning takes longer than a step: where counting rows does, and where
             placing them does.
         device: of the steps, which becomes the thread's current one; None for the caller's.
-        check: called with each planned step, in the planning thread.
-        mode: returns what a step notes when its batch is loaded.
     """
 
     def __init__(
@@ -63,21 +61,22 @@ class PlanAhead:
         prepare: Callable[[Rows | None, ShufflePlan], Rows],
         faster: tuple[str, str],
         device: torch.device | None = None,
-        check: Callable[[Step], None] | None = None,
-        mode: Callable[[], Any] = lambda: None,
     ) -> None:
-        self._planner, self._view, self._prepare, self._check = planner, view, prepare, check
-        self._thread, self._mode = _Thread(device), mode
-        self._memory = LoadedMemory()
+        self._planner, self._view, self._prepare = planner, view, prepare
+        self._thread, self._memory = _Thread(device), LoadedMemory()
         self._slow_plans = _SlowPlans(planner, faster)
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = False
-        self._planned: deque[tuple[Iterator[Any], bool, Any, Future[Step | None]]] = deque()
+        self._planned: deque[tuple[Iterator[Any], bool, Future[Step | None]]] = deque()
         self._handed_out_at = time.perf_counter()
         self._failure: Exception | None = None
 
-    def next_step(self, loader: Iterator[Any]) -> Step | None:
+    def next_step(self, loader: Iterator[Any], mode: Any = None) -> Step | None:
         """Returns the next step; None once when the loaders of all ranks have ended.
+
+        Args:
+            loader: of this rank's batches.
+            mode: a note on the steps whose batches this call loads.
 
         Raises:
             Exception: the error of any rank's loader, or of planning; on every rank. The batches of its step
@@ -86,7 +85,7 @@ class PlanAhead:
         busy_seconds = time.perf_counter() - self._handed_out_at
         if loader is not self._loader:
             self._loader, self._this_rank_ended = loader, False
-        step = self._next_planned(loader)
+        step = self._next_planned(loader, mode)
         if step is None:
             return None
         self._memory.handed_out()
@@ -95,14 +94,14 @@ class PlanAhead:
         self._handed_out_at = time.perf_counter()
         return step
 
-    def _next_planned(self, loader: Iterator[Any]) -> Step | None:
+    def _next_planned(self, loader: Iterator[Any], mode: Any) -> Step | None:
         seconds = 0.0
         while True:
             while len(self._planned) <= _STEPS_AHEAD:
                 loaded, failure = self._load(loader)
-                planned = self._thread.submit(self._plan, loaded, failure)
-                self._planned.append((loader, loaded is not None, self._mode(), planned))
-            from_loader, has_batch, mode, planned = self._planned.popleft()
+                planned = self._thread.submit(self._plan, loaded, failure, mode)
+                self._planned.append((loader, loaded is not None, planned))
+            from_loader, has_batch, planned = self._planned.popleft()
             start = time.perf_counter()
             try:
                 with named_range("## wait for plan ##"):
@@ -113,7 +112,7 @@ class PlanAhead:
                 raise
             seconds += time.perf_counter() - start
             if step is not None:
-                step.wait_seconds, step.mode = seconds, mode
+                step.wait_seconds = seconds
                 return step
             if from_loader is loader:
                 after_end, self._planned = self._planned, deque()
@@ -180,7 +179,7 @@ class PlanAhead:
         except Exception as error:  # the other ranks are told when this step is planned
             return None, error
 
-    def _plan(self, loaded: tuple[Rows, Rows] | None, failure: Exception | None) -> Step | None:
+    def _plan(self, loaded: tuple[Rows, Rows] | None, failure: Exception | None, mode: Any) -> Step | None:
         """Plans a step, in the planning thread; None if no rank has loaded a batch. Collective."""
         self._planner.reserve()
         if failure is None:
@@ -189,11 +188,7 @@ class PlanAhead:
         plan = self._planner.plan(on_host, failure)
         if not plan.whole.has_batch:
             return None
-        rows = self._prepare(given, plan)  # what came on the device stays there
-        step = Step(rows, rows.batch, plan)
-        if self._check is not None:
-            self._check(step)
-        return step
+        return Step(self._prepare(given, plan), plan, mode)  # what came on the device stays there
 
 
 class _SlowPlans:
@@ -201,22 +196,21 @@ class _SlowPlans:
 
     def __init__(self, planner: Planner, faster: tuple[str, str]) -> None:
         self._planner, self._faster = planner, faster
-        self._steps_to_skip: float = _WARM_UP if self._planner.ranks.rank == 0 else np.inf
+        self._is_silent = planner.ranks.rank != 0
         self._times: list[tuple[float, float, float]] = []
 
     def after(self, busy_seconds: float) -> None:
         """Notes a step, which the training thread computed in `busy_seconds` before it asked for the next."""
-        if self._steps_to_skip > 0:
-            self._steps_to_skip -= 1
+        if self._is_silent:
             return
         self._times.append((*self._planner.seconds, busy_seconds))
-        if len(self._times) < _STEPS:
+        if len(self._times) < _WARM_UP + _STEPS:
             return
-        counting, placing, busy = 1e3 * np.median(self._times, axis=0)
-        self._times.clear()
+        counting, placing, busy = 1e3 * np.median(self._times[_WARM_UP:], axis=0)
+        del self._times[_WARM_UP:]
         planning = counting + placing
         if planning > busy:
-            self._steps_to_skip = np.inf
+            self._is_silent = True
             logger.warning(
                 f"planning takes {planning:.1f} ms per step, and a step that should hide it {busy:.1f} ms: "
                 f"every step waits for its plan; {self._faster[0 if counting > placing else 1]}"

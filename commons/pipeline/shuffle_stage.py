@@ -70,7 +70,7 @@ class ShuffleStage:
         for extension in shuffler.extensions:
             extension.join(model, device, self._loss_reduction)
         self._forward = chain(shuffler.extensions, "forward", self._run)
-        self.ahead = shuffler.ahead(device, self._check, lambda: self._model.training)
+        self.ahead = shuffler.ahead(device)
         self.rank = shuffler.group.rank
         self._computed: tuple[Step, torch.Tensor, torch.Tensor] | None = None
         self._ended: Iterator[Any] | None = None  # the loader, until the last of its steps has run
@@ -79,9 +79,15 @@ class ShuffleStage:
         """Returns the next step, with this rank's rows on the host; None once all loaders have ended.
 
         Then it does not ask the loader again until `end_epoch`, while the steps on their way are run.
+
+        Raises:
+            ValueError: a rank has no samples, and a copy of a row may not run in their place; on all ranks.
         """
-        step = None if loader is self._ended else self.ahead.next_step(loader)
+        step = None if loader is self._ended else self.ahead.next_step(loader, self._model.training)
         self._ended = loader if step is None else None
+        if step is not None:
+            placed, pads = step.plan.whole.num_placed, step.rows.pads
+            check_runs_copies(placed, pads, self._loss_reduction, self._model, self._optimizer)
         return step
 
     def exchange(self, step: Step) -> Step:
@@ -94,10 +100,8 @@ class ShuffleStage:
         with named_range("## exchange ##"):
             start = time.perf_counter()
             step.rows = self._shuffler.exchange_rows(step.rows, step.plan)
-            step.batch = step.rows.batch
             if self._evaluates_copies(step):
                 step.rows = step.rows.copies(COPIES)
-                step.batch = step.rows.batch
             step.exchange_seconds = time.perf_counter() - start
         return step
 
@@ -202,10 +206,6 @@ class ShuffleStage:
         if self._computed is None:
             raise RuntimeError("there is no plan, report or loss before the first step")
         return self._computed
-
-    def _check(self, step: Step) -> None:
-        num_placed = step.plan.whole.num_placed
-        check_runs_copies(num_placed, step.rows.pads, self._loss_reduction, self._model, self._optimizer)
 
 
 def check_planned(batch: Any) -> None:
