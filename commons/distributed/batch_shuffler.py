@@ -207,10 +207,8 @@ class BatchShuffler(ABC):
         """
         self._check_world()
         mine, in_step = self.group.ranks if self.moves_samples else (), self.planner.ranks.ranks == job.ranks
-        sets, are_in_step, reserved = zip(
-            *job.all_gather_objects((mine, in_step, self.planner.is_reserved)), strict=True
-        )
-        self.planner.check_free(reserved)
+        told = job.all_gather_objects((mine, in_step), self.planner.busy())
+        sets, are_in_step = zip(*told, strict=True)
         if all(are_in_step):
             return
         for ranks in filter(None, sets):
@@ -433,7 +431,7 @@ class BatchShuffler(ABC):
                 on all ranks.
         """
         self._check_world()
-        self.planner.check_free(self.planner.ranks.all_gather_objects(self.planner.is_reserved))
+        self.planner.ranks.all_gather_objects(None, self.planner.busy())
         ahead, loader = self.ahead(), iter(batches)
         if was_left(loader):
             ahead.fail(

@@ -39,7 +39,6 @@ class PlanGather:
     Args:
         channel: of the ranks whose rows are gathered.
         agrees: channel of the ranks that agree on the format: the same, or one of all ranks of the job.
-        settings: by name, which all ranks need alike.
         extensions: in their order.
         view: of batches.
         moves: whether samples leave this rank.
@@ -49,40 +48,37 @@ class PlanGather:
         self,
         channel: Channel,
         agrees: Channel,
-        settings: Mapping[str, str],
         extensions: Sequence[Extension],
         view: View,
         moves: bool,
     ) -> None:
-        self._channel, self._agrees, self._settings = channel, agrees, settings
+        self._channel, self._agrees = channel, agrees
         self._view, self._extensions, self._moves = view, extensions, moves
         self._capacity = 0  # rows that a gather carries per rank
         self.format: Format | None = None
 
     def gather(
-        self, counted: Counted | None, failure: Exception | None, posts: Mapping[str, np.ndarray]
-    ) -> tuple[RowTable, dict[str, np.ndarray]]:
+        self, counted: Counted | None, failure: Exception | None, post: np.ndarray
+    ) -> tuple[RowTable, np.ndarray]:
         """Gathers the rows of all ranks. Collective, also for ranks without a batch.
 
         Args:
             counted: this rank's rows; None if its loader has ended, or if `failure` is given.
             failure: the error that kept this rank from counting.
-            posts: int64 `[numbers]` each, for the other ranks, by name.
+            post: int64 `[numbers]` for the other ranks.
 
         Returns:
-            The rows of all ranks; and what each rank posted, int64 `[ranks, numbers]` each.
+            The rows of all ranks; and what each rank posted, int64 `[ranks, numbers]`.
 
         Raises:
-            ValueError: batches of different ranks or steps differ in their fields, or ranks in their
-                settings.
+            ValueError: batches of different ranks or steps differ in their fields.
             Exception: the failure of the first rank that has one, on every rank.
         """
-        ends = np.cumsum([0, *(len(numbers) for numbers in posts.values())])
-        post = np.concatenate([np.zeros(0, dtype=np.int64), *posts.values()])
         if self.format is None:
             self._agree(counted, failure, len(post))
         if self.format is None:  # no rank has ever had a batch
-            return RowTable.empty(self._channel.num_ranks), {}
+            num_ranks = self._channel.num_ranks
+            return RowTable.empty(num_ranks), np.zeros((num_ranks, len(post)), dtype=np.int64)
         expected, status = self.format, _NO_BATCH
         try:
             if counted is not None:
@@ -102,8 +98,7 @@ class PlanGather:
         rows_of_all = numbers.reshape(-1, expected.width)
         is_real = (np.arange(self._capacity) < table[:, _NUM_REAL, None]).ravel()
         real = rows_of_all if is_real.all() else rows_of_all[is_real]
-        of_names = np.split(posted.copy(), ends[1:], axis=1)
-        return expected.decode(real, per_rank), dict(zip(posts, of_names, strict=False))
+        return expected.decode(real, per_rank), posted.copy()
 
     def _has_changed(self, row_format: Format, batch: Rows, expected: Format) -> bool:
         """Returns whether tensors that all samples of a batch share are not those of the first batch.
@@ -158,9 +153,8 @@ class PlanGather:
             except Exception as error:
                 failure = error
         agrees, names = self._agrees, self._agrees.ranks
-        sent = mine, num_rows, self._settings, num_posted
-        formats, rows_of_each, settings, posts = zip(*agrees.all_gather_objects(sent, failure), strict=True)
-        _check_same_settings(settings, names)
+        sent = agrees.all_gather_objects((mine, num_rows, num_posted), failure)
+        formats, rows_of_each, posts = zip(*sent, strict=True)
         for rank, num in zip(names, posts, strict=True):
             if num != posts[0]:
                 raise ValueError(
@@ -202,18 +196,6 @@ class PlanGather:
             mine = None if counted is None else counted[1].schema
             schemas = self._channel.all_gather_objects(mine)
             _raise_if_different(schema, "the first batch", schemas, self._channel.ranks)
-
-
-def _check_same_settings(settings: Sequence[Mapping[str, str]], ranks: Ranks) -> None:
-    first = settings[0]
-    for rank, rank_settings in zip(ranks, settings, strict=True):
-        for name in sorted(first.keys() | rank_settings.keys()):
-            here, there = first.get(name, "absent"), rank_settings.get(name, "absent")
-            if here != there:
-                raise ValueError(
-                    f"rank {rank}'s shuffler has {name}={there}, that of rank {ranks[0]} {here}; all ranks "
-                    "need the same settings"
-                )
 
 
 def _warn_of_shared(hashes: Sequence[Mapping[str, int]]) -> None:

@@ -50,7 +50,7 @@ class Planner:
         seconds: that this rank counted and placed rows for the last plan, without the wait for others.
 
     Raises:
-        ValueError: ranks have different extensions; on all ranks.
+        ValueError: ranks have different settings or extensions; on all ranks.
     """
 
     def __init__(
@@ -68,11 +68,10 @@ class Planner:
         self.ranks, self._group = job or group, group
         self._extensions, self._cost = extensions, cost
         self._count, self._whose = count, whose
-        _check_same_extensions(self.ranks, [extension.name for extension in extensions])
-        described = _describe_settings(settings, extensions, cost)
+        _check_same_settings(self.ranks, settings, extensions, cost)
         channel = group.channel()
         self._job = None if job is None else job.channel()
-        self._gather = PlanGather(channel, self._job or channel, described, extensions, view, exchanges)
+        self._gather = PlanGather(channel, self._job or channel, extensions, view, exchanges)
         self._place = chain(self._extensions, "place", self._place_rows)
         self._takers = [each for each in extensions if type(each).take is not Extension.take]
         self._exchanges, self._settings = exchanges, settings
@@ -95,22 +94,11 @@ class Planner:
         if self._reserved_by == ident:
             self._reserved_by = None
 
-    @property
-    def is_reserved(self) -> bool:
-        """Whether a thread plans, for a pipeline or a loop."""
-        return self._reserved_by is not None
-
-    def check_free(self, reserved: Sequence[bool]) -> None:
-        """Checks before a pipeline, or a loop, that no thread of any rank plans: `is_reserved` of each.
-
-        Raises:
-            RuntimeError: one does; on all ranks, of which others may have left their loops.
-        """
-        if any(reserved):
-            raise RuntimeError(self._busy())
-
-    def _busy(self) -> str:
-        return (
+    def busy(self) -> RuntimeError | None:
+        """Returns the error of planning in this thread, while another plans for a pipeline or a loop."""
+        if self._reserved_by in (None, threading.get_ident()):
+            return None
+        return RuntimeError(
             f"this {self._whose} plans for a pipeline, or a loop over plan_ahead, in a thread of its own: "
             "create another shuffler, or exhaust the loaders or reset the pipeline first"
         )
@@ -122,11 +110,9 @@ class Planner:
             batch: this rank's; None if its loader has ended. If all have, the plan has no rows.
             failure: the error that kept this rank from loading it; raised on every rank.
         """
-        if self._reserved_by not in (None, threading.get_ident()):
-            raise RuntimeError(self._busy())
-        posts: dict[str, np.ndarray] = {
-            extension.name: np.zeros(extension.num_posted, dtype=np.int64) for extension in self._extensions
-        }
+        if (error := self.busy()) is not None:
+            raise error
+        posts = {of.name: np.zeros(of.num_posted, dtype=np.int64) for of in self._extensions}
         if self._job is None:
             return self._plan(batch, failure, posts)
         plan = None
@@ -134,8 +120,7 @@ class Planner:
             plan = self._plan(batch, failure, posts)
         except Exception as error:
             failure = error
-        taken = {extension.name: posts[extension.name] for extension in self._takers}
-        return self._share(self._job, plan, failure, taken)
+        return self._share(self._job, plan, failure, {of.name: posts[of.name] for of in self._takers})
 
     def hand_out(self, plan: ShufflePlan) -> None:
         """Gives extensions what all ranks posted with a plan, whose step is handed out."""
@@ -159,12 +144,16 @@ class Planner:
             failure = failure or error
         counting = time.perf_counter() - start
         with named_range("## plan: gather ##"):
-            rows, posted = self._gather.gather(counted, failure, posts)
+            rows, posted = self._gather.gather(counted, failure, _joined(posts))
         start = time.perf_counter()
         if rows.batch_sizes.any():
-            nodes, arguments = self._group.ranks_per_node, self._arguments
-            ranks = self._group.ranks
-            rows = replace(rows, posts=posted, ranks=ranks, ranks_per_node=nodes, arguments=arguments)
+            rows = replace(
+                rows,
+                posts=_by_name(posted, posts),
+                ranks=self._group.ranks,
+                ranks_per_node=self._group.ranks_per_node,
+                arguments=self._arguments,
+            )
             with named_range("## plan: placement ##"):
                 plan = self._place(self._with_cost(rows))
             if self._cost is not None:
@@ -196,19 +185,18 @@ class Planner:
         except Exception as error:  # loss tokens that overflow
             failure = error
         told[_FAILED] = failure is not None
-        table = job.all_gather(np.concatenate([told, *posts.values()]))
+        table = job.all_gather(np.append(told, _joined(posts)))
         if table[:, _FAILED].any():
             job.all_gather_objects(None, failure)
         assert plan is not None  # or there was a failure
         columns = np.ascontiguousarray(table[:, :_WIDTH].T)
-        posted = np.split(table[:, _WIDTH:], np.cumsum([len(of) for of in posts.values()], dtype=int), axis=1)
         step = JobStep(
             has_batch=bool(columns[_HAS_BATCH].any()),
             num_placed=columns[_PLACED],
             num_loss_tokens=sum_loss_tokens(columns[_LOSS_TOKENS].view(plan.rows.loss_tokens.dtype)),
             loads_before=columns[_BEFORE].view(np.float64),
             loads=columns[_AFTER].view(np.float64),
-            posts=dict(zip(posts, posted, strict=False)),
+            posts=_by_name(table[:, _WIDTH:], posts),
         )
         return replace(plan, num_parts=int(columns[_PARTS].max()), job=step)
 
@@ -245,21 +233,28 @@ class Planner:
         return place_at_home(rows)
 
 
-def _describe_settings(
-    settings: ShufflerSettings, extensions: Sequence[Extension], cost: Cost | None
-) -> dict[str, str]:
-    """Returns all settings by name, which the ranks have to have alike."""
-    described = {field.name: repr(getattr(settings, field.name)) for field in fields(settings)}
+def _joined(posts: Mapping[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *posts.values()])
+
+
+def _by_name(posted: np.ndarray, posts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns what all ranks posted by name, `[ranks, numbers]` each, from `_joined` posts of each rank."""
+    ends = np.cumsum([len(numbers) for numbers in posts.values()], dtype=np.int64)
+    return dict(zip(posts, np.split(posted, ends, axis=1), strict=False))
+
+
+def _check_same_settings(
+    ranks: RankGroup, settings: ShufflerSettings, extensions: Sequence[Extension], cost: Cost | None
+) -> None:
+    """Compares settings before extensions' `setup`, whose collectives would wait for ranks without them."""
+    described = {"extensions": repr([extension.name for extension in extensions]), "cost": repr(cost)}
+    described |= {field.name: repr(getattr(settings, field.name)) for field in fields(settings)}
     described |= {extension.name: repr(dict(extension.settings())) for extension in extensions}
-    return described | {"cost": repr(cost)}
-
-
-def _check_same_extensions(ranks: RankGroup, names: list[str]) -> None:
-    """Compares extensions before their `setup`, whose collectives would wait for ranks without them."""
-    gathered = ranks.all_gather_objects(names)
+    gathered = ranks.all_gather_objects(described)
     for rank, others in zip(ranks.ranks, gathered, strict=True):
-        if others != gathered[0]:
-            raise ValueError(
-                f"rank {rank}'s shuffler has the extensions {others}, that of rank {ranks.ranks[0]} "
-                f"{gathered[0]}; all ranks need the same"
-            )
+        for name, expected in gathered[0].items():
+            if others.get(name) != expected:
+                raise ValueError(
+                    f"rank {rank}'s shuffler has {name}={others.get(name)}, that of rank {ranks.ranks[0]} "
+                    f"{expected}; all ranks need the same settings"
+                )

@@ -134,7 +134,7 @@ class RankGroup:
     def __init__(self, ranks: tuple[int, ...], rank: int, control: dist.ProcessGroup | None = None) -> None:
         self.ranks, self.rank, self.control = ranks, rank, control
         self._tags = itertools.count(1)
-        self._groups: dict[tuple[str, str], dist.ProcessGroup] = {}  # by use and backend
+        self._groups: dict[str, dist.ProcessGroup] = {}  # by use
         self._base = Channel(rank, ranks, control, tag=0)
         self.hosts: list[str] = self._base.all_gather_objects(socket.gethostname())
         self.ranks_per_node = ranks_per_node(self.hosts)
@@ -160,20 +160,21 @@ class RankGroup:
             return RankGroup.alone()
         is_in = process_group is None or dist.get_rank(process_group) >= 0
         ranks = tuple(sorted(dist.get_process_group_ranks(process_group))) if is_in else ()
-        return _this_job().group(ranks, [(use, job_backend(job_device())) for use in uses])
+        return _this_job().group(ranks, uses)
 
     @staticmethod
     def alone() -> RankGroup:
         """Returns the group of this rank only: nothing to communicate."""
         return RankGroup(ranks=(dist.get_rank() if dist.is_initialized() else 0,), rank=0)
 
-    def add_group(self, use: str, backend: str, group: dist.ProcessGroup) -> None:
+    def add_group(self, use: str, group: dist.ProcessGroup) -> None:
         """Takes a process group of these ranks for a use, and connects them. Collective over them."""
-        if backend == "nccl":
+        device = job_device()
+        if device.type == "cuda":
             _warn_of_launch_order()
-        self._groups[use, backend] = group
+        self._groups[use] = group
         # NCCL would connect them in the first step.
-        nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=job_device())
+        nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
         dist.all_to_all_single(torch.empty_like(nothing), nothing, group=group)
 
     @property
@@ -202,13 +203,12 @@ class RankGroup:
         Raises:
             KeyError: `of` was not asked for this use.
         """
-        key = use, job_backend(device)
-        if key not in self._groups and key[1] == "gloo" and job_device().type != "cpu":
+        if device.type == "cpu" and job_device().type != "cpu":
             assert self.control is not None
             return self.control
-        if key not in self._groups:
+        if use not in self._groups:
             raise KeyError(f"no group was made for {use!r}: an extension names it in `uses`")
-        return self._groups[key]
+        return self._groups[use]
 
 
 @functools.cache
@@ -291,7 +291,7 @@ class _Job:
     def __init__(self, world: dist.ProcessGroup | None) -> None:
         self.world = world
         self.groups: dict[Ranks, RankGroup] = {}
-        self._uses: dict[Ranks, set[tuple[str, str]]] = {}  # of the sets of all ranks
+        self._uses: dict[Ranks, set[str]] = {}  # of the sets of all ranks
 
     def group(self, ranks: Ranks, uses: Uses) -> RankGroup:
         """Returns the group of a set, connected for these uses; collective, as `RankGroup.of`."""
@@ -305,20 +305,20 @@ class _Job:
 
     def _connect(self, ranks: Ranks, uses: Uses) -> None:
         """Connects ranks for planning and for uses, where they are not. Collective over the job."""
-        rank, num_ranks = dist.get_rank(), len(ranks)
+        rank, num_ranks, backend = dist.get_rank(), len(ranks), job_backend(job_device())
         if ranks not in self._uses:
             with show_if_slow(f"connecting {num_ranks} ranks for planning"):
                 control = dist.new_group(ranks, timeout=job_timeout("gloo"), backend="gloo")
                 if rank in ranks:
                     self.groups[ranks] = RankGroup(ranks, ranks.index(rank), control)
             self._uses[ranks] = set()
-        for use, backend in uses:
-            if (use, backend) not in self._uses[ranks]:
+        for use in uses:
+            if use not in self._uses[ranks]:
                 with show_if_slow(f"connecting {num_ranks} ranks for the {use}"):
                     group = dist.new_group(ranks, timeout=job_timeout(backend), backend=backend)
                     if rank in ranks:
-                        self.groups[ranks].add_group(use, backend, group)
-                self._uses[ranks].add((use, backend))
+                        self.groups[ranks].add_group(use, group)
+                self._uses[ranks].add(use)
 
 
 # Of all jobs that the process has joined: a store may outlive one of them.

@@ -14,7 +14,7 @@ import torch.distributed as dist
 PATIENCE_S = 60.0
 
 Ranks = tuple[int, ...]
-Uses = Collection[tuple[str, str]]  # what process groups are for, each with its backend
+Uses = Collection[str]  # what process groups are for
 # The ranks of a rank's set: None for all, and none if it was given a group without itself. What it uses the
 # set for, and the process groups that it has counted.
 _Post = tuple[Ranks | None, Uses, int]
@@ -76,7 +76,7 @@ def _find_sets(posts: Sequence[_Post]) -> list[tuple[Ranks, Uses]] | Exception:
     """Returns the sets, and what they are for, from the posts by rank; or what is wrong with them."""
     everyone = tuple(range(len(posts)))
     members: dict[Ranks, list[int]] = {}
-    uses: dict[Ranks, set[tuple[str, str]]] = {}
+    uses: dict[Ranks, set[str]] = {}
     for rank, (given, used, _) in enumerate(posts):
         ranks = everyone if given is None else given
         members.setdefault(ranks, []).append(rank)
