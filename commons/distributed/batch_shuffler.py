@@ -20,7 +20,6 @@ from ..sequence_batch.tree import check_attributes
 from .balance_report import WORKLOAD_UNITS
 from .batch_format import Format
 from .count_rows import Counter, count_rows
-from .empty_rank import check_runs_copies
 from .exchange import Route, route_of, transfer
 from .extension import Extension, chain, order_extensions
 from .left_loaders import leave, was_left
@@ -32,7 +31,7 @@ from .rank_group import RankGroup, job_device
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
 from .shuffler_settings import faster_placement, make_settings, warn_of_unread_method
-from .step import MOST_ON_THEIR_WAY
+from .step import MOST_ON_THEIR_WAY, check_runs_copies
 
 Batch = TypeVar("Batch")
 
@@ -52,8 +51,7 @@ class BatchShuffler(ABC):
     more rows than any before). `exchange` takes one all-to-all (or all-gather) on the batch's device, or none
     if no sample moves. No host-device synchronization if the batch given to `plan` is on the host.
 
-    A shuffler serves one pipeline, or one loop over `plan_ahead`, at a time: a thread plans with it from the
-    first step until the loaders have ended or the pipeline is reset. Meanwhile `plan` is an error.
+    A shuffler serves one pipeline, or one loop over `plan_ahead`, at a time. Meanwhile `plan` is an error.
 
     Args:
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over the
@@ -88,6 +86,7 @@ class BatchShuffler(ABC):
     shared_fields: Sequence[str] = ()
     unit: str = WORKLOAD_UNITS
     moves_samples: bool = True
+    extensions: tuple[Extension, ...] = ()
 
     def __init__(
         self,
@@ -106,22 +105,18 @@ class BatchShuffler(ABC):
         shared = self.shared_fields
         if isinstance(shared, str):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
-        self.cost, self.extensions = cost, order_extensions(())  # none yet
-        self._process_group, self._enabled = process_group, enabled
-        self._world_size = _world_size()
+        self.cost = cost
+        self._process_group, self._world_size = process_group, _world_size()
         self._routes: tuple[tuple[ShufflePlan, Route], ...] = ()  # replaced whole: two threads read it
         self.expects_scale = True
         self._take(extensions)
         warn_of_unread_method(self, {extension.reads for extension in self.extensions})
 
     def add_extension(self, extension: Extension) -> None:
-        """Adds an extension, as if the constructor had been given it, too. Collective like the constructor.
-
-        For code that is handed a shuffler, before it plans and before a pipeline takes it.
+        """Adds an extension to a shuffler that has not planned, as the constructor does, with its errors.
 
         Raises:
             RuntimeError: a step has been planned.
-            Exception: errors of the constructor.
         """
         if self.format is not None:
             raise RuntimeError(f"this {type(self).__name__} has planned a step; add {extension.name} before")
@@ -134,7 +129,7 @@ class BatchShuffler(ABC):
             extension.check(self.settings)
         moving = [type(extension).__name__ for extension in ordered if extension.moves]
         if moving and not self.moves_samples:
-            off = f"{name}(enabled=False)" if not self._enabled else f"an {name}"
+            off = f"{name}(enabled=False)" if type(self).moves_samples else f"an {name}"
             raise ValueError(
                 f"{off} moves no sample, which {' and '.join(moving)} rely on: leave them out of a run to "
                 "compare with"
@@ -196,10 +191,8 @@ class BatchShuffler(ABC):
     def plan_over(self, job: RankGroup) -> None:
         """Has all ranks of the job plan in step from now on, as pipelines need it; collective over them.
 
-        - If all exchange with each other, nothing changes, and `plan.job` is None.
-        - If only some do, as with a `process_group`, they still plan among themselves. A second gather tells
-          all ranks of each plan what the loss needs, as `plan.job`.
-        - If no rank moves samples, `group` becomes all ranks, and one plan is of all of them.
+        Where only some exchange, they still plan among themselves, and a second gather tells all ranks what
+        the loss needs, as `plan.job`. Where none does, `group` becomes all ranks.
 
         Raises:
             ValueError: ranks are not each in one set of ranks that exchange; on all ranks.
@@ -337,11 +330,7 @@ class BatchShuffler(ABC):
         return self.exchange_rows(rows, plan).batch
 
     def exchange_rows(self, rows: Rows, plan: ShufflePlan) -> Rows:
-        """Moves the rows of a planned step, as `exchange` does a batch, and puts them together.
-
-        Returns:
-            The rows that this rank has then, and their batch.
-        """
+        """Moves the rows of a planned step as `exchange` does; returns those of this rank, put together."""
         batch_format, rank = self._agreed(), self.group.rank
         if not self.exchanges:
             return batch_format.put_together(rows, plan.rows.row_counts[plan.rows.loaded_by(rank)])
@@ -359,10 +348,7 @@ class BatchShuffler(ABC):
         return transfer(loaded, self.route(plan), partial(self.group.group_for, "exchange"))
 
     def route(self, plan: ShufflePlan) -> Route:
-        """Returns what this rank sends and gets for a plan, for which the last plans are kept.
-
-        Pipelines and `plan_ahead` have their planning thread work it out.
-        """
+        """Returns what this rank sends and gets for a plan; the planning thread works it out ahead."""
         for known, route in self._routes:
             if known is plan:
                 return route
@@ -470,11 +456,7 @@ class BatchShuffler(ABC):
         return rows
 
     def traffic(self, plan: ShufflePlan) -> tuple[int, int]:
-        """Returns the bytes that `exchange` sends and receives on this rank for a plan.
-
-        Raises:
-            RuntimeError: samples move, and no rank has had a batch of this shuffler yet.
-        """
+        """Returns the bytes that `exchange` sends and receives on this rank for a plan."""
         if not (self.exchanges and plan.moves):
             return 0, 0
         return self.route(plan).traffic
@@ -490,10 +472,7 @@ class BatchShuffler(ABC):
         return self._agreed().padding_rows().put_together()
 
     def _check_planned(self, batch_format: Format, view: Rows, rows: PackedRows, plan: ShufflePlan) -> None:
-        """Compares fields, rows, and numbers of elements with those of the plan.
-
-        A batch with other lengths, but as many elements, would be cut mid-sample.
-        """
+        """Compares fields, rows, and numbers of elements with those of the plan."""
         values = [field.values() for field in view.fields.values() if not isinstance(field, torch.Tensor)]
         elements, planned = [len(of) for of in values], rows.schema.num_elements(rows.lengths)
         same_elements = elements == planned or not plan.rows.batch_sizes[self.group.rank]

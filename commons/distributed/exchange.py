@@ -105,10 +105,7 @@ def transfer(
     One collective on bytes, whatever the number of fields, dtypes and ranks; none on a local route. No
     host-device synchronization.
 
-    Args:
-        rows: that this rank holds.
-        route: of this rank.
-        group: returns the group that carries the bytes, on a device.
+    `rows` are those that this rank holds, `group` returns the group that carries the bytes, on a device.
     """
     sources = [rows] if route.keeps else []
     if route.leaving is not None:
@@ -131,11 +128,7 @@ def transfer(
 
 
 def route_of(plan: ShufflePlan, rank: int, schema: Schema, exchange: str) -> Route:
-    """Returns the route of a rank on which a plan moves rows.
-
-    Args:
-        exchange: "all_to_all" or "all_gather".
-    """
+    """Returns the route of a rank on which a plan moves rows by an `exchange` of `EXCHANGE_NAMES`."""
     rows = plan.rows
     lengths, num_rows = rows.lengths_as_loaded(rank), int(plan.num_rows[rank])
     if not plan.moves:

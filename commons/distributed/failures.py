@@ -70,9 +70,8 @@ def note_if_lost() -> Iterator[None]:
 def show_first_cause_only() -> None:
     """Has ranks that another rank's failure ends print one line in place of a traceback.
 
-    For a program with a loop of its own: call it once, on every rank, after `init_process_group`. Our
-    `rank_process` calls it; the stage never does. Without it each rank prints a traceback, in which a note
-    names the rank that failed first.
+    For a program with a loop of its own: call it on every rank, after `init_process_group`. Without it each
+    rank prints a traceback, in which a note names the rank that failed first.
 
     Sets `sys.excepthook`, as `init_process_group` does; what it was before prints the other errors. A rank
     that another one's failure ends waits `GRACE_S` for torchrun to end it. A lost connection has its

@@ -37,9 +37,8 @@ def loss_sum(
 ) -> torch.Tensor:
     """Returns the sum of the losses over this rank's loss tokens, 0-d.
 
-    Without loss tokens it is a zero tied to the graph, whatever the losses are: the collectives in the
-    backward of data-parallel models and sharded tables need every rank. No host-device synchronization,
-    except for a "mean" on a rank without loss tokens.
+    Without loss tokens it is a zero tied to the graph, because collectives in the backward need every rank.
+    No host-device synchronization, except for a "mean" on a rank without loss tokens.
 
     Args:
         losses: as the model returned them.

@@ -50,9 +50,9 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
 def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | None) -> None:
     """Changes `rank_of`, int64 `[rows]`, so that each rank has loss tokens, where one swap for each does.
 
-    Without any, a model that returns the mean of its losses divides by zero. A rank gives a row without
-    loss tokens for the one of most similar work that has some, of a rank that keeps others. No rank takes
-    longer than the slowest did, nor has more than `max_tokens`.
+    Without any, a model that returns the mean of its losses divides by zero. A rank gives a row for the one
+    of most similar work with loss tokens, of a rank that keeps others. No rank takes longer than the slowest
+    did, nor has more than `max_tokens`.
     """
     has_loss = rows.loss_tokens > 0
     with_loss = np.bincount(rank_of[has_loss], minlength=rows.num_ranks)
@@ -85,10 +85,7 @@ def _may_swap(
 
 
 def partition(rows: RowTable, settings: ShufflerSettings, **arguments: Any) -> np.ndarray:
-    """Returns int64 `[rows]`, the rank of each.
-
-    `arguments` of the partitioner replace those from rows and settings. It gets those that it takes, and
-    that are not None.
+    """Returns int64 `[rows]`, the rank of each, by the partitioner; `arguments` replace those from settings.
 
     Raises:
         RuntimeError: the partitioner, which may be a user's, returned neither the rank of each row nor
@@ -184,10 +181,7 @@ def relative_speeds(rows: RowTable) -> np.ndarray | None:
 
 
 def place(rows: RowTable, settings: ShufflerSettings, pads: bool = True) -> ShufflePlan:
-    """Places the rows of a step on the ranks that loaded them, with errors of `place_rows`.
-
-    With `pads`, batches may get padding rows, to make rows equal.
-    """
+    """Places the rows of a step, with errors of `place_rows`; where it `pads`, padding makes rows equal."""
     if rows.num_ranks == 1:
         return place_at_home(rows)
     plan = make_plan(rows, place_rows(rows, settings))

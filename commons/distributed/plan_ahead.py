@@ -46,12 +46,10 @@ class PlanAhead:
 
     Args:
         planner: makes the plans.
-        view: of batches.
-        prepare: returns what to exchange of this rank's rows of a planned step, None once its loader has
-            ended; called in the planning thread.
-        faster: what to do where planning takes longer than a step: where counting rows does, and where
-            placing them does.
-        device: of the steps, which becomes the thread's current one; None for the caller's.
+        view: returns the rows of a batch.
+        prepare: returns what to exchange of this rank's rows, None once its loader has ended.
+        faster: remedies for slow planning, if counting rows takes longer than placing them, and if not.
+        device: of the steps, which becomes the planning thread's current one; None for the caller's.
     """
 
     def __init__(
@@ -227,10 +225,9 @@ def _warn_of_device_batches() -> None:
 
 
 class _Thread:
-    """Runs functions one after another; ends when nothing refers to it.
+    """Runs functions one after another; ends when nothing refers to it, or by `_end_threads`.
 
-    A daemon, unlike those of concurrent.futures: waiting at exit for a collective that another rank has left
-    would keep this process from ending. `_end_threads` ends it.
+    A daemon, unlike those of concurrent.futures: at exit, it may wait for a collective that others have left.
     """
 
     def __init__(self, device: torch.device | None) -> None:

@@ -37,10 +37,10 @@ class PlanGather:
     gather once more.
 
     Args:
-        channel: of the ranks whose rows are gathered.
-        agrees: channel of the ranks that agree on the format: the same, or one of all ranks of the job.
+        channel: connects the ranks whose rows are gathered.
+        agrees: connects the ranks that agree on the format: the same, or all ranks of the job.
         extensions: in their order.
-        view: of batches.
+        view: returns the rows of a batch.
         moves: whether samples leave this rank.
     """
 

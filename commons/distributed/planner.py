@@ -30,9 +30,8 @@ _FAILED, _HAS_BATCH, _PLACED, _PARTS, _LOSS_TOKENS, _BEFORE, _AFTER, _WIDTH = ra
 class Planner:
     """Makes the plans of the ranks that exchange.
 
-    A plan takes one all-gather of host numbers, over a channel of its own. The first one, and one that meets
-    more rows than any before, take a few. With a `job` a plan takes a second one, of a few numbers per rank.
-    Construction is collective, before the extensions' `setup`.
+    A plan takes one all-gather of host numbers, see `PlanGather`; with a `job` a second one, of a few numbers
+    per rank. Construction is collective, before the extensions' `setup`.
 
     Args:
         group: ranks that exchange.
@@ -42,7 +41,7 @@ class Planner:
         extensions: in their order.
         cost: of rows by their counts; None for the sum of the columns of `get_workloads`.
         count: counts the rows of a batch, and returns their format, too.
-        view: of batches.
+        view: returns the rows of a batch.
         whose: name of the shuffler's class, for messages.
 
     Attributes:
@@ -172,11 +171,7 @@ class Planner:
     ) -> ShufflePlan:
         """Returns the plan with what all ranks of the job know of its step, by one all-gather over them.
 
-        Args:
-            job: of all ranks.
-            plan: among the ranks that exchange with this one; None for a failure.
-            failure: why this rank has no plan; raised on all ranks.
-            posts: int64 `[numbers]` each, for all ranks, by name; as many numbers on all of them.
+        Without a plan, `failure` is why, which is raised on all ranks. They all have as many `posts`.
         """
         told = np.zeros(_WIDTH, dtype=np.int64)
         try:

@@ -4,10 +4,9 @@ All shufflers, pipelines, logs and checkpoints of a process share one gloo group
 set of ranks. A gloo group of N ranks holds N + 3 descriptors and 3 threads, and an NCCL communicator holds
 device memory. In the gloo group, each user has a `Channel`.
 
-Order of launches: the main thread launches every exchange and unshuffle, and TorchRec's collectives of a
-forward. Autograd's thread launches those of a backward, DDP's among them, while the main thread waits for it.
-So all ranks launch in one order, that of the program. With NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26 or later)
-the device keeps to it, too. Messages between hosts are no part of it, whichever thread sends them.
+The main thread launches every exchange and unshuffle, and TorchRec's collectives of a forward. Autograd's
+thread launches those of a backward, while the main thread waits for it. So all ranks launch in one order.
+With NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26 or later) the device keeps to it, too.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class Channel:
     """Gathers host numbers and objects, apart from all other messages over the same group.
 
     Messages are point-to-point and carry the channel's tag. So threads with a channel each may use one group
-    at the same time, in any order. On each channel, all ranks must make the same calls in the same order, one
-    thread at a time.
+    at the same time. On each channel, all ranks must make the same calls in the same order.
 
     Attributes:
         rank: this process's place among the ranks.
@@ -133,7 +131,7 @@ class RankGroup:
 
     def __init__(self, ranks: tuple[int, ...], rank: int, control: dist.ProcessGroup | None = None) -> None:
         self.ranks, self.rank, self.control = ranks, rank, control
-        self._tags = itertools.count(1)
+        self._last_tag = 0
         self._groups: dict[str, dist.ProcessGroup] = {}  # by use
         self._base = Channel(rank, ranks, control, tag=0)
         self.hosts: list[str] = self._base.all_gather_objects(socket.gethostname())
@@ -184,10 +182,9 @@ class RankGroup:
 
     def channel(self) -> Channel:
         """Makes a channel that nothing else uses. Collective over the group."""
-        mine = np.array([next(self._tags)])
-        tag = int(self._base.all_gather(mine).max())  # a rank may have made one that failed on others
-        self._tags = itertools.count(tag + 1)
-        return Channel(self.rank, self.ranks, self.control, tag)
+        # A rank may have made one that failed on others.
+        self._last_tag = int(self._base.all_gather(np.array([self._last_tag + 1])).max())
+        return Channel(self.rank, self.ranks, self.control, self._last_tag)
 
     def all_gather_objects(self, value: Any, failure: Exception | None = None) -> list[Any]:
         """Gathers anything that pickles, while something is constructed; as `Channel` does."""
@@ -196,9 +193,8 @@ class RankGroup:
     def group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
         """Returns the process group of these ranks for one use, such as "exchange", on a device.
 
-        `of` has connected it on the job's device. On the host of a job on GPUs, it is that for planning. On
-        GPUs, what runs on another stream needs another use, or it would wait for the exchange of a later
-        step.
+        On the host of a job on GPUs, it is that for planning. On GPUs, what runs on another stream needs
+        another use, or it would wait for the exchange of a later step.
 
         Raises:
             KeyError: `of` was not asked for this use.
@@ -270,18 +266,15 @@ def job_timeout(backend: str) -> timedelta | None:
 def ranks_per_node(nodes: list[str]) -> int | None:
     """Returns the consecutive ranks per node, from each rank's node; None if nodes do not matter."""
     size = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), len(nodes))
-    starts = nodes[::size]
-    even = len(set(starts)) == len(starts) and all(
-        node == starts[rank // size] for rank, node in enumerate(nodes)
-    )
+    even = nodes == [node for node in dict.fromkeys(nodes) for _ in range(size)][: len(nodes)]
     return size if even and 1 < size < len(nodes) else None
 
 
 class _Job:
     """The groups of the job that this process is in. All ranks make the same ones, in the same order.
 
-    Torch names a group after a count of groups that each rank keeps. So also those that are not in a group
-    take part, or a later one would have another name on them, and wait for the others until it times out.
+    Torch names a group after a count of groups that each rank keeps. So ranks that are not in a group take
+    part, too, or a later one would have another name on them.
 
     Attributes:
         world: the job's default group.
@@ -291,7 +284,7 @@ class _Job:
     def __init__(self, world: dist.ProcessGroup | None) -> None:
         self.world = world
         self.groups: dict[Ranks, RankGroup] = {}
-        self._uses: dict[Ranks, set[str]] = {}  # of the sets of all ranks
+        self._made: set[tuple[Ranks, str]] = set()  # sets, of all ranks, and what each is connected for
 
     def group(self, ranks: Ranks, uses: Uses) -> RankGroup:
         """Returns the group of a set, connected for these uses; collective, as `RankGroup.of`."""
@@ -305,20 +298,18 @@ class _Job:
 
     def _connect(self, ranks: Ranks, uses: Uses) -> None:
         """Connects ranks for planning and for uses, where they are not. Collective over the job."""
-        rank, num_ranks, backend = dist.get_rank(), len(ranks), job_backend(job_device())
-        if ranks not in self._uses:
-            with show_if_slow(f"connecting {num_ranks} ranks for planning"):
-                control = dist.new_group(ranks, timeout=job_timeout("gloo"), backend="gloo")
-                if rank in ranks:
-                    self.groups[ranks] = RankGroup(ranks, ranks.index(rank), control)
-            self._uses[ranks] = set()
-        for use in uses:
-            if use not in self._uses[ranks]:
-                with show_if_slow(f"connecting {num_ranks} ranks for the {use}"):
-                    group = dist.new_group(ranks, timeout=job_timeout(backend), backend=backend)
-                    if rank in ranks:
-                        self.groups[ranks].add_group(use, group)
-                self._uses[ranks].add(use)
+        rank = dist.get_rank()
+        for use in ("planning", *uses):
+            if (ranks, use) in self._made:
+                continue
+            backend = "gloo" if use == "planning" else job_backend(job_device())
+            with show_if_slow(f"connecting {len(ranks)} ranks for {use}"):
+                group = dist.new_group(ranks, timeout=job_timeout(backend), backend=backend)
+                if rank in ranks and use == "planning":
+                    self.groups[ranks] = RankGroup(ranks, ranks.index(rank), group)
+                elif rank in ranks:
+                    self.groups[ranks].add_group(use, group)
+            self._made.add((ranks, use))
 
 
 # Of all jobs that the process has joined: a store may outlive one of them.

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from ..distributed import BalanceReport, BatchShuffler
-from ..distributed.empty_rank import COPIES, check_runs_copies, without_copies
 from ..distributed.extension import chain
 from ..distributed.loss_reduction import check_reduction, loss_sum
 from ..distributed.rank_group import RankGroup
-from ..distributed.step import Step
+from ..distributed.step import COPIES, Step, check_runs_copies, without_copies
 from ..named_ranges import named_range
 from ..sequence_batch.container_types import type_name
 
@@ -36,9 +35,8 @@ class ShuffleStage:
     | i + 1 | input distribution           | TorchRec     | training | data_dist |
     | i     | forward, backward, optimizer | `forward`    | training | default   |
 
-    Collectives per step: on the main thread, that of the shuffler's exchange; in the planning thread, one
-    all-gather of host numbers over the ranks that exchange. Where not all of the job do, a second one, of a
-    few numbers, is over all ranks. Construction is collective.
+    Collectives per step: on the main thread, that of the shuffler's exchange; in the planning thread, those
+    of the `Planner`. Construction is collective.
 
     Attributes:
         ahead: plans the next steps.
@@ -109,8 +107,7 @@ class ShuffleStage:
         """Runs the model on an exchanged batch; returns the loss to run backward on, and the model's output.
 
         Data-parallel training averages gradients over ranks. The loss is scaled so that this average is the
-        gradient of the mean over all loss tokens of the step. Without any loss token it is 0. Without
-        samples, what has a row for each row of the batch in the output of an evaluation has none.
+        gradient of the mean over all loss tokens of the step. Without any loss token it is 0.
 
         Raises:
             TypeError: as `exchange`.

@@ -27,7 +27,7 @@ from torchrec.distributed.types import ShardingType
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from commons.distributed import BatchShuffler
-from commons.distributed.empty_rank import check_runs_copies
+from commons.distributed.step import check_runs_copies
 from commons.extensions.micro_batches import MicroBatches
 from commons.pipeline import ShuffleStageMixin
 from tests.commons.histories import HistoryBatch, TokenShuffler, histories
