@@ -19,7 +19,7 @@ import torch
 
 from ..named_ranges import named_range
 from ..sequence_batch.rows import Rows
-from .failures import raised_on
+from .channel import raised_on
 from .loaded_memory import LoadedMemory
 from .plan_gather import View
 from .planner import Planner

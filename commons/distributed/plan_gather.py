@@ -12,9 +12,8 @@ import numpy as np
 from ..sequence_batch.row_schema import Schema
 from ..sequence_batch.rows import Rows
 from .batch_format import LIST_REMEDY, Format
+from .channel import Channel, Ranks, to_bytes
 from .extension import Extension
-from .rank_group import Channel, to_bytes
-from .rank_sets import Ranks
 from .row_table import RowTable
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,11 @@ from ..named_ranges import named_range
 from ..perf_model.cost import Cost
 from ..sequence_batch.rows import Rows
 from .batch_format import Format
+from .channel import Channel
 from .extension import Extension, chain
 from .placement import arguments_of, place, place_at_home
 from .plan_gather import Counted, PlanGather, View
-from .rank_group import Channel, RankGroup
+from .rank_group import RankGroup
 from .row_table import RowTable
 from .shuffle_plan import JobStep, ShufflePlan, sum_loss_tokens
 from .shuffler_settings import ShufflerSettings

@@ -12,14 +12,13 @@ With NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26 or later) the device keeps to it, t
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import logging
 import os
+import pickle
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -29,90 +28,27 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ..tried_versions import warn_of_untried
-from .failures import note_if_lost, portable, raised_on
-from .rank_sets import Ranks, Uses, agree_on_sets
+from .channel import Channel, Ranks, note_if_lost
 from .slow_start import show_if_slow
 
 logger = logging.getLogger(__name__)
 _NEVER_SENT = 2**31 - 1  # a tag that no channel has
+# How long ranks wait for the others. A job's own timeout is many minutes, and names nobody.
+PATIENCE_S = 60.0
 
+Uses = Collection[str]  # what process groups are for
+# The ranks of a rank's set: None for all, and none if it was given a group without itself. What it uses the
+# set for, and the process groups that it has counted.
+_Post = tuple[Ranks | None, Uses, int]
 
-@dataclass(frozen=True)
-class Channel:
-    """Gathers host numbers and objects, apart from all other messages over the same group.
-
-    Messages are point-to-point and carry the channel's tag. So threads with a channel each may use one group
-    at the same time. On each channel, all ranks must make the same calls in the same order.
-
-    Attributes:
-        rank: this process's place among the ranks.
-        ranks: ranks of the job that gather.
-        group: gloo; None for a single rank.
-        tag: message tag, unique to the channel within its group.
-    """
-
-    rank: int
-    ranks: Ranks
-    group: dist.ProcessGroup | None
-    tag: int
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks that gather."""
-        return len(self.ranks)
-
-    def all_gather(self, row: np.ndarray) -> np.ndarray:
-        """Gathers numbers `[n]`, the same n and dtype on every rank, to `[ranks, n]`.
-
-        Takes ceil(log2(ranks)) rounds of one message each, where gloo's own gather passes rows around a ring
-        in ranks - 1. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
-        Message-Passing Systems", 1997.
-        """
-        table = np.empty((self.num_ranks, len(row)), dtype=row.dtype)
-        table[0] = row
-        rows, there = torch.from_numpy(table), 1  # of this rank, the next one, and so on
-        while there < self.num_ranks:
-            end = min(2 * there, self.num_ranks)
-            source, target = ((self.rank + ahead) % self.num_ranks for ahead in (there, -there))
-            with note_if_lost():
-                arriving = dist.irecv(rows[there:end], group=self.group, tag=self.tag, group_src=source)
-                leaving = dist.isend(rows[: end - there], group=self.group, tag=self.tag, group_dst=target)
-                for message in (arriving, leaving):
-                    if message is not None:
-                        message.wait()
-            there = end
-        return np.roll(table, self.rank, axis=0)
-
-    def all_gather_objects(self, value: Any, failure: Exception | None = None) -> list[Any]:
-        """Gathers anything that pickles, in two gathers: of sizes, and of bytes up to the largest.
-
-        Args:
-            value: this rank's.
-            failure: error that kept this rank from having one.
-
-        Raises:
-            Exception: the failure of the first rank that has one, such as a value that does not pickle; on
-                every rank.
-        """
-        if self.num_ranks == 1 and failure is None:
-            return [value]
-        try:
-            if failure is not None:
-                raise failure
-            sent = to_bytes(value)
-        except Exception as error:
-            failure, sent = error, to_bytes(portable(error))
-        own = np.frombuffer(sent, dtype=np.uint8)
-        header = self.all_gather(np.array([len(own), failure is not None]))
-        padded = np.zeros(header[:, 0].max(), dtype=np.uint8)
-        padded[: len(own)] = own
-        table = self.all_gather(padded)
-        objects = [from_bytes(row[:size].tobytes()) for row, size in zip(table, header[:, 0], strict=True)]
-        failed = np.flatnonzero(header[:, 1])
-        # Those that a rank has from another one are raised only without the first one.
-        for rank in sorted(failed, key=lambda rank: raised_on(objects[rank]) != self.ranks[rank])[:1]:
-            raise failure if failure is not None and rank == self.rank else objects[rank]
-        return objects
+_TOGETHER = (
+    "making one for some of the ranks is collective over the job: all ranks make theirs at the same time. A "
+    "rank that keeps its samples makes the same shuffler in a group of itself, as in own, _ = "
+    "dist.new_subgroups_by_enumeration([[0, 1], [2]]), because an identity shuffler, or one with "
+    "enabled=False, takes no part"
+)
+_OF_ALL = "making one for all ranks, or a pipeline, is collective over them"
+_IF_LATE = "If they are only late, have all ranks wait for them before, as in dist.barrier()"
 
 
 class RankGroup:
@@ -324,13 +260,89 @@ def _this_job() -> _Job:
     return _job
 
 
-def to_bytes(value: Any) -> bytes:
-    """Pickles anything, with tensors of all dtypes."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
+def agree_on_sets(number: int, ranks: Ranks, uses: Uses) -> list[tuple[Ranks, Uses]]:
+    """Returns the sets of more than one rank, ascending, with what any of their ranks uses.
+
+    Collective over the job. It takes a few messages to the store, and none between ranks.
+
+    Args:
+        number: how often this job has agreed before; the same on all ranks.
+        ranks: ascending, those of this rank's set; none if it was given a group without itself.
+        uses: what this rank uses the set for.
+
+    Raises:
+        ValueError: a rank was given a group without itself, or the ranks of a set name another; on all ranks.
+        RuntimeError: ranks have not come `PATIENCE_S` after another; on that one and all that come.
+    """
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    job_store = dist.distributed_c10d._get_default_store()
+    store: Any = dist.PrefixStore(f"workload_balancer/sets_{number}", job_store)
+    posts = [f"post_{of}" for of in range(num_ranks)]
+    of_all = ranks == tuple(range(num_ranks))
+    post: _Post = None if of_all else ranks, uses, dist.distributed_c10d._world.group_count
+    store.set(posts[rank], pickle.dumps(post))
+    if store.add("arrived", 1) == num_ranks:
+        _end(store, _find_sets([pickle.loads(each) for each in store.multi_get(posts)]))
+    try:
+        store.wait(["end"], timedelta(seconds=PATIENCE_S))
+    except RuntimeError:  # each kind of store has an error of its own
+        late = [of for of in range(num_ranks) if not store.check([posts[of]])]
+        if late:  # else the last one has come just now
+            who = f"{ranks_text(late)} {'has' if len(late) == 1 else 'have'}"
+            why = f"{_OF_ALL if of_all else _TOGETHER}. {_IF_LATE}"
+            _end(store, RuntimeError(f"{who} not made a shuffler within {PATIENCE_S:g} s: {why}"))
+    end = pickle.loads(store.get("end"))
+    if isinstance(end, Exception):
+        raise end
+    return end
 
 
-def from_bytes(pickled: bytes) -> Any:
-    """Returns what `to_bytes` was given, on the host."""
-    return torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)
+def _end(store: Any, end: list[tuple[Ranks, Uses]] | Exception) -> None:
+    """Ends a meeting, unless another rank has: all ranks go on with the same."""
+    if store.add("ended", 1) == 1:
+        store.set("end", pickle.dumps(end))
+
+
+def _find_sets(posts: Sequence[_Post]) -> list[tuple[Ranks, Uses]] | Exception:
+    """Returns the sets, and what they are for, from the posts by rank; or what is wrong with them."""
+    everyone = tuple(range(len(posts)))
+    members: dict[Ranks, list[int]] = {}
+    uses: dict[Ranks, set[str]] = {}
+    for rank, (given, used, _) in enumerate(posts):
+        ranks = everyone if given is None else given
+        members.setdefault(ranks, []).append(rank)
+        uses.setdefault(ranks, set()).update(used)
+    if () in members:
+        return ValueError(
+            f"{ranks_text(members[()])} is not in the process_group it was given; a rank balances among the "
+            "ranks of a group that it belongs to"
+        )
+    for ranks, present in members.items():
+        for rank in sorted({*ranks} - {*present})[:1]:
+            others = next(each for each, theirs in members.items() if rank in theirs)
+            here, there = (
+                ", or a pipeline, for all ranks" if each == everyone else f" for {ranks_text(each)}"
+                for each in (ranks, others)
+            )
+            return ValueError(
+                f"rank {present[0]} makes a shuffler{here}, and rank {rank} at the same time one{there}: "
+                f"{_TOGETHER}"
+            )
+    counts = [count for _, _, count in posts]
+    if len({*counts}) > 1:
+        fewest, most = (counts.index(bound(counts)) for bound in (min, max))
+        return ValueError(
+            f"torch {torch.__version__} counts {counts[fewest]} process groups on rank {fewest} and "
+            f"{counts[most]} on rank {most}. It names the next one after this number, so ranks would not "
+            "find each other: have all ranks of the job make all groups, without "
+            "use_local_synchronization=True"
+        )
+    return [(ranks, sorted(uses[ranks])) for ranks in sorted(members) if len(ranks) > 1]
+
+
+def ranks_text(ranks: Iterable[int], most: int = 8) -> str:
+    """Returns "rank 2", "ranks 2 and 3", or "ranks 2, 3 and 96 more"."""
+    names = [str(rank) for rank in ranks]
+    if len(names) > most:
+        names[most - 1 :] = [f"{len(names) - most + 1} more"]
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"
