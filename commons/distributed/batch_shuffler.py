@@ -420,12 +420,10 @@ class BatchShuffler(ABC):
         self.planner.ranks.all_gather_objects(None, self.planner.busy())
         ahead, loader = self.ahead(), iter(batches)
         if was_left(loader):
-            ahead.fail(
-                ValueError(
-                    "this iterator gave a batch to an earlier loop over plan_ahead, which was left before "
-                    "that batch: make one generator, planned = shuffler.plan_ahead(batches), and take the "
-                    "steps of each part from it, as in itertools.islice(planned, 100)"
-                )
+            ahead.failure = ValueError(
+                "this iterator gave a batch to an earlier loop over plan_ahead, which was left before that "
+                "batch: make one generator, planned = shuffler.plan_ahead(batches), and take the steps of "
+                "each part from it, as in itertools.islice(planned, 100)"
             )
         try:
             while (step := ahead.next_step(loader)) is not None:

@@ -63,12 +63,12 @@ class RowsOf(NamedTuple):
 
 
 def direct_route(
-    schema: Schema, held: RowsOf, wanted: RowsOf, rank: int, num_ranks: int, num_rows: int | None = None
+    schema: Schema, held: RowsOf, wanted: RowsOf, rank: int, num_ranks: int, num_rows: int
 ) -> Route:
     """Returns the route on which each row goes straight to its rank.
 
     Rows are in ascending order on both sides, so that two ranks agree on the order of those between them.
-    `num_rows` are those in the end, padding included; None for no padding.
+    `num_rows` are those in the end, padding included.
     """
     leaving, starts = _by_rank(held.ranks, rank)
     to = held.ranks[leaving[starts]]
@@ -85,8 +85,8 @@ def direct_route(
     positions = np.empty(len(wanted.ranks), dtype=np.int64)
     positions[stays] = np.flatnonzero(held.ranks == rank)
     positions[coming] = (len(held.lengths) if keeps else 0) + np.arange(len(coming))
-    num_padding = 0 if num_rows is None else num_rows - len(positions)
-    placed = Selection.of(schema, [held.lengths, *lengths] if keeps else lengths, [positions], num_padding)
+    sources_of = [held.lengths, *lengths] if keeps else lengths
+    placed = Selection.of(schema, sources_of, [positions], num_rows - len(positions))
     arriving = list(zip(sources, lengths, strict=True))
     return Route(selection, sent.tolist(), received.tolist(), arriving, keeps, placed)
 

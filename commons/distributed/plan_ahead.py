@@ -50,6 +50,9 @@ class PlanAhead:
         prepare: returns what to exchange of this rank's rows, None once its loader has ended.
         faster: remedies for slow planning, if counting rows takes longer than placing them, and if not.
         device: of the steps, which becomes the planning thread's current one; None for the caller's.
+
+    Attributes:
+        failure: error of this rank in a step that was handed out, for all ranks to raise with the next plan.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class PlanAhead:
         self._this_rank_ended = False
         self._planned: deque[tuple[Iterator[Any], bool, Future[Step | None]]] = deque()
         self._handed_out_at = time.perf_counter()
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
 
     def next_step(self, loader: Iterator[Any], mode: Any = None) -> Step | None:
         """Returns the next step; None once when the loaders of all ranks have ended.
@@ -86,7 +89,6 @@ class PlanAhead:
         step = self._next_planned(loader, mode)
         if step is None:
             return None
-        self._memory.handed_out()
         self._planner.hand_out(step.plan)
         self._slow_plans.after(busy_seconds)
         self._handed_out_at = time.perf_counter()
@@ -104,10 +106,9 @@ class PlanAhead:
             try:
                 with named_range("## wait for plan ##"):
                     step = planned.result()
-            except Exception:
+            finally:
                 if has_batch:
-                    self._memory.handed_out()  # it never will be
-                raise
+                    self._memory.handed_out()
             seconds += time.perf_counter() - start
             if step is not None:
                 step.wait_seconds = seconds
@@ -125,16 +126,6 @@ class PlanAhead:
     def has_batches(self) -> bool:
         """Whether this rank has loaded batches that were not handed out."""
         return any(has_batch for _, has_batch, *_ in self._planned)
-
-    def fail(self, failure: Exception | None) -> None:
-        """Has all ranks raise an error of this one, of a step that was handed out, with the next plan."""
-        self._failure = failure
-
-    def raise_failure(self) -> None:
-        """Raises the error given to `fail` that no plan has shared."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
 
     def drop(self) -> None:
         """Drops batches that were loaded and not handed out; all ranks have to in the same place.
@@ -181,7 +172,7 @@ class PlanAhead:
         """Plans a step, in the planning thread; None if no rank has loaded a batch. Collective."""
         self._planner.reserve()
         if failure is None:
-            failure, self._failure = self._failure, None
+            failure, self.failure = self.failure, None
         on_host, given = loaded or (None, None)
         plan = self._planner.plan(on_host, failure)
         if not plan.whole.has_batch:

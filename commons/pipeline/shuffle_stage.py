@@ -120,7 +120,7 @@ class ShuffleStage:
             extension.check_ran(step.plan)
         self._computed = step, total, total.clone()
         for failure in step.failures[:1]:
-            self.ahead.fail(failure)
+            self.ahead.failure = failure
         return loss, output
 
     def _run(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, Any]:
@@ -158,13 +158,14 @@ class ShuffleStage:
             Exception: the failure of one of the last steps, which no plan has shared; on this rank.
         """
         self._ended = None
-        self.ahead.raise_failure()
+        failure, self.ahead.failure = self.ahead.failure, None
+        if failure is not None:
+            raise failure
 
     def reset(self) -> None:
         """Drops the steps that are planned, as a pipeline does with its batches; all ranks have to."""
         self.ahead.drop()
-        self.ahead.fail(None)
-        self._ended = None
+        self.ahead.failure = self._ended = None
 
     def report(self) -> BalanceReport:
         """Computes the report of the last step; bytes and times are this rank's."""
