@@ -106,6 +106,8 @@ class PlanAhead:
             try:
                 with named_range("## wait for plan ##"):
                     step = planned.result()
+            except StopIteration as error:  # from here it would look like the end of the data
+                raise RuntimeError(f"planning raised {error!r}") from error
             finally:
                 if has_batch:
                     self._memory.handed_out()
@@ -268,11 +270,6 @@ def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:
                 planned = function(*arguments)
             future.set_result(planned)
             del planned
-        except StopIteration as error:  # from `next_step` it would look like the end of the data
-            failure = RuntimeError(f"planning raised {error!r}")
-            failure.__cause__ = error
-            future.set_exception(failure)
-            del failure
         except BaseException as error:
             future.set_exception(error)
         del job, future, function, arguments  # else they would live until the next job comes
