@@ -67,8 +67,7 @@ class BalanceReport:
 
     @staticmethod
     def of(plan: ShufflePlan, equal_rows: bool, unit: str = WORKLOAD_UNITS, **measured: Any) -> BalanceReport:
-        """Reports on the step of a plan; `unit` is a `BatchShuffler`'s, `measured` are attributes that have
-        a default."""
+        """Reports on a plan; `unit` is a `BatchShuffler`'s, `measured` are attributes with a default."""
         rows = plan.rows
         moved, starts = rows.home != plan.destination, np.flatnonzero(rows.starts_sample)
         return BalanceReport(

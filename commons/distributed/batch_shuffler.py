@@ -455,9 +455,7 @@ class BatchShuffler(ABC):
 
     def traffic(self, plan: ShufflePlan) -> tuple[int, int]:
         """Returns the bytes that `exchange` sends and receives on this rank for a plan."""
-        if not (self.exchanges and plan.moves):
-            return 0, 0
-        return self.route(plan).traffic
+        return self.route(plan).traffic if self.exchanges else (0, 0)
 
     def padding_batch(self) -> Any:
         """Returns a host batch of one row, for a rank whose loader has ended while others go on.

@@ -77,13 +77,9 @@ class Channel:
     def all_gather_objects(self, value: Any, failure: Exception | None = None) -> list[Any]:
         """Gathers anything that pickles, in two gathers: of sizes, and of bytes up to the largest.
 
-        Args:
-            value: this rank's.
-            failure: error that kept this rank from having one.
-
         Raises:
-            Exception: the failure of the first rank that has one, such as a value that does not pickle; on
-                every rank.
+            Exception: the failure of the first rank that has one in place of a value, or whose value does not
+                pickle; on every rank.
         """
         if self.num_ranks == 1 and failure is None:
             return [value]
@@ -154,7 +150,7 @@ def cause_elsewhere(error: BaseException) -> str | None:
 
 @contextmanager
 def note_if_lost() -> Iterator[None]:
-    """While active, an error of a lost connection gets a note that another rank shows the cause."""
+    """While active, notes on an error of a lost connection that another rank shows the cause."""
     try:
         yield
     except RuntimeError as error:

@@ -51,15 +51,10 @@ class Route:
 
 
 class RowsOf(NamedTuple):
-    """Rows of one rank before a transfer, or after it, in ascending order of their numbers.
+    """Rows of one rank before a transfer, or after it, in ascending order of their numbers."""
 
-    Attributes:
-        ranks: int64 `[rows]`, the rank that each goes to, or comes from.
-        lengths: int64 `[rows, keys]`; padding may follow the rows.
-    """
-
-    ranks: np.ndarray
-    lengths: np.ndarray
+    ranks: np.ndarray  # int64 `[rows]`, the rank that each goes to, or comes from
+    lengths: np.ndarray  # int64 `[rows, keys]`; padding may follow the rows
 
 
 def direct_route(

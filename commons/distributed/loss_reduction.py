@@ -40,8 +40,7 @@ def loss_sum(
     No host-device synchronization, except for a "mean" on a rank without loss tokens.
 
     Args:
-        losses: as the model returned them.
-        reduction: one of `LOSS_REDUCTIONS`.
+        losses, reduction: as the model returned and reduced them.
         num_loss_tokens: this rank's, in this forward.
         mean_tokens: loss tokens of the step ÷ ranks, which turns a "global_mean" into a sum.
         failures: gets the error of a mean of none that is not finite, to be raised on all ranks; None to

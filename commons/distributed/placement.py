@@ -23,7 +23,7 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
     """Returns int64 `[rows]`, the rank of each.
 
     Keeps rows as loaded if the partitioner does no better, in load or in tokens above their tolerance,
-    unless it also heeds an extension's column. Last, ranks without loss tokens swap a row for one with some.
+    unless it also heeds an extension's column.
 
     Raises:
         ValueError: `max_tokens` cannot be kept, or no placement that keeps it was found.

@@ -45,8 +45,7 @@ class PlanAhead:
     DataLoader with persistent workers is in every epoch.
 
     Args:
-        planner: makes the plans.
-        view: returns the rows of a batch.
+        planner, view: those of the shuffler.
         prepare: returns what to exchange of this rank's rows, None once its loader has ended.
         faster: remedies for slow planning, if counting rows takes longer than placing them, and if not.
         device: of the steps, which becomes the planning thread's current one; None for the caller's.
@@ -65,7 +64,8 @@ class PlanAhead:
     ) -> None:
         self._planner, self._view, self._prepare = planner, view, prepare
         self._thread, self._memory = _Thread(device), LoadedMemory()
-        self._slow_plans = _SlowPlans(planner, faster)
+        self._faster, self._warns_if_slow = faster, planner.ranks.rank == 0
+        self._times: list[tuple[float, float, float]] = []
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = False
         self._planned: deque[tuple[Iterator[Any], bool, Future[Step | None]]] = deque()
@@ -90,7 +90,7 @@ class PlanAhead:
         if step is None:
             return None
         self._planner.hand_out(step.plan)
-        self._slow_plans.after(busy_seconds)
+        self._warn_if_slow(busy_seconds)
         self._handed_out_at = time.perf_counter()
         return step
 
@@ -123,6 +123,26 @@ class PlanAhead:
                 finally:
                     self._forget()  # once no plan is on its way
                 return None
+
+    def _warn_if_slow(self, busy_seconds: float) -> None:
+        """Warns once, on rank 0, if planning takes longer than a step; times serve nothing else.
+
+        By medians, with `busy_seconds` from one call of `next_step` to the other.
+        """
+        if not self._warns_if_slow:
+            return
+        self._times.append((*self._planner.seconds, busy_seconds))
+        if len(self._times) < _WARM_UP + _STEPS:
+            return
+        counting, placing, busy = 1e3 * np.median(self._times[_WARM_UP:], axis=0)
+        del self._times[_WARM_UP:]
+        if counting + placing > busy:
+            self._warns_if_slow = False
+            logger.warning(
+                f"planning takes {counting + placing:.1f} ms per step, and a step that should hide it "
+                f"{busy:.1f} ms: every step waits for its plan; "
+                f"{self._faster[0 if counting > placing else 1]}"
+            )
 
     @property
     def has_batches(self) -> bool:
@@ -180,32 +200,6 @@ class PlanAhead:
         if not plan.whole.has_batch:
             return None
         return Step(self._prepare(given, plan), plan, mode)  # what came on the device stays there
-
-
-class _SlowPlans:
-    """Warns once, on rank 0, if planning takes longer than a step, by medians; times serve nothing else."""
-
-    def __init__(self, planner: Planner, faster: tuple[str, str]) -> None:
-        self._planner, self._faster = planner, faster
-        self._is_silent = planner.ranks.rank != 0
-        self._times: list[tuple[float, float, float]] = []
-
-    def after(self, busy_seconds: float) -> None:
-        """Notes a step, which the training thread computed in `busy_seconds` before it asked for the next."""
-        if self._is_silent:
-            return
-        self._times.append((*self._planner.seconds, busy_seconds))
-        if len(self._times) < _WARM_UP + _STEPS:
-            return
-        counting, placing, busy = 1e3 * np.median(self._times[_WARM_UP:], axis=0)
-        del self._times[_WARM_UP:]
-        planning = counting + placing
-        if planning > busy:
-            self._is_silent = True
-            logger.warning(
-                f"planning takes {planning:.1f} ms per step, and a step that should hide it {busy:.1f} ms: "
-                f"every step waits for its plan; {self._faster[0 if counting > placing else 1]}"
-            )
 
 
 @functools.cache

@@ -36,10 +36,9 @@ class PlanGather:
     gather once more.
 
     Args:
-        channel: connects the ranks whose rows are gathered.
-        agrees: connects the ranks that agree on the format: the same, or all ranks of the job.
-        extensions: in their order.
-        view: returns the rows of a batch.
+        channel, agrees: connect the ranks whose rows are gathered, and those that agree on the format: the
+            same, or all ranks of the job.
+        extensions, view: those of the shuffler.
         moves: whether samples leave this rank.
     """
 
@@ -62,8 +61,7 @@ class PlanGather:
         """Gathers the rows of all ranks. Collective, also for ranks without a batch.
 
         Args:
-            counted: this rank's rows; None if its loader has ended, or if `failure` is given.
-            failure: the error that kept this rank from counting.
+            counted: this rank's rows; None if its loader has ended, or `failure` kept it from counting.
             post: int64 `[numbers]` for the other ranks.
 
         Returns:

@@ -38,11 +38,8 @@ class Planner:
         group: ranks that exchange.
         job: all ranks, which plan in step, and learn what concerns them; None if only `group` does.
         exchanges: whether samples may leave this rank.
-        settings: of the placement.
-        extensions: in their order.
-        cost: of rows by their counts; None for the sum of the columns of `get_workloads`.
-        count: counts the rows of a batch, and returns their format, too.
-        view: returns the rows of a batch.
+        settings, extensions, cost, view: those of the shuffler.
+        count: function that counts the rows of a batch, and returns their format, too.
         whose: name of the shuffler's class, for messages.
 
     Attributes:
@@ -86,8 +83,7 @@ class Planner:
 
     def reserve(self) -> None:
         """Lets only the calling thread plan, until `release`: messages of several would interleave."""
-        if self._reserved_by is None:
-            self._reserved_by = threading.get_ident()
+        self._reserved_by = self._reserved_by or threading.get_ident()
 
     def release(self, ident: int | None) -> None:
         """Lets any thread plan again, if the thread of this identity had reserved it."""
@@ -177,7 +173,7 @@ class Planner:
         told = np.zeros(_WIDTH, dtype=np.int64)
         try:
             if plan is not None:
-                told[_HAS_BATCH:] = self._numbers(plan)
+                self._tell(plan, told)
         except Exception as error:  # loss tokens that overflow
             failure = error
         told[_FAILED] = failure is not None
@@ -196,20 +192,19 @@ class Planner:
         )
         return replace(plan, num_parts=int(columns[_PARTS].max()), job=step)
 
-    def _numbers(self, plan: ShufflePlan) -> list[int]:
-        """Returns what this rank tells of a plan; floats as the integers that have their bits.
+    def _tell(self, plan: ShufflePlan, told: np.ndarray) -> None:
+        """Fills int64 `[_WIDTH]` with what this rank tells of a plan.
 
         Loads are in one unit on all ranks, whatever costs those that exchange have learned.
         """
         rank, rows = self._group.rank, plan.rows
-        loss_tokens = np.array([plan.loss_tokens_on(rank)], dtype=rows.loss_tokens.dtype)
         cost = self._cost if plan.has_batch else None  # without rows there may be other columns
         cost = cost or Cost.sum_of_columns(rows.work.shape[1])
         workloads = cost.of(rows.starts_sample, rows.tokens, rows.work)
         alike = replace(plan, rows=replace(rows, workloads=workloads))
-        loads = np.array([alike.loads_before[rank], alike.loads[rank]])
-        bits = [*loss_tokens.view(np.int64).tolist(), *loads.view(np.int64).tolist()]
-        return [plan.has_batch, int(plan.num_placed[rank]), plan.num_parts, *bits]
+        told[_HAS_BATCH:_LOSS_TOKENS] = plan.has_batch, plan.num_placed[rank], plan.num_parts
+        told[_LOSS_TOKENS:_BEFORE].view(rows.loss_tokens.dtype)[:] = plan.loss_tokens_on(rank)
+        told[_BEFORE:].view(np.float64)[:] = alike.loads_before[rank], alike.loads[rank]
 
     def _with_cost(self, rows: RowTable) -> RowTable:
         """Returns rows with the shuffler's cost, if it has one; raises on all ranks if that does not fit."""

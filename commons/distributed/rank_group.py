@@ -78,12 +78,12 @@ class RankGroup:
     def of(process_group: dist.ProcessGroup | None = None, uses: Sequence[str] = ()) -> RankGroup:
         """Returns the group of the ranks of `process_group`, or of all ranks. Collective over the job.
 
-        All ranks call it at the same time, each with a group of its own, which may be of this rank alone.
-        Without uses, a group of all ranks that has been made is there at once.
+        All ranks call it at the same time, each with its own `process_group`. Without uses, a group of all
+        ranks that has been made is there at once.
 
         Args:
             process_group: has this rank; None for all ranks.
-            uses: what `group_for` gets process groups for, on the job's device.
+            uses: what `group_for` gets process groups for.
 
         Raises:
             ValueError: a rank is not in its `process_group`, or the ranks of one name another; on all ranks.
@@ -263,12 +263,8 @@ def _this_job() -> _Job:
 def agree_on_sets(number: int, ranks: Ranks, uses: Uses) -> list[tuple[Ranks, Uses]]:
     """Returns the sets of more than one rank, ascending, with what any of their ranks uses.
 
-    Collective over the job. It takes a few messages to the store, and none between ranks.
-
-    Args:
-        number: how often this job has agreed before; the same on all ranks.
-        ranks: ascending, those of this rank's set; none if it was given a group without itself.
-        uses: what this rank uses the set for.
+    Collective over the job, by a few messages to its store, in the agreement of this number. `ranks` are
+    those of this rank's set, ascending; none if it was given a group without itself.
 
     Raises:
         ValueError: a rank was given a group without itself, or the ranks of a set name another; on all ranks.

@@ -109,11 +109,7 @@ class ShufflerSettings:
 
 
 def make_settings(shuffler: str, given: Mapping[str, Any]) -> ShufflerSettings:
-    """Makes the settings of a shuffler's keyword arguments.
-
-    Raises:
-        TypeError: an unknown one.
-    """
+    """Makes the settings of a shuffler's keyword arguments; raises a TypeError for an unknown one."""
     known = [field.name for field in fields(ShufflerSettings)]
     for name in given:
         if name not in known:

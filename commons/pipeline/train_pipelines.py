@@ -418,13 +418,12 @@ def _raised_in_rewriting(error: Exception) -> bool:
 
 
 def _has_cached_table(model: torch.nn.Module) -> bool:
-    shardings = [
-        sharding
+    return any(
+        sharding.compute_kernel == _CACHED_KERNEL
         for module in model.modules()
         if isinstance(module, ShardedModule)
         for sharding in getattr(module, "module_sharding_plan", {}).values()
-    ]
-    return any(sharding.compute_kernel == _CACHED_KERNEL for sharding in shardings)
+    )
 
 
 def _stream(device: torch.device, use: str) -> torch.Stream:
