@@ -96,7 +96,7 @@ class Channel:
         table = self.all_gather(padded)
         objects = [from_bytes(row[:size].tobytes()) for row, size in zip(table, header[:, 0], strict=True)]
         failed = np.flatnonzero(header[:, 1])
-        # Those that a rank has from another one are raised only without the first one.
+        # What a rank only passes on comes after the error of the rank that raised it.
         for rank in sorted(failed, key=lambda rank: raised_on(objects[rank]) != self.ranks[rank])[:1]:
             raise failure if failure is not None and rank == self.rank else objects[rank]
         return objects
