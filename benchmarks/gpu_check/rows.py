@@ -246,7 +246,7 @@ def _make_exchange(host: Fields) -> Callable[[Fields], Fields]:
 
     schema, lengths = Schema.of(host), _read_lengths(host)
     end = RowsOf(np.zeros(NUM_ROWS, dtype=np.int64), lengths)
-    route = direct_route(schema, end, end, 1, 1)
+    route = direct_route(schema, end, end, 1, 1, len(end.ranks))
     return lambda fields: transfer(PackedRows.pack(fields, schema, lengths), route, lambda _: None)
 
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from .batch_shuffler_factory import BatchShufflerFactory as BatchShufflerFactory
     from .batch_shuffler_factory import IdentityShuffler as IdentityShuffler
     from .batch_shuffler_factory import register_batch_shuffler as register_batch_shuffler
+    from .channel import show_first_cause_only as show_first_cause_only
     from .extension import Extension as Extension
-    from .failures import show_first_cause_only as show_first_cause_only
     from .shuffle_plan import ShufflePlan as ShufflePlan
     from .shuffler_settings import PARTITIONERS as PARTITIONERS
     from .shuffler_settings import ShufflerSettings as ShufflerSettings
@@ -22,8 +22,8 @@ __getattr__, __all__ = imported_on_use(
         "balance_report": ["BalanceReport"],
         "batch_shuffler": ["BatchShuffler"],
         "batch_shuffler_factory": ["BatchShufflerFactory", "IdentityShuffler", "register_batch_shuffler"],
+        "channel": ["show_first_cause_only"],
         "extension": ["Extension"],
-        "failures": ["show_first_cause_only"],
         "shuffle_plan": ["ShufflePlan"],
         "shuffler_settings": ["PARTITIONERS", "ShufflerSettings"],
     },

@@ -67,21 +67,16 @@ class BalanceReport:
 
     @staticmethod
     def of(plan: ShufflePlan, equal_rows: bool, unit: str = WORKLOAD_UNITS, **measured: Any) -> BalanceReport:
-        """Reports on the step of a plan; `unit` is a `BatchShuffler`'s, `measured` are attributes that have
-        a default."""
+        """Reports on a plan; `unit` is a `BatchShuffler`'s, `measured` are attributes with a default."""
         rows = plan.rows
-
-        def per_rank(amounts: np.ndarray, rank_of: np.ndarray) -> np.ndarray:
-            return np.bincount(rank_of, weights=amounts, minlength=plan.num_ranks)
-
         moved, starts = rows.home != plan.destination, np.flatnonzero(rows.starts_sample)
         return BalanceReport(
             loads_before=plan.loads_before,
             loads_after=plan.loads,
             job_loads_before=plan.whole.loads_before,
             job_loads_after=plan.whole.loads,
-            tokens_before=per_rank(rows.tokens, rows.home).astype(np.int64),
-            tokens_after=per_rank(rows.tokens, plan.destination).astype(np.int64),
+            tokens_before=np.bincount(rows.home, rows.tokens, plan.num_ranks).astype(np.int64),
+            tokens_after=plan.counts[:, 1].astype(np.int64),
             counts_after=plan.counts,
             samples_moved=int(moved.sum()),
             bytes_moved=int(rows.sample_bytes[moved].sum()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ from .rank_group import RankGroup, job_device
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
 from .shuffler_settings import faster_placement, make_settings, warn_of_unread_method
-from .step import MOST_ON_THEIR_WAY, Step
+from .step import MOST_ON_THEIR_WAY
 
 Batch = TypeVar("Batch")
 
@@ -52,8 +52,7 @@ class BatchShuffler(ABC):
     more rows than any before). `exchange` takes one all-to-all (or all-gather) on the batch's device, or none
     if no sample moves. No host-device synchronization if the batch given to `plan` is on the host.
 
-    A shuffler serves one pipeline, or one loop over `plan_ahead`, at a time: a thread plans with it from the
-    first step until the loaders have ended or the pipeline is reset. Meanwhile `plan` is an error.
+    A shuffler serves one pipeline, or one loop over `plan_ahead`, at a time. Meanwhile `plan` is an error.
 
     Args:
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over the
@@ -88,6 +87,7 @@ class BatchShuffler(ABC):
     shared_fields: Sequence[str] = ()
     unit: str = WORKLOAD_UNITS
     moves_samples: bool = True
+    extensions: tuple[Extension, ...] = ()
 
     def __init__(
         self,
@@ -106,22 +106,18 @@ class BatchShuffler(ABC):
         shared = self.shared_fields
         if isinstance(shared, str):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
-        self.cost, self.extensions = cost, order_extensions(())  # none yet
-        self._process_group, self._enabled = process_group, enabled
-        self._world_size = _world_size()
+        self.cost = cost
+        self._process_group, self._world_size = process_group, _world_size()
         self._routes: tuple[tuple[ShufflePlan, Route], ...] = ()  # replaced whole: two threads read it
         self.expects_scale = True
         self._take(extensions)
         warn_of_unread_method(self, {extension.reads for extension in self.extensions})
 
     def add_extension(self, extension: Extension) -> None:
-        """Adds an extension, as if the constructor had been given it, too. Collective like the constructor.
-
-        For code that is handed a shuffler, before it plans and before a pipeline takes it.
+        """Adds an extension to a shuffler that has not planned, as the constructor does, with its errors.
 
         Raises:
             RuntimeError: a step has been planned.
-            Exception: errors of the constructor.
         """
         if self.format is not None:
             raise RuntimeError(f"this {type(self).__name__} has planned a step; add {extension.name} before")
@@ -134,7 +130,7 @@ class BatchShuffler(ABC):
             extension.check(self.settings)
         moving = [type(extension).__name__ for extension in ordered if extension.moves]
         if moving and not self.moves_samples:
-            off = f"{name}(enabled=False)" if not self._enabled else f"an {name}"
+            off = f"{name}(enabled=False)" if type(self).moves_samples else f"an {name}"
             raise ValueError(
                 f"{off} moves no sample, which {' and '.join(moving)} rely on: leave them out of a run to "
                 "compare with"
@@ -196,10 +192,8 @@ class BatchShuffler(ABC):
     def plan_over(self, job: RankGroup) -> None:
         """Has all ranks of the job plan in step from now on, as pipelines need it; collective over them.
 
-        - If all exchange with each other, nothing changes, and `plan.job` is None.
-        - If only some do, as with a `process_group`, they still plan among themselves. A second gather tells
-          all ranks of each plan what the loss needs, as `plan.job`.
-        - If no rank moves samples, `group` becomes all ranks, and one plan is of all of them.
+        Where only some exchange, they still plan among themselves, and a second gather tells all ranks what
+        the loss needs, as `plan.job`. Where none does, `group` becomes all ranks.
 
         Raises:
             ValueError: ranks are not each in one set of ranks that exchange; on all ranks.
@@ -207,10 +201,8 @@ class BatchShuffler(ABC):
         """
         self._check_world()
         mine, in_step = self.group.ranks if self.moves_samples else (), self.planner.ranks.ranks == job.ranks
-        sets, are_in_step, reserved = zip(
-            *job.all_gather_objects((mine, in_step, self.planner.is_reserved)), strict=True
-        )
-        self.planner.check_free(reserved)
+        told = job.all_gather_objects((mine, in_step), self.planner.busy())
+        sets, are_in_step = zip(*told, strict=True)
         if all(are_in_step):
             return
         for ranks in filter(None, sets):
@@ -339,11 +331,7 @@ class BatchShuffler(ABC):
         return self.exchange_rows(rows, plan).batch
 
     def exchange_rows(self, rows: Rows, plan: ShufflePlan) -> Rows:
-        """Moves the rows of a planned step, as `exchange` does a batch, and puts them together.
-
-        Returns:
-            The rows that this rank has then, and their batch.
-        """
+        """Moves the rows of a planned step as `exchange` does; returns those of this rank, put together."""
         batch_format, rank = self._agreed(), self.group.rank
         if not self.exchanges:
             return batch_format.with_row_counts(rows, plan.rows.row_counts[plan.rows.loaded_by(rank)])
@@ -361,10 +349,7 @@ class BatchShuffler(ABC):
         return transfer(loaded, self.route(plan), partial(self.group.group_for, "exchange"))
 
     def route(self, plan: ShufflePlan) -> Route:
-        """Returns what this rank sends and gets for a plan, for which the last plans are kept.
-
-        Pipelines and `plan_ahead` have their planning thread work it out.
-        """
+        """Returns what this rank sends and gets for a plan; the planning thread works it out ahead."""
         for known, route in self._routes:
             if known is plan:
                 return route
@@ -433,15 +418,13 @@ class BatchShuffler(ABC):
                 on all ranks.
         """
         self._check_world()
-        self.planner.check_free(self.planner.ranks.all_gather_objects(self.planner.is_reserved))
+        self.planner.ranks.all_gather_objects(None, self.planner.busy())
         ahead, loader = self.ahead(), iter(batches)
         if was_left(loader):
-            ahead.fail(
-                ValueError(
-                    "this iterator gave a batch to an earlier loop over plan_ahead, which was left before "
-                    "that batch: make one generator, planned = shuffler.plan_ahead(batches), and take the "
-                    "steps of each part from it, as in itertools.islice(planned, 100)"
-                )
+            ahead.failure = ValueError(
+                "this iterator gave a batch to an earlier loop over plan_ahead, which was left before that "
+                "batch: make one generator, planned = shuffler.plan_ahead(batches), and take the steps of "
+                "each part from it, as in itertools.islice(planned, 100)"
             )
         try:
             while (step := ahead.next_step(loader)) is not None:
@@ -451,15 +434,9 @@ class BatchShuffler(ABC):
                 leave(loader)
             ahead.drop()
 
-    def ahead(
-        self,
-        device: torch.device | None = None,
-        check: Callable[[Step], None] | None = None,
-        mode: Callable[[], Any] = lambda: None,
-    ) -> PlanAhead:
-        """Returns what plans steps ahead, for a pipeline; arguments are those of `PlanAhead`."""
-        arguments = self.planner, self.view, self._prepare, self.faster_planning()
-        return PlanAhead(*arguments, device, check, mode)
+    def ahead(self, device: torch.device | None = None) -> PlanAhead:
+        """Returns what plans steps ahead, for a pipeline of steps on a device."""
+        return PlanAhead(self.planner, self.view, self._prepare, self.faster_planning(), device)
 
     def faster_planning(self) -> tuple[str, str]:
         """Returns what to do if planning takes too long: where counting rows does, and where placing does."""
@@ -478,14 +455,8 @@ class BatchShuffler(ABC):
         return rows
 
     def traffic(self, plan: ShufflePlan) -> tuple[int, int]:
-        """Returns the bytes that `exchange` sends and receives on this rank for a plan.
-
-        Raises:
-            RuntimeError: samples move, and no rank has had a batch of this shuffler yet.
-        """
-        if not (self.exchanges and plan.moves):
-            return 0, 0
-        return self.route(plan).traffic
+        """Returns the bytes that `exchange` sends and receives on this rank for a plan."""
+        return self.route(plan).traffic if self.exchanges else (0, 0)
 
     def padding_batch(self) -> Any:
         """Returns a host batch of one row, for a rank whose loader has ended while others go on.
@@ -498,10 +469,7 @@ class BatchShuffler(ABC):
         return self._agreed().padding_rows().batch
 
     def _check_planned(self, batch_format: Format, view: Rows, rows: PackedRows, plan: ShufflePlan) -> None:
-        """Compares fields, rows, and numbers of elements with those of the plan.
-
-        A batch with other lengths, but as many elements, would be cut mid-sample.
-        """
+        """Compares fields, rows, and numbers of elements with those of the plan."""
         values = [field.values() for field in view.fields.values() if not isinstance(field, torch.Tensor)]
         elements, planned = [len(of) for of in values], rows.schema.num_elements(rows.lengths)
         same_elements = elements == planned or not plan.rows.batch_sizes[self.group.rank]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -29,12 +30,7 @@ def register_batch_shuffler(name: str) -> Callable[[Shuffler], Shuffler]:
         TypeError: the class is not a `BatchShuffler`.
         ValueError: the name is taken.
     """
-
-    def register(shuffler: Shuffler) -> Shuffler:
-        BatchShufflerFactory.register(name, shuffler)
-        return shuffler
-
-    return register
+    return partial(BatchShufflerFactory.register, name)  # type: ignore[return-value]
 
 
 @register_batch_shuffler("identity")

@@ -1,8 +1,8 @@
 """Rows that a rank without samples runs, since TorchRec needs one on every rank.
 
-| batches            | training                             | evaluation                                  |
-|--------------------|--------------------------------------|---------------------------------------------|
-| know their padding | one padding row                      | one padding row                             |
+| batches            | training                             | evaluation                                   |
+|--------------------|--------------------------------------|----------------------------------------------|
+| know their padding | one padding row                      | one padding row                              |
 | do not             | a copy of a real row, without a loss | `COPIES` copies, of which none is handed out |
 
 The padding row, or the real one, is the same on all ranks: they agree on it with the format.
@@ -24,14 +24,6 @@ from ..sequence_batch.tree import rebuild, take_apart
 _MOVING = ("ADAM", "LAMB", "LARS_SGD", "PARTIAL_ROWWISE_ADAM", "PARTIAL_ROWWISE_LAMB")
 # A number of rows that an output has for its rows alone: fewer are as many as some models have classes.
 COPIES = 61
-
-
-def row_to_agree_on(rows: Rows) -> Any:
-    """Returns a batch of one row, from one with samples: padding, or else a copy of the first row.
-
-    `rows` are on the host.
-    """
-    return rows.select([rows.packed()], np.zeros(0 if rows.pads else 1, dtype=np.int64), 1)
 
 
 def check_runs_copies(
@@ -86,9 +78,9 @@ def _fused_optimizer(model: torch.nn.Module | None) -> str:
 
 
 def without_copies(output: Any) -> Any:
-    """Returns a model's output for `COPIES` copies of a row, with no row in place of as many, so that outputs
-    add up to those of the samples: of tensors, arrays and lists of plain values. What has another number of
-    rows, such as a statistic of one, stays.
+    """Returns a model's output for `COPIES` copies of a row, without the rows of tensors, arrays and lists.
+
+    What has another number of rows, such as a statistic of one, stays.
     """
     new: dict[str, Any] = {}
     tree = take_apart(output)

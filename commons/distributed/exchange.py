@@ -51,24 +51,19 @@ class Route:
 
 
 class RowsOf(NamedTuple):
-    """Rows of one rank before a transfer, or after it, in ascending order of their numbers.
+    """Rows of one rank before a transfer, or after it, in ascending order of their numbers."""
 
-    Attributes:
-        ranks: int64 `[rows]`, the rank that each goes to, or comes from.
-        lengths: int64 `[rows, keys]`; padding may follow the rows.
-    """
-
-    ranks: np.ndarray
-    lengths: np.ndarray
+    ranks: np.ndarray  # int64 `[rows]`, the rank that each goes to, or comes from
+    lengths: np.ndarray  # int64 `[rows, keys]`; padding may follow the rows
 
 
 def direct_route(
-    schema: Schema, held: RowsOf, wanted: RowsOf, rank: int, num_ranks: int, num_rows: int | None = None
+    schema: Schema, held: RowsOf, wanted: RowsOf, rank: int, num_ranks: int, num_rows: int
 ) -> Route:
     """Returns the route on which each row goes straight to its rank.
 
     Rows are in ascending order on both sides, so that two ranks agree on the order of those between them.
-    `num_rows` are those in the end, padding included; None for no padding.
+    `num_rows` are those in the end, padding included.
     """
     leaving, starts = _by_rank(held.ranks, rank)
     to = held.ranks[leaving[starts]]
@@ -85,8 +80,8 @@ def direct_route(
     positions = np.empty(len(wanted.ranks), dtype=np.int64)
     positions[stays] = np.flatnonzero(held.ranks == rank)
     positions[coming] = (len(held.lengths) if keeps else 0) + np.arange(len(coming))
-    num_padding = 0 if num_rows is None else num_rows - len(positions)
-    placed = Selection.of(schema, [held.lengths, *lengths] if keeps else lengths, [positions], num_padding)
+    sources_of = [held.lengths, *lengths] if keeps else lengths
+    placed = Selection.of(schema, sources_of, [positions], num_rows - len(positions))
     arriving = list(zip(sources, lengths, strict=True))
     return Route(selection, sent.tolist(), received.tolist(), arriving, keeps, placed)
 
@@ -105,10 +100,7 @@ def transfer(
     One collective on bytes, whatever the number of fields, dtypes and ranks; none on a local route. No
     host-device synchronization.
 
-    Args:
-        rows: that this rank holds.
-        route: of this rank.
-        group: returns the group that carries the bytes, on a device.
+    `rows` are those that this rank holds, `group` returns the group that carries the bytes, on a device.
     """
     sources = [rows] if route.keeps else []
     if route.leaving is not None:
@@ -131,11 +123,7 @@ def transfer(
 
 
 def route_of(plan: ShufflePlan, rank: int, schema: Schema, exchange: str) -> Route:
-    """Returns the route of a rank on which a plan moves rows.
-
-    Args:
-        exchange: "all_to_all" or "all_gather".
-    """
+    """Returns the route of a rank on which a plan moves rows by an `exchange` of `EXCHANGE_NAMES`."""
     rows = plan.rows
     lengths, num_rows = rows.lengths_as_loaded(rank), int(plan.num_rows[rank])
     if not plan.moves:

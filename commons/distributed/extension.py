@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 Place = Callable[["RowTable"], "ShufflePlan"]
 Fields = dict[str, "FieldValue"]
-
-
 # The loss to call backward on, the loss sum of this rank, and the model's output.
 Forward = Callable[["Step"], "tuple[torch.Tensor, torch.Tensor, Any]"]
 

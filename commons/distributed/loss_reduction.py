@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,13 +36,11 @@ def loss_sum(
 ) -> torch.Tensor:
     """Returns the sum of the losses over this rank's loss tokens, 0-d.
 
-    Without loss tokens it is a zero tied to the graph, whatever the losses are: the collectives in the
-    backward of data-parallel models and sharded tables need every rank. No host-device synchronization,
-    except for a "mean" on a rank without loss tokens.
+    Without loss tokens it is a zero tied to the graph, because collectives in the backward need every rank.
+    No host-device synchronization, except for a "mean" on a rank without loss tokens.
 
     Args:
-        losses: as the model returned them.
-        reduction: one of `LOSS_REDUCTIONS`.
+        losses, reduction: as the model returned and reduced them.
         num_loss_tokens: this rank's, in this forward.
         mean_tokens: loss tokens of the step ÷ ranks, which turns a "global_mean" into a sum.
         failures: gets the error of a mean of none that is not finite, to be raised on all ranks; None to
@@ -67,25 +64,20 @@ def loss_sum(
     if mean_tokens if reduction == "global_mean" else num_loss_tokens:
         return total
     if reduction == "mean" and not bool(total.isfinite()):  # synchronizes, on this rank alone
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        error = MeanOfNoneError(
+            f"rank {rank} has no loss tokens in a step, and the model's mean over none is not finite, which "
+            'makes the gradients of all ranks NaN. Return the sum of the losses and use "sum", or clamp what '
+            "the mean divides by, as in (losses * mask).sum() / mask.sum().clamp(min=1)"
+        )
         if failures is None:
-            raise MeanOfNoneError
-        failures.append(MeanOfNoneError())
+            raise error
+        failures.append(error)
     return total.masked_fill(torch.ones_like(total, dtype=torch.bool), 0.0)  # 0 × NaN would be NaN
 
 
 class MeanOfNoneError(FloatingPointError):
     """A rank has no loss tokens, and its model's mean over them is not finite: nor are all its gradients."""
-
-    def __init__(self) -> None:
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        super().__init__(
-            f"rank {rank} has no loss tokens in a step, and the model's mean over none is not finite, which "
-            'makes the gradients of all ranks NaN. Return the sum of the losses and use "sum", or clamp what '
-            "the mean divides by, as in (losses * mask).sum() / mask.sum().clamp(min=1)"
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FloatingPointError, self.args
 
 
 class LossScale:

@@ -23,7 +23,7 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
     """Returns int64 `[rows]`, the rank of each.
 
     Keeps rows as loaded if the partitioner does no better, in load or in tokens above their tolerance,
-    unless it also heeds an extension's column. Last, ranks without loss tokens swap a row for one with some.
+    unless it also heeds an extension's column.
 
     Raises:
         ValueError: `max_tokens` cannot be kept, or no placement that keeps it was found.
@@ -50,9 +50,9 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
 def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | None) -> None:
     """Changes `rank_of`, int64 `[rows]`, so that each rank has loss tokens, where one swap for each does.
 
-    Without any, a model that returns the mean of its losses divides by zero. A rank gives a row without
-    loss tokens for the one of most similar work that has some, of a rank that keeps others. No rank takes
-    longer than the slowest did, nor has more than `max_tokens`.
+    Without any, a model that returns the mean of its losses divides by zero. A rank gives a row for the one
+    of most similar work with loss tokens, of a rank that keeps others. No rank takes longer than the slowest
+    did, nor has more than `max_tokens`.
     """
     has_loss = rows.loss_tokens > 0
     with_loss = np.bincount(rank_of[has_loss], minlength=rows.num_ranks)
@@ -85,10 +85,7 @@ def _may_swap(
 
 
 def partition(rows: RowTable, settings: ShufflerSettings, **arguments: Any) -> np.ndarray:
-    """Returns int64 `[rows]`, the rank of each.
-
-    `arguments` of the partitioner replace those from rows and settings. It gets those that it takes, and
-    that are not None.
+    """Returns int64 `[rows]`, the rank of each, by the partitioner; `arguments` replace those from settings.
 
     Raises:
         RuntimeError: the partitioner, which may be a user's, returned neither the rank of each row nor
@@ -112,8 +109,8 @@ def partition(rows: RowTable, settings: ShufflerSettings, **arguments: Any) -> n
     partitioner = PARTITIONERS[settings.partitioner]
     returned = getattr(partitioner, "part_of", partitioner)(**given)
     try:
-        rank_of, num_parts = _rank_of(returned, rows)
-        fault = _fault(rank_of, num_parts, rows.num_ranks, given.get("tokens"), settings)
+        rank_of = _rank_of(returned, rows)
+        fault = _fault(rows, rank_of, settings.equal_rows, given.get("max_tokens"))
     except (TypeError, ValueError) as error:
         fault = str(error)
     if fault:
@@ -123,7 +120,7 @@ def partition(rows: RowTable, settings: ShufflerSettings, **arguments: Any) -> n
 
 def allows(rows: RowTable, rank_of: np.ndarray, settings: ShufflerSettings) -> bool:
     """Whether the limits allow the rows on these ranks, int64 `[rows]`."""
-    return not _fault(rank_of, rows.num_ranks, rows.num_ranks, rows.tokens, settings)
+    return not _fault(rows, rank_of, settings.equal_rows, settings.max_tokens)
 
 
 def times(rows: RowTable, rank_of: np.ndarray) -> np.ndarray:
@@ -149,37 +146,32 @@ def excess_tokens(rows: RowTable, rank_of: np.ndarray, settings: ShufflerSetting
     return max(int(np.bincount(rank_of, rows.tokens, minlength=1).max()) - goal, 0)
 
 
-def _fault(
-    rank_of: np.ndarray,
-    num_parts: int,
-    num_ranks: int,
-    tokens: np.ndarray | None,
-    settings: ShufflerSettings,
-) -> str:
+def _fault(rows: RowTable, rank_of: np.ndarray, equal_rows: bool, max_tokens: int | None) -> str:
     """Returns what keeps rows from being on these ranks, int64 `[rows]`; empty if nothing does."""
-    max_tokens, sizes = settings.max_tokens, np.bincount(rank_of, minlength=num_parts)
-    if num_parts != num_ranks:
-        return f"{num_parts} parts, expected one for each of {num_ranks} ranks"
-    if settings.equal_rows and np.ptp(sizes) > 1:
+    sizes = np.bincount(rank_of, minlength=rows.num_ranks)
+    if equal_rows and np.ptp(sizes) > 1:
         found = f"{sizes.min()} to {sizes.max()}"
         return f"parts of {found} samples, expected equal_size=True to make them differ by one at most"
-    if max_tokens is not None and tokens is not None:
-        most = int(np.bincount(rank_of, tokens, 1).max())
+    if max_tokens is not None:
+        most = int(np.bincount(rank_of, rows.tokens, 1).max())
         if most > max_tokens:
             return f"a part of {most} tokens, above max_tokens={max_tokens}"
     return ""
 
 
-def _rank_of(partition: Any, rows: RowTable) -> tuple[np.ndarray, int]:
-    """Returns int64 `[rows]`, the rank of each, and the number of ranks, from what a partitioner returned."""
+def _rank_of(partition: Any, rows: RowTable) -> np.ndarray:
+    """Returns int64 `[rows]`, the rank of each, from what a partitioner returned."""
     if isinstance(partition, np.ndarray) and partition.ndim == 1 and partition.dtype.kind in "iu":
         if len(partition) != len(rows.workloads):
             raise ValueError(f"ranks of {len(partition)} rows, expected {len(rows.workloads)}")
         if len(partition) and not 0 <= partition.min() <= partition.max() < rows.num_ranks:
             raise ValueError(f"ranks from {partition.min()} to {partition.max()} of {rows.num_ranks}")
-        return partition.astype(np.int64, copy=False), rows.num_ranks
+        return partition.astype(np.int64, copy=False)
     parts = list(partition)
-    return number_of_part(parts, len(rows.workloads)), len(parts)
+    rank_of = number_of_part(parts, len(rows.workloads))
+    if len(parts) != rows.num_ranks:
+        raise ValueError(f"{len(parts)} parts, expected one for each of {rows.num_ranks} ranks")
+    return rank_of
 
 
 def relative_speeds(rows: RowTable) -> np.ndarray | None:
@@ -189,10 +181,7 @@ def relative_speeds(rows: RowTable) -> np.ndarray | None:
 
 
 def place(rows: RowTable, settings: ShufflerSettings, pads: bool = True) -> ShufflePlan:
-    """Places the rows of a step on the ranks that loaded them, with errors of `place_rows`.
-
-    With `pads`, batches may get padding rows, to make rows equal.
-    """
+    """Places the rows of a step, with errors of `place_rows`; where it `pads`, padding makes rows equal."""
     if rows.num_ranks == 1:
         return place_at_home(rows)
     plan = make_plan(rows, place_rows(rows, settings))

@@ -19,7 +19,7 @@ import torch
 
 from ..named_ranges import named_range
 from ..sequence_batch.rows import Rows
-from .failures import is_copy
+from .channel import raised_on
 from .loaded_memory import LoadedMemory
 from .plan_gather import View
 from .planner import Planner
@@ -45,15 +45,13 @@ class PlanAhead:
     DataLoader with persistent workers is in every epoch.
 
     Args:
-        planner: makes the plans.
-        view: of batches.
-        prepare: returns what to exchange of this rank's rows of a planned step, None once its loader has
-            ended; called in the planning thread.
-        faster: what to do where planning takes longer than a step: where counting rows does, and where
-            placing them does.
-        device: of the steps, which becomes the thread's current one; None for the caller's.
-        check: called with each planned step, in the planning thread.
-        mode: returns what a step notes when its batch is loaded.
+        planner, view: those of the shuffler.
+        prepare: returns what to exchange of this rank's rows, None once its loader has ended.
+        faster: remedies for slow planning, if counting rows takes longer than placing them, and if not.
+        device: of the steps, which becomes the planning thread's current one; None for the caller's.
+
+    Attributes:
+        failure: error of this rank in a step that was handed out, for all ranks to raise with the next plan.
     """
 
     def __init__(
@@ -63,21 +61,23 @@ class PlanAhead:
         prepare: Callable[[Rows | None, ShufflePlan], Rows],
         faster: tuple[str, str],
         device: torch.device | None = None,
-        check: Callable[[Step], None] | None = None,
-        mode: Callable[[], Any] = lambda: None,
     ) -> None:
-        self._planner, self._view, self._prepare, self._check = planner, view, prepare, check
-        self._thread, self._mode = _Thread(device), mode
-        self._memory = LoadedMemory()
-        self._slow_plans = _SlowPlans(planner, faster)
+        self._planner, self._view, self._prepare = planner, view, prepare
+        self._thread, self._memory = _Thread(device), LoadedMemory()
+        self._faster, self._warns_if_slow = faster, planner.ranks.rank == 0
+        self._times: list[tuple[float, float, float]] = []
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = False
-        self._planned: deque[tuple[Iterator[Any], bool, Any, Future[Step | None]]] = deque()
+        self._planned: deque[tuple[Iterator[Any], bool, Future[Step | None]]] = deque()
         self._handed_out_at = time.perf_counter()
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
 
-    def next_step(self, loader: Iterator[Any]) -> Step | None:
+    def next_step(self, loader: Iterator[Any], mode: Any = None) -> Step | None:
         """Returns the next step; None once when the loaders of all ranks have ended.
+
+        Args:
+            loader: of this rank's batches.
+            mode: a note on the steps whose batches this call loads.
 
         Raises:
             Exception: the error of any rank's loader, or of planning; on every rank. The batches of its step
@@ -86,34 +86,34 @@ class PlanAhead:
         busy_seconds = time.perf_counter() - self._handed_out_at
         if loader is not self._loader:
             self._loader, self._this_rank_ended = loader, False
-        step = self._next_planned(loader)
+        step = self._next_planned(loader, mode)
         if step is None:
             return None
-        self._memory.handed_out()
         self._planner.hand_out(step.plan)
-        self._slow_plans.after(busy_seconds)
+        self._warn_if_slow(busy_seconds)
         self._handed_out_at = time.perf_counter()
         return step
 
-    def _next_planned(self, loader: Iterator[Any]) -> Step | None:
+    def _next_planned(self, loader: Iterator[Any], mode: Any) -> Step | None:
         seconds = 0.0
         while True:
             while len(self._planned) <= _STEPS_AHEAD:
                 loaded, failure = self._load(loader)
-                planned = self._thread.submit(self._plan, loaded, failure)
-                self._planned.append((loader, loaded is not None, self._mode(), planned))
-            from_loader, has_batch, mode, planned = self._planned.popleft()
+                planned = self._thread.submit(self._plan, loaded, failure, mode)
+                self._planned.append((loader, loaded is not None, planned))
+            from_loader, has_batch, planned = self._planned.popleft()
             start = time.perf_counter()
             try:
                 with named_range("## wait for plan ##"):
                     step = planned.result()
-            except Exception:
+            except StopIteration as error:  # from here it would look like the end of the data
+                raise RuntimeError(f"planning raised {error!r}") from error
+            finally:
                 if has_batch:
-                    self._memory.handed_out()  # it never will be
-                raise
+                    self._memory.handed_out()
             seconds += time.perf_counter() - start
             if step is not None:
-                step.wait_seconds, step.mode = seconds, mode
+                step.wait_seconds = seconds
                 return step
             if from_loader is loader:
                 after_end, self._planned = self._planned, deque()
@@ -124,20 +124,30 @@ class PlanAhead:
                     self._forget()  # once no plan is on its way
                 return None
 
+    def _warn_if_slow(self, busy_seconds: float) -> None:
+        """Warns once, on rank 0, if planning takes longer than a step; times serve nothing else.
+
+        By medians, with `busy_seconds` from one call of `next_step` to the other.
+        """
+        if not self._warns_if_slow:
+            return
+        self._times.append((*self._planner.seconds, busy_seconds))
+        if len(self._times) < _WARM_UP + _STEPS:
+            return
+        counting, placing, busy = 1e3 * np.median(self._times[_WARM_UP:], axis=0)
+        del self._times[_WARM_UP:]
+        if counting + placing > busy:
+            self._warns_if_slow = False
+            logger.warning(
+                f"planning takes {counting + placing:.1f} ms per step, and a step that should hide it "
+                f"{busy:.1f} ms: every step waits for its plan; "
+                f"{self._faster[0 if counting > placing else 1]}"
+            )
+
     @property
     def has_batches(self) -> bool:
         """Whether this rank has loaded batches that were not handed out."""
         return any(has_batch for _, has_batch, *_ in self._planned)
-
-    def fail(self, failure: Exception | None) -> None:
-        """Has all ranks raise an error of this one, of a step that was handed out, with the next plan."""
-        self._failure = failure
-
-    def raise_failure(self) -> None:
-        """Raises the error given to `fail` that no plan has shared."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
 
     def drop(self) -> None:
         """Drops batches that were loaded and not handed out; all ranks have to in the same place.
@@ -146,7 +156,7 @@ class PlanAhead:
         """
         for *_, planned in self._planned:
             error = planned.exception()  # waits for the plan, in which other ranks wait for this one
-            if error is not None and not is_copy(error):
+            if error is not None and raised_on(error) is None:
                 logger.warning(f"a batch that is dropped had failed: {type(error).__name__}: {error}")
         self._planned.clear()
         self._forget()
@@ -180,47 +190,16 @@ class PlanAhead:
         except Exception as error:  # the other ranks are told when this step is planned
             return None, error
 
-    def _plan(self, loaded: tuple[Rows, Rows] | None, failure: Exception | None) -> Step | None:
+    def _plan(self, loaded: tuple[Rows, Rows] | None, failure: Exception | None, mode: Any) -> Step | None:
         """Plans a step, in the planning thread; None if no rank has loaded a batch. Collective."""
         self._planner.reserve()
         if failure is None:
-            failure, self._failure = self._failure, None
+            failure, self.failure = self.failure, None
         on_host, given = loaded or (None, None)
         plan = self._planner.plan(on_host, failure)
         if not plan.whole.has_batch:
             return None
-        rows = self._prepare(given, plan)  # what came on the device stays there
-        step = Step(rows, rows.batch if given is None else given.batch, plan)
-        if self._check is not None:
-            self._check(step)
-        return step
-
-
-class _SlowPlans:
-    """Warns once, on rank 0, if planning takes longer than a step, by medians; times serve nothing else."""
-
-    def __init__(self, planner: Planner, faster: tuple[str, str]) -> None:
-        self._planner, self._faster = planner, faster
-        self._steps_to_skip: float = _WARM_UP if self._planner.ranks.rank == 0 else np.inf
-        self._times: list[tuple[float, float, float]] = []
-
-    def after(self, busy_seconds: float) -> None:
-        """Notes a step, which the training thread computed in `busy_seconds` before it asked for the next."""
-        if self._steps_to_skip > 0:
-            self._steps_to_skip -= 1
-            return
-        self._times.append((*self._planner.seconds, busy_seconds))
-        if len(self._times) < _STEPS:
-            return
-        counting, placing, busy = 1e3 * np.median(self._times, axis=0)
-        self._times.clear()
-        planning = counting + placing
-        if planning > busy:
-            self._steps_to_skip = np.inf
-            logger.warning(
-                f"planning takes {planning:.1f} ms per step, and a step that should hide it {busy:.1f} ms: "
-                f"every step waits for its plan; {self._faster[0 if counting > placing else 1]}"
-            )
+        return Step(self._prepare(given, plan), plan, mode)  # what came on the device stays there
 
 
 @functools.cache
@@ -233,10 +212,9 @@ def _warn_of_device_batches() -> None:
 
 
 class _Thread:
-    """Runs functions one after another; ends when nothing refers to it.
+    """Runs functions one after another; ends when nothing refers to it, or by `_end_threads`.
 
-    A daemon, unlike those of concurrent.futures: waiting at exit for a collective that another rank has left
-    would keep this process from ending. `_end_threads` ends it.
+    A daemon, unlike those of concurrent.futures: at exit, it may wait for a collective that others have left.
     """
 
     def __init__(self, device: torch.device | None) -> None:
@@ -286,11 +264,6 @@ def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:
                 planned = function(*arguments)
             future.set_result(planned)
             del planned
-        except StopIteration as error:  # from `next_step` it would look like the end of the data
-            failure = RuntimeError(f"planning raised {error!r}")
-            failure.__cause__ = error
-            future.set_exception(failure)
-            del failure
         except BaseException as error:
             future.set_exception(error)
         del job, future, function, arguments  # else they would live until the next job comes

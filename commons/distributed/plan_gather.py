@@ -12,11 +12,8 @@ import numpy as np
 from ..sequence_batch.row_schema import Schema
 from ..sequence_batch.rows import Rows
 from .batch_format import LIST_REMEDY, Format
-from .empty_rank import row_to_agree_on
+from .channel import Channel, Ranks, to_bytes
 from .extension import Extension
-from .failures import portable, raise_first
-from .rank_group import Channel, from_bytes, to_bytes
-from .rank_sets import Ranks
 from .row_table import RowTable
 
 logger = logging.getLogger(__name__)
@@ -26,7 +23,8 @@ _OK, _NO_BATCH, _FAILED, _CHANGED = range(4)
 # lengths of its padding, its posts, and the rows.
 _HEADER, _NUM_ROWS, _NUM_REAL = 4, 2, 3
 
-Counted = tuple[RowTable, Format]
+# The rows of this rank's batch, their format, and the batch.
+Counted = tuple[RowTable, Format, Rows]
 View = Callable[[Any], Rows]
 
 
@@ -38,11 +36,9 @@ class PlanGather:
     gather once more.
 
     Args:
-        channel: of the ranks whose rows are gathered.
-        agrees: channel of the ranks that agree on the format: the same, or one of all ranks of the job.
-        settings: by name, which all ranks need alike.
-        extensions: in their order.
-        view: of batches.
+        channel, agrees: connect the ranks whose rows are gathered, and those that agree on the format: the
+            same, or all ranks of the job.
+        extensions, view: those of the shuffler.
         moves: whether samples leave this rank.
     """
 
@@ -50,125 +46,118 @@ class PlanGather:
         self,
         channel: Channel,
         agrees: Channel,
-        settings: Mapping[str, str],
         extensions: Sequence[Extension],
         view: View,
         moves: bool,
     ) -> None:
-        self._channel, self._agrees, self._settings = channel, agrees, settings
+        self._channel, self._agrees = channel, agrees
         self._view, self._extensions, self._moves = view, extensions, moves
         self._capacity = 0  # rows that a gather carries per rank
         self.format: Format | None = None
 
     def gather(
-        self,
-        counted: Counted | None,
-        failure: Exception | None,
-        batch: Rows | None,
-        posts: Mapping[str, np.ndarray],
-    ) -> tuple[RowTable, dict[str, np.ndarray]]:
+        self, counted: Counted | None, failure: Exception | None, post: np.ndarray
+    ) -> tuple[RowTable, np.ndarray]:
         """Gathers the rows of all ranks. Collective, also for ranks without a batch.
 
         Args:
-            counted: this rank's rows; None if its loader has ended, or if `failure` is given.
-            failure: the error that kept this rank from counting.
-            batch: this rank's, for the agreement.
-            posts: int64 `[numbers]` each, for the other ranks, by name.
+            counted: this rank's rows; None if its loader has ended, or `failure` kept it from counting.
+            post: int64 `[numbers]` for the other ranks.
 
         Returns:
-            The rows of all ranks; and what each rank posted, int64 `[ranks, numbers]` each.
+            The rows of all ranks; and what each rank posted, int64 `[ranks, numbers]`.
 
         Raises:
-            ValueError: batches of different ranks or steps differ in their fields, or ranks in their
-                settings.
+            ValueError: batches of different ranks or steps differ in their fields.
             Exception: the failure of the first rank that has one, on every rank.
         """
-        ends = np.cumsum([0, *(len(numbers) for numbers in posts.values())])
-        post = np.concatenate([np.zeros(0, dtype=np.int64), *posts.values()])
         if self.format is None:
-            self._agree(counted, failure, batch, len(post))
+            self._agree(counted, failure, len(post))
         if self.format is None:  # no rank has ever had a batch
-            return RowTable.empty(self._channel.num_ranks), {}
-        expected = self.format
-        if counted is not None and counted[1].columns != expected.columns:
-            failure = failure or ValueError(f"a batch has {counted[1]}; the first one had {expected}")
-            counted = None
-        status = _OK
-        if batch is not None and counted is not None and failure is None:
-            failure = self._changed_list(batch)
-            counted = None if failure else counted
-            status = _CHANGED if self._shared_changed(batch) else _OK
-        table = self._channel.all_gather(self._encode(counted, failure, expected, post, status))
+            num_ranks = self._channel.num_ranks
+            return RowTable.empty(num_ranks), np.zeros((num_ranks, len(post)), dtype=np.int64)
+        expected, status = self.format, _NO_BATCH
+        try:
+            if counted is not None:
+                status = _CHANGED if self._has_changed(*counted[1:], expected) else _OK
+        except Exception as error:
+            failure = error
+        if failure is not None:
+            counted, status = None, _FAILED
+        table = self._channel.all_gather(self._encode(counted, status, expected, post))
         most = int(table[:, _NUM_ROWS].max())
         if most > self._capacity:
             self._capacity = most
-            table = self._channel.all_gather(self._encode(counted, failure, expected, post, status))
+            table = self._channel.all_gather(self._encode(counted, status, expected, post))
         self._raise_if_any_failed(table, counted, failure, expected.schema)
         header = _HEADER + expected.schema.num_keys
         _, per_rank, posted, numbers = np.split(table, [_NUM_ROWS, header, header + len(post)], axis=1)
         rows_of_all = numbers.reshape(-1, expected.width)
         is_real = (np.arange(self._capacity) < table[:, _NUM_REAL, None]).ravel()
         real = rows_of_all if is_real.all() else rows_of_all[is_real]
-        of_names = np.split(posted.copy(), ends[1:], axis=1)
-        return expected.decode(real, per_rank), dict(zip(posts, of_names, strict=False))
+        return expected.decode(real, per_rank), posted.copy()
 
-    def _encode(
-        self,
-        counted: Counted | None,
-        failure: Exception | None,
-        expected: Format,
-        post: np.ndarray,
-        status: int,
-    ) -> np.ndarray:
+    def _has_changed(self, row_format: Format, batch: Rows, expected: Format) -> bool:
+        """Returns whether tensors that all samples of a batch share are not those of the first batch.
+
+        Raises:
+            ValueError: the rows have other columns, or a list is not as it was in the first batch.
+        """
+        if row_format.columns != expected.columns:
+            raise ValueError(f"a batch has {row_format}; the first one had {expected}")
+        lists = batch.list_hashes() if self._moves else {}
+        for path in sorted(expected.lists.keys() | lists.keys()):
+            if expected.lists.get(path) != lists.get(path):
+                raise ValueError(
+                    f"{path or 'a batch'} is a list that was equal on all ranks in the first batch, and has "
+                    f"changed since: {LIST_REMEDY}"
+                )
+        return bool(expected.shared) and batch.on_host().shared_hashes() != expected.shared
+
+    def _encode(self, counted: Counted | None, status: int, expected: Format, post: np.ndarray) -> np.ndarray:
         """Returns this rank's part; without the rows if they are too many, which the header tells."""
         before_post = _HEADER + expected.schema.num_keys
         header = before_post + len(post)
         encoded = np.zeros(header + self._capacity * expected.width, dtype=np.int64)
-        encoded[before_post:header] = post
+        encoded[0], encoded[before_post:header] = status, post
         if counted is None:
-            encoded[0] = _NO_BATCH if failure is None else _FAILED
             return encoded
-        rows, row_format = counted
-        sizes = rows.batch_sizes[0], rows.num_loaded[0]
-        encoded[:_HEADER] = status, row_format.schema.fingerprint, *sizes
+        rows, row_format, _ = counted
+        encoded[1:_HEADER] = row_format.schema.fingerprint, rows.batch_sizes[0], rows.num_loaded[0]
         if rows.batch_sizes[0] <= self._capacity and row_format.schema == expected.schema:
             encoded[_HEADER:before_post] = rows.padding_lengths[0]
             numbers = expected.encode(rows).ravel()
             encoded[header : header + len(numbers)] = numbers
         return encoded
 
-    def _agree(
-        self, counted: Counted | None, failure: Exception | None, batch: Rows | None, num_posted: int
-    ) -> None:
+    def _agree(self, counted: Counted | None, failure: Exception | None, num_posted: int) -> None:
         """Sets `format`, unless no rank has a batch."""
         mine, padding, pinned, num_rows = None, None, False, 0
-        if batch is not None and counted is not None and failure is None:
+        if counted is not None:
             try:
-                pinned, on_host = batch.is_pinned, batch.on_host()
-                padding = self._view(row_to_agree_on(on_host))
-                num_rows, row_format = int(counted[0].batch_sizes[0]), counted[1]
-                agreed = {of.name: of.agree(on_host.batch, row_format) for of in self._extensions}
+                rows, row_format, batch = counted
+                pinned, on_host, num_rows = batch.is_pinned, batch.on_host(), int(rows.batch_sizes[0])
+                # Padding, or else a copy of the first row.
+                first_row = np.zeros(0 if batch.pads else 1, dtype=np.int64)
+                padding = self._view(on_host.select([on_host.packed()], first_row, 1))
                 mine = replace(
                     row_format,
                     real_row=None if padding.pads else padding.fields,
                     lists=on_host.list_hashes() if self._moves else {},
                     shared=on_host.shared_hashes() if self._moves else {},
-                    agreed=agreed,
+                    agreed={of.name: of.agree(on_host.batch, row_format) for of in self._extensions},
                 )
             except Exception as error:
                 failure = error
-        sent = mine, num_rows, portable(failure), self._settings, num_posted
-        agrees = self._agrees
-        names = agrees.ranks
-        formats, rows, failed, settings, posts = zip(*agrees.all_gather_objects(sent), strict=True)
-        _check_same_settings(settings, names)
+        agrees, names = self._agrees, self._agrees.ranks
+        sent = agrees.all_gather_objects((mine, num_rows, num_posted), failure)
+        formats, rows_of_each, posts = zip(*sent, strict=True)
         for rank, num in zip(names, posts, strict=True):
             if num != posts[0]:
                 raise ValueError(
                     f"extensions of the ranks {names[0]} and {rank} have restored different states; restore "
                     "them on every rank"
                 )
-        raise_first(failed, failure, agrees.rank)
         ranks = [rank for rank, of_rank in enumerate(formats) if of_rank is not None]
         if not ranks:
             return
@@ -180,60 +169,30 @@ class PlanGather:
         if agrees.rank == 0:
             _warn_of_shared([formats[rank].shared for rank in ranks])
         if len(ranks) < len(formats):
-            row = None if padding is None else padding.batch
-            row = _broadcast(agrees, ranks[0], row)
+            row = _broadcast(agrees, ranks[0], None if padding is None else padding.batch)
             padding = self._view(row) if padding is None else padding
         if padding is not None and first.real_row is not None:
             padding = self._view(padding.replaced(dict(first.real_row), 1, 1).batch)
-        self._capacity = max(rows)
+        self._capacity = max(rows_of_each)
         self.format = replace(first, padding=padding, pinned=pinned)
-
-    def _shared_changed(self, batch: Rows) -> bool:
-        agreed = self.format.shared if self.format else {}
-        return bool(agreed) and batch.on_host().shared_hashes() != agreed
-
-    def _changed_list(self, batch: Rows) -> Exception | None:
-        """Returns the error of a list that is not as it was in the first batch."""
-        lists = batch.list_hashes() if self._moves else {}
-        agreed = self.format.lists if self.format else {}
-        for path in sorted(agreed.keys() | lists.keys()):
-            if agreed.get(path) != lists.get(path):
-                return ValueError(
-                    f"{path or 'a batch'} is a list that was equal on all ranks in the first batch, and has "
-                    f"changed since: {LIST_REMEDY}"
-                )
-        return None
 
     def _raise_if_any_failed(
         self, table: np.ndarray, counted: Counted | None, failure: Exception | None, schema: Schema
     ) -> None:
-        if (table[:, 0] == _FAILED).any():
-            failures = self._channel.all_gather_objects(portable(failure))
-            raise_first(failures, failure, self._channel.rank)
-        if (table[:, 0] == _CHANGED).any() and (table[:, 0] == _NO_BATCH).any() and self._moves:
-            without = np.flatnonzero(table[:, 0] == _NO_BATCH)[0]
+        status, fingerprints = table[:, 0], table[:, 1]
+        if (status == _FAILED).any():
+            self._channel.all_gather_objects(None, failure)
+        without = np.flatnonzero(status == _NO_BATCH)
+        if without.size and (status == _CHANGED).any():
             raise ValueError(
-                f"rank {self._channel.ranks[without]} has no batch in a step, and would "
+                f"rank {self._channel.ranks[without[0]]} has no batch in a step, and would "
                 "compute samples with what they shared in the first batch, which has changed since: end all "
                 "loaders in the same step, or give shared tensors a row per sample"
             )
-        differs = (table[:, 0] != _FAILED) & (table[:, 0] != _NO_BATCH) & (table[:, 1] != schema.fingerprint)
-        if differs.any():
+        if (fingerprints != schema.fingerprint)[status != _NO_BATCH].any():
             mine = None if counted is None else counted[1].schema
             schemas = self._channel.all_gather_objects(mine)
             _raise_if_different(schema, "the first batch", schemas, self._channel.ranks)
-
-
-def _check_same_settings(settings: Sequence[Mapping[str, str]], ranks: Ranks) -> None:
-    first = settings[0]
-    for rank, rank_settings in zip(ranks, settings, strict=True):
-        for name in sorted(first.keys() | rank_settings.keys()):
-            here, there = first.get(name, "absent"), rank_settings.get(name, "absent")
-            if here != there:
-                raise ValueError(
-                    f"rank {rank}'s shuffler has {name}={there}, that of rank {ranks[0]} {here}; all ranks "
-                    "need the same settings"
-                )
 
 
 def _warn_of_shared(hashes: Sequence[Mapping[str, int]]) -> None:
@@ -259,16 +218,14 @@ def _raise_if_different(expected: Schema, whose: str, schemas: Sequence[Schema |
 
 def _broadcast(channel: Channel, sender: int, batch: Any) -> Any:
     """Returns a batch of one rank on all of them; raises a TypeError on all if it does not pickle."""
-    failure, pickled = None, None
+    failure = None
     if channel.rank == sender:
         try:
-            pickled = to_bytes(batch)
+            to_bytes(batch)
         except Exception as error:
             failure = TypeError(
                 f"a batch of rank {channel.ranks[sender]} does not pickle ({error}), and a rank that has "
                 "none yet needs it for its type and what its samples share; keep functions and handles out "
                 "of batches"
             )
-    gathered = channel.all_gather_objects((pickled, portable(failure)))
-    raise_first([failed for _, failed in gathered], failure, channel.rank)
-    return batch if channel.rank == sender else from_bytes(gathered[sender][0])
+    return channel.all_gather_objects(batch if channel.rank == sender else None, failure)[sender]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -13,32 +13,33 @@ from ..named_ranges import named_range
 from ..perf_model.cost import Cost
 from ..sequence_batch.rows import Rows
 from .batch_format import Format
+from .channel import Channel
 from .extension import Extension, chain
-from .job_gather import JobGather
 from .placement import arguments_of, place, place_at_home
 from .plan_gather import Counted, PlanGather, View
 from .rank_group import RankGroup
 from .row_table import RowTable
-from .shuffle_plan import ShufflePlan
+from .shuffle_plan import JobStep, ShufflePlan, sum_loss_tokens
 from .shuffler_settings import ShufflerSettings
+
+# What a rank tells all ranks of the job, before its posts: whether it failed, whether a rank that exchanges
+# with it has a batch, rows that it computes, parts that each rank runs; and bits of its loss tokens, its load
+# before and after.
+_FAILED, _HAS_BATCH, _PLACED, _PARTS, _LOSS_TOKENS, _BEFORE, _AFTER, _WIDTH = range(8)
 
 
 class Planner:
     """Makes the plans of the ranks that exchange.
 
-    A plan takes one all-gather of host numbers, over a channel of its own. The first one, and one that meets
-    more rows than any before, take a few. With a `job` a plan takes a second one, of a few numbers per rank.
-    Construction is collective, before the extensions' `setup`.
+    A plan takes one all-gather of host numbers, see `PlanGather`; with a `job` a second one, of a few numbers
+    per rank. Construction is collective, before the extensions' `setup`.
 
     Args:
         group: ranks that exchange.
         job: all ranks, which plan in step, and learn what concerns them; None if only `group` does.
         exchanges: whether samples may leave this rank.
-        settings: of the placement.
-        extensions: in their order.
-        cost: of rows by their counts; None for the sum of the columns of `get_workloads`.
-        count: counts the rows of a batch on the host.
-        view: of batches.
+        settings, extensions, cost, view: those of the shuffler.
+        count: function that counts the rows of a batch, and returns their format, too.
         whose: name of the shuffler's class, for messages.
 
     Attributes:
@@ -46,7 +47,7 @@ class Planner:
         seconds: that this rank counted and placed rows for the last plan, without the wait for others.
 
     Raises:
-        ValueError: ranks have different extensions; on all ranks.
+        ValueError: ranks have different settings or extensions; on all ranks.
     """
 
     def __init__(
@@ -57,19 +58,17 @@ class Planner:
         settings: ShufflerSettings,
         extensions: Sequence[Extension],
         cost: Cost | None,
-        count: Callable[[Rows], Counted],
+        count: Callable[[Rows], tuple[RowTable, Format]],
         view: View,
         whose: str,
     ) -> None:
         self.ranks, self._group = job or group, group
         self._extensions, self._cost = extensions, cost
         self._count, self._whose = count, whose
-        _check_same_extensions(self.ranks, [extension.name for extension in extensions])
-        described = _describe_settings(settings, extensions, cost)
+        _check_same_settings(self.ranks, settings, extensions, cost)
         channel = group.channel()
-        self._job = None if job is None else JobGather(job, group.rank, cost)
-        agrees = channel if self._job is None else self._job.channel
-        self._gather = PlanGather(channel, agrees, described, extensions, view, exchanges)
+        self._job = None if job is None else job.channel()
+        self._gather = PlanGather(channel, self._job or channel, extensions, view, exchanges)
         self._place = chain(self._extensions, "place", self._place_rows)
         self._takers = [each for each in extensions if type(each).take is not Extension.take]
         self._exchanges, self._settings = exchanges, settings
@@ -84,30 +83,18 @@ class Planner:
 
     def reserve(self) -> None:
         """Lets only the calling thread plan, until `release`: messages of several would interleave."""
-        if self._reserved_by is None:
-            self._reserved_by = threading.get_ident()
+        self._reserved_by = self._reserved_by or threading.get_ident()
 
     def release(self, ident: int | None) -> None:
         """Lets any thread plan again, if the thread of this identity had reserved it."""
         if self._reserved_by == ident:
             self._reserved_by = None
 
-    @property
-    def is_reserved(self) -> bool:
-        """Whether a thread plans, for a pipeline or a loop."""
-        return self._reserved_by is not None
-
-    def check_free(self, reserved: Sequence[bool]) -> None:
-        """Checks before a pipeline, or a loop, that no thread of any rank plans: `is_reserved` of each.
-
-        Raises:
-            RuntimeError: one does; on all ranks, of which others may have left their loops.
-        """
-        if any(reserved):
-            raise RuntimeError(self._busy())
-
-    def _busy(self) -> str:
-        return (
+    def busy(self) -> RuntimeError | None:
+        """Returns the error of planning in this thread, while another plans for a pipeline or a loop."""
+        if self._reserved_by in (None, threading.get_ident()):
+            return None
+        return RuntimeError(
             f"this {self._whose} plans for a pipeline, or a loop over plan_ahead, in a thread of its own: "
             "create another shuffler, or exhaust the loaders or reset the pipeline first"
         )
@@ -119,11 +106,9 @@ class Planner:
             batch: this rank's; None if its loader has ended. If all have, the plan has no rows.
             failure: the error that kept this rank from loading it; raised on every rank.
         """
-        if self._reserved_by not in (None, threading.get_ident()):
-            raise RuntimeError(self._busy())
-        posts: dict[str, np.ndarray] = {
-            extension.name: np.zeros(extension.num_posted, dtype=np.int64) for extension in self._extensions
-        }
+        if (error := self.busy()) is not None:
+            raise error
+        posts = {of.name: np.zeros(of.num_posted, dtype=np.int64) for of in self._extensions}
         if self._job is None:
             return self._plan(batch, failure, posts)
         plan = None
@@ -131,9 +116,7 @@ class Planner:
             plan = self._plan(batch, failure, posts)
         except Exception as error:
             failure = error
-        return self._job.share(
-            plan, failure, {extension.name: posts[extension.name] for extension in self._takers}
-        )
+        return self._share(self._job, plan, failure, {of.name: posts[of.name] for of in self._takers})
 
     def hand_out(self, plan: ShufflePlan) -> None:
         """Gives extensions what all ranks posted with a plan, whose step is handed out."""
@@ -145,23 +128,28 @@ class Planner:
         self, batch: Rows | None, failure: Exception | None, posts: dict[str, np.ndarray]
     ) -> ShufflePlan:
         """Plans among the ranks that exchange; fills `posts` with what this rank's extensions post."""
-        counted, start = None, time.perf_counter()
+        counted: Counted | None = None
+        start = time.perf_counter()
         try:
             for extension in self._extensions:
                 posts[extension.name][:] = extension.post()
             if batch is not None and failure is None:
                 with named_range("## plan: workloads ##"):
-                    counted = self._count(batch)
+                    counted = (*self._count(batch), batch)
         except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
             failure = failure or error
         counting = time.perf_counter() - start
         with named_range("## plan: gather ##"):
-            rows, posted = self._gather.gather(counted, failure, batch, posts)
+            rows, posted = self._gather.gather(counted, failure, _joined(posts))
         start = time.perf_counter()
         if rows.batch_sizes.any():
-            nodes, arguments = self._group.ranks_per_node, self._arguments
-            ranks = self._group.ranks
-            rows = replace(rows, posts=posted, ranks=ranks, ranks_per_node=nodes, arguments=arguments)
+            rows = replace(
+                rows,
+                posts=_by_name(posted, posts),
+                ranks=self._group.ranks,
+                ranks_per_node=self._group.ranks_per_node,
+                arguments=self._arguments,
+            )
             with named_range("## plan: placement ##"):
                 plan = self._place(self._with_cost(rows))
             if self._cost is not None:
@@ -170,6 +158,53 @@ class Planner:
             plan = place_at_home(rows)
         self.seconds = counting, time.perf_counter() - start
         return plan
+
+    def _share(
+        self,
+        job: Channel,
+        plan: ShufflePlan | None,
+        failure: Exception | None,
+        posts: Mapping[str, np.ndarray],
+    ) -> ShufflePlan:
+        """Returns the plan with what all ranks of the job know of its step, by one all-gather over them.
+
+        Without a plan, `failure` is why, which is raised on all ranks. They all have as many `posts`.
+        """
+        told = np.zeros(_WIDTH, dtype=np.int64)
+        try:
+            if plan is not None:
+                self._tell(plan, told)
+        except Exception as error:  # loss tokens that overflow
+            failure = error
+        told[_FAILED] = failure is not None
+        table = job.all_gather(np.append(told, _joined(posts)))
+        if table[:, _FAILED].any():
+            job.all_gather_objects(None, failure)
+        assert plan is not None  # or there was a failure
+        columns = np.ascontiguousarray(table[:, :_WIDTH].T)
+        step = JobStep(
+            has_batch=bool(columns[_HAS_BATCH].any()),
+            num_placed=columns[_PLACED],
+            num_loss_tokens=sum_loss_tokens(columns[_LOSS_TOKENS].view(plan.rows.loss_tokens.dtype)),
+            loads_before=columns[_BEFORE].view(np.float64),
+            loads=columns[_AFTER].view(np.float64),
+            posts=_by_name(table[:, _WIDTH:], posts),
+        )
+        return replace(plan, num_parts=int(columns[_PARTS].max()), job=step)
+
+    def _tell(self, plan: ShufflePlan, told: np.ndarray) -> None:
+        """Fills int64 `[_WIDTH]` with what this rank tells of a plan.
+
+        Loads are in one unit on all ranks, whatever costs those that exchange have learned.
+        """
+        rank, rows = self._group.rank, plan.rows
+        cost = self._cost if plan.has_batch else None  # without rows there may be other columns
+        cost = cost or Cost.sum_of_columns(rows.work.shape[1])
+        workloads = cost.of(rows.starts_sample, rows.tokens, rows.work)
+        alike = replace(plan, rows=replace(rows, workloads=workloads))
+        told[_HAS_BATCH:_LOSS_TOKENS] = plan.has_batch, plan.num_placed[rank], plan.num_parts
+        told[_LOSS_TOKENS:_BEFORE].view(rows.loss_tokens.dtype)[:] = plan.loss_tokens_on(rank)
+        told[_BEFORE:].view(np.float64)[:] = alike.loads_before[rank], alike.loads[rank]
 
     def _with_cost(self, rows: RowTable) -> RowTable:
         """Returns rows with the shuffler's cost, if it has one; raises on all ranks if that does not fit."""
@@ -189,21 +224,28 @@ class Planner:
         return place_at_home(rows)
 
 
-def _describe_settings(
-    settings: ShufflerSettings, extensions: Sequence[Extension], cost: Cost | None
-) -> dict[str, str]:
-    """Returns all settings by name, which the ranks have to have alike."""
-    described = {field.name: repr(getattr(settings, field.name)) for field in fields(settings)}
+def _joined(posts: Mapping[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *posts.values()])
+
+
+def _by_name(posted: np.ndarray, posts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns what all ranks posted by name, `[ranks, numbers]` each, from `_joined` posts of each rank."""
+    ends = np.cumsum([len(numbers) for numbers in posts.values()], dtype=np.int64)
+    return dict(zip(posts, np.split(posted, ends, axis=1), strict=False))
+
+
+def _check_same_settings(
+    ranks: RankGroup, settings: ShufflerSettings, extensions: Sequence[Extension], cost: Cost | None
+) -> None:
+    """Compares settings before extensions' `setup`, whose collectives would wait for ranks without them."""
+    described = {"extensions": repr([extension.name for extension in extensions]), "cost": repr(cost)}
+    described |= {field.name: repr(getattr(settings, field.name)) for field in fields(settings)}
     described |= {extension.name: repr(dict(extension.settings())) for extension in extensions}
-    return described | {"cost": repr(cost)}
-
-
-def _check_same_extensions(ranks: RankGroup, names: list[str]) -> None:
-    """Compares extensions before their `setup`, whose collectives would wait for ranks without them."""
-    gathered = ranks.all_gather_objects(names)
+    gathered = ranks.all_gather_objects(described)
     for rank, others in zip(ranks.ranks, gathered, strict=True):
-        if others != gathered[0]:
-            raise ValueError(
-                f"rank {rank}'s shuffler has the extensions {others}, that of rank {ranks.ranks[0]} "
-                f"{gathered[0]}; all ranks need the same"
-            )
+        for name, expected in gathered[0].items():
+            if others.get(name) != expected:
+                raise ValueError(
+                    f"rank {rank}'s shuffler has {name}={others.get(name)}, that of rank {ranks.ranks[0]} "
+                    f"{expected}; all ranks need the same settings"
+                )

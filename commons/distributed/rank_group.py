@@ -4,23 +4,21 @@ All shufflers, pipelines, logs and checkpoints of a process share one gloo group
 set of ranks. A gloo group of N ranks holds N + 3 descriptors and 3 threads, and an NCCL communicator holds
 device memory. In the gloo group, each user has a `Channel`.
 
-Order of launches: the main thread launches every exchange and unshuffle, and TorchRec's collectives of a
-forward. Autograd's thread launches those of a backward, DDP's among them, while the main thread waits for it.
-So all ranks launch in one order, that of the program. With NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26 or later)
-the device keeps to it, too. Messages between hosts are no part of it, whichever thread sends them.
+The main thread launches every exchange and unshuffle, and TorchRec's collectives of a forward. Autograd's
+thread launches those of a backward, while the main thread waits for it. So all ranks launch in one order.
+With NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26 or later) the device keeps to it, too.
 """
 
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import logging
 import os
+import pickle
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -30,84 +28,27 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ..tried_versions import warn_of_untried
-from .failures import note_if_lost, portable, raise_first
-from .rank_sets import Ranks, Uses, agree_on_sets
+from .channel import Channel, Ranks, note_if_lost
 from .slow_start import show_if_slow
 
 logger = logging.getLogger(__name__)
 _NEVER_SENT = 2**31 - 1  # a tag that no channel has
+# How long ranks wait for the others. A job's own timeout is many minutes, and names nobody.
+PATIENCE_S = 60.0
 
+Uses = Collection[str]  # what process groups are for
+# The ranks of a rank's set: None for all, and none if it was given a group without itself. What it uses the
+# set for, and the process groups that it has counted.
+_Post = tuple[Ranks | None, Uses, int]
 
-@dataclass(frozen=True)
-class Channel:
-    """Gathers host numbers and objects, apart from all other messages over the same group.
-
-    Messages are point-to-point and carry the channel's tag. So threads with a channel each may use one group
-    at the same time, in any order. On each channel, all ranks must make the same calls in the same order, one
-    thread at a time.
-
-    Attributes:
-        rank: this process's place among the ranks.
-        ranks: ranks of the job that gather.
-        group: gloo; None for a single rank.
-        tag: message tag, unique to the channel within its group.
-    """
-
-    rank: int
-    ranks: Ranks
-    group: dist.ProcessGroup | None
-    tag: int
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks that gather."""
-        return len(self.ranks)
-
-    def all_gather(self, row: np.ndarray) -> np.ndarray:
-        """Gathers numbers `[n]`, the same n and dtype on every rank, to `[ranks, n]`.
-
-        Takes ceil(log2(ranks)) rounds of one message each, where gloo's own gather passes rows around a ring
-        in ranks - 1. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
-        Message-Passing Systems", 1997.
-        """
-        table = np.empty((self.num_ranks, len(row)), dtype=row.dtype)
-        table[0] = row
-        rows, there = torch.from_numpy(table), 1  # of this rank, the next one, and so on
-        while there < self.num_ranks:
-            end = min(2 * there, self.num_ranks)
-            source, target = ((self.rank + ahead) % self.num_ranks for ahead in (there, -there))
-            with note_if_lost():
-                arriving = dist.irecv(rows[there:end], group=self.group, tag=self.tag, group_src=source)
-                leaving = dist.isend(rows[: end - there], group=self.group, tag=self.tag, group_dst=target)
-                for message in (arriving, leaving):
-                    if message is not None:
-                        message.wait()
-            there = end
-        return np.roll(table, self.rank, axis=0)
-
-    def all_gather_objects(self, value: Any) -> list[Any]:
-        """Gathers anything that pickles, in two gathers: of sizes, and of bytes up to the largest.
-
-        Raises:
-            Exception: the value of a rank does not pickle; on every rank, none of which waits for it.
-        """
-        if self.num_ranks == 1:
-            return [value]
-        failure = None
-        try:
-            pickled = np.frombuffer(to_bytes(value), dtype=np.uint8)
-        except Exception as error:
-            failure, pickled = error, np.frombuffer(to_bytes(portable(error)), dtype=np.uint8)
-        header = self.all_gather(np.array([len(pickled), failure is not None]))
-        padded = np.zeros(header[:, 0].max(), dtype=np.uint8)
-        padded[: len(pickled)] = pickled
-        table = self.all_gather(padded)
-        objects = [from_bytes(row[:size].tobytes()) for row, size in zip(table, header[:, 0], strict=True)]
-        failures = [
-            found if failed else (None, False) for found, failed in zip(objects, header[:, 1], strict=True)
-        ]
-        raise_first(failures, failure, self.rank)
-        return objects
+_TOGETHER = (
+    "making one for some of the ranks is collective over the job: all ranks make theirs at the same time. A "
+    "rank that keeps its samples makes the same shuffler in a group of itself, as in own, _ = "
+    "dist.new_subgroups_by_enumeration([[0, 1], [2]]), because an identity shuffler, or one with "
+    "enabled=False, takes no part"
+)
+_OF_ALL = "making one for all ranks, or a pipeline, is collective over them"
+_IF_LATE = "If they are only late, have all ranks wait for them before, as in dist.barrier()"
 
 
 class RankGroup:
@@ -126,8 +67,8 @@ class RankGroup:
 
     def __init__(self, ranks: tuple[int, ...], rank: int, control: dist.ProcessGroup | None = None) -> None:
         self.ranks, self.rank, self.control = ranks, rank, control
-        self._tags = itertools.count(1)
-        self._groups: dict[tuple[str, str], dist.ProcessGroup] = {}  # by use and backend
+        self._last_tag = 0
+        self._groups: dict[str, dist.ProcessGroup] = {}  # by use
         self._base = Channel(rank, ranks, control, tag=0)
         self.hosts: list[str] = self._base.all_gather_objects(socket.gethostname())
         self.ranks_per_node = ranks_per_node(self.hosts)
@@ -137,12 +78,12 @@ class RankGroup:
     def of(process_group: dist.ProcessGroup | None = None, uses: Sequence[str] = ()) -> RankGroup:
         """Returns the group of the ranks of `process_group`, or of all ranks. Collective over the job.
 
-        All ranks call it at the same time, each with a group of its own, which may be of this rank alone.
-        Without uses, a group of all ranks that has been made is there at once.
+        All ranks call it at the same time, each with its own `process_group`. Without uses, a group of all
+        ranks that has been made is there at once.
 
         Args:
             process_group: has this rank; None for all ranks.
-            uses: what `group_for` gets process groups for, on the job's device.
+            uses: what `group_for` gets process groups for.
 
         Raises:
             ValueError: a rank is not in its `process_group`, or the ranks of one name another; on all ranks.
@@ -153,20 +94,21 @@ class RankGroup:
             return RankGroup.alone()
         is_in = process_group is None or dist.get_rank(process_group) >= 0
         ranks = tuple(sorted(dist.get_process_group_ranks(process_group))) if is_in else ()
-        return _this_job().group(ranks, [(use, job_backend(job_device())) for use in uses])
+        return _this_job().group(ranks, uses)
 
     @staticmethod
     def alone() -> RankGroup:
         """Returns the group of this rank only: nothing to communicate."""
         return RankGroup(ranks=(dist.get_rank() if dist.is_initialized() else 0,), rank=0)
 
-    def add_group(self, use: str, backend: str, group: dist.ProcessGroup) -> None:
+    def add_group(self, use: str, group: dist.ProcessGroup) -> None:
         """Takes a process group of these ranks for a use, and connects them. Collective over them."""
-        if backend == "nccl":
+        device = job_device()
+        if device.type == "cuda":
             _warn_of_launch_order()
-        self._groups[use, backend] = group
+        self._groups[use] = group
         # NCCL would connect them in the first step.
-        nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=job_device())
+        nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
         dist.all_to_all_single(torch.empty_like(nothing), nothing, group=group)
 
     @property
@@ -176,32 +118,29 @@ class RankGroup:
 
     def channel(self) -> Channel:
         """Makes a channel that nothing else uses. Collective over the group."""
-        mine = np.array([next(self._tags)])
-        tag = int(self._base.all_gather(mine).max())  # a rank may have made one that failed on others
-        self._tags = itertools.count(tag + 1)
-        return Channel(self.rank, self.ranks, self.control, tag)
+        # A rank may have made one that failed on others.
+        self._last_tag = int(self._base.all_gather(np.array([self._last_tag + 1])).max())
+        return Channel(self.rank, self.ranks, self.control, self._last_tag)
 
-    def all_gather_objects(self, value: Any) -> list[Any]:
-        """Gathers anything that pickles, while something is constructed."""
-        return self._base.all_gather_objects(value)
+    def all_gather_objects(self, value: Any, failure: Exception | None = None) -> list[Any]:
+        """Gathers anything that pickles, while something is constructed; as `Channel` does."""
+        return self._base.all_gather_objects(value, failure)
 
     def group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
         """Returns the process group of these ranks for one use, such as "exchange", on a device.
 
-        `of` has connected it on the job's device. On the host of a job on GPUs, it is that for planning. On
-        GPUs, what runs on another stream needs another use, or it would wait for the exchange of a later
-        step.
+        On the host of a job on GPUs, it is that for planning. On GPUs, what runs on another stream needs
+        another use, or it would wait for the exchange of a later step.
 
         Raises:
             KeyError: `of` was not asked for this use.
         """
-        key = use, job_backend(device)
-        if key not in self._groups and key[1] == "gloo" and job_device().type != "cpu":
+        if device.type == "cpu" and job_device().type != "cpu":
             assert self.control is not None
             return self.control
-        if key not in self._groups:
+        if use not in self._groups:
             raise KeyError(f"no group was made for {use!r}: an extension names it in `uses`")
-        return self._groups[key]
+        return self._groups[use]
 
 
 @functools.cache
@@ -263,18 +202,15 @@ def job_timeout(backend: str) -> timedelta | None:
 def ranks_per_node(nodes: list[str]) -> int | None:
     """Returns the consecutive ranks per node, from each rank's node; None if nodes do not matter."""
     size = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), len(nodes))
-    starts = nodes[::size]
-    even = len(set(starts)) == len(starts) and all(
-        node == starts[rank // size] for rank, node in enumerate(nodes)
-    )
+    even = nodes == [node for node in dict.fromkeys(nodes) for _ in range(size)][: len(nodes)]
     return size if even and 1 < size < len(nodes) else None
 
 
 class _Job:
     """The groups of the job that this process is in. All ranks make the same ones, in the same order.
 
-    Torch names a group after a count of groups that each rank keeps. So also those that are not in a group
-    take part, or a later one would have another name on them, and wait for the others until it times out.
+    Torch names a group after a count of groups that each rank keeps. So ranks that are not in a group take
+    part, too, or a later one would have another name on them.
 
     Attributes:
         world: the job's default group.
@@ -284,7 +220,7 @@ class _Job:
     def __init__(self, world: dist.ProcessGroup | None) -> None:
         self.world = world
         self.groups: dict[Ranks, RankGroup] = {}
-        self._uses: dict[Ranks, set[tuple[str, str]]] = {}  # of the sets of all ranks
+        self._made: set[tuple[Ranks, str]] = set()  # sets, of all ranks, and what each is connected for
 
     def group(self, ranks: Ranks, uses: Uses) -> RankGroup:
         """Returns the group of a set, connected for these uses; collective, as `RankGroup.of`."""
@@ -298,20 +234,18 @@ class _Job:
 
     def _connect(self, ranks: Ranks, uses: Uses) -> None:
         """Connects ranks for planning and for uses, where they are not. Collective over the job."""
-        rank, num_ranks = dist.get_rank(), len(ranks)
-        if ranks not in self._uses:
-            with show_if_slow(f"connecting {num_ranks} ranks for planning"):
-                control = dist.new_group(ranks, timeout=job_timeout("gloo"), backend="gloo")
-                if rank in ranks:
-                    self.groups[ranks] = RankGroup(ranks, ranks.index(rank), control)
-            self._uses[ranks] = set()
-        for use, backend in uses:
-            if (use, backend) not in self._uses[ranks]:
-                with show_if_slow(f"connecting {num_ranks} ranks for the {use}"):
-                    group = dist.new_group(ranks, timeout=job_timeout(backend), backend=backend)
-                    if rank in ranks:
-                        self.groups[ranks].add_group(use, backend, group)
-                self._uses[ranks].add((use, backend))
+        rank = dist.get_rank()
+        for use in ("planning", *uses):
+            if (ranks, use) in self._made:
+                continue
+            backend = "gloo" if use == "planning" else job_backend(job_device())
+            with show_if_slow(f"connecting {len(ranks)} ranks for {use}"):
+                group = dist.new_group(ranks, timeout=job_timeout(backend), backend=backend)
+                if rank in ranks and use == "planning":
+                    self.groups[ranks] = RankGroup(ranks, ranks.index(rank), group)
+                elif rank in ranks:
+                    self.groups[ranks].add_group(use, group)
+            self._made.add((ranks, use))
 
 
 # Of all jobs that the process has joined: a store may outlive one of them.
@@ -326,13 +260,85 @@ def _this_job() -> _Job:
     return _job
 
 
-def to_bytes(value: Any) -> bytes:
-    """Pickles anything, with tensors of all dtypes."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
+def agree_on_sets(number: int, ranks: Ranks, uses: Uses) -> list[tuple[Ranks, Uses]]:
+    """Returns the sets of more than one rank, ascending, with what any of their ranks uses.
+
+    Collective over the job, by a few messages to its store, in the agreement of this number. `ranks` are
+    those of this rank's set, ascending; none if it was given a group without itself.
+
+    Raises:
+        ValueError: a rank was given a group without itself, or the ranks of a set name another; on all ranks.
+        RuntimeError: ranks have not come `PATIENCE_S` after another; on that one and all that come.
+    """
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    job_store = dist.distributed_c10d._get_default_store()
+    store: Any = dist.PrefixStore(f"workload_balancer/sets_{number}", job_store)
+    posts = [f"post_{of}" for of in range(num_ranks)]
+    of_all = ranks == tuple(range(num_ranks))
+    post: _Post = None if of_all else ranks, uses, dist.distributed_c10d._world.group_count
+    store.set(posts[rank], pickle.dumps(post))
+    if store.add("arrived", 1) == num_ranks:
+        _end(store, _find_sets([pickle.loads(each) for each in store.multi_get(posts)]))
+    try:
+        store.wait(["end"], timedelta(seconds=PATIENCE_S))
+    except RuntimeError:  # each kind of store has an error of its own
+        late = [of for of in range(num_ranks) if not store.check([posts[of]])]
+        if late:  # else the last one has come just now
+            who = f"{ranks_text(late)} {'has' if len(late) == 1 else 'have'}"
+            why = f"{_OF_ALL if of_all else _TOGETHER}. {_IF_LATE}"
+            _end(store, RuntimeError(f"{who} not made a shuffler within {PATIENCE_S:g} s: {why}"))
+    end = pickle.loads(store.get("end"))
+    if isinstance(end, Exception):
+        raise end
+    return end
 
 
-def from_bytes(pickled: bytes) -> Any:
-    """Returns what `to_bytes` was given, on the host."""
-    return torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)
+def _end(store: Any, end: list[tuple[Ranks, Uses]] | Exception) -> None:
+    """Ends a meeting, unless another rank has: all ranks go on with the same."""
+    if store.add("ended", 1) == 1:
+        store.set("end", pickle.dumps(end))
+
+
+def _find_sets(posts: Sequence[_Post]) -> list[tuple[Ranks, Uses]] | Exception:
+    """Returns the sets, and what they are for, from the posts by rank; or what is wrong with them."""
+    everyone = tuple(range(len(posts)))
+    members: dict[Ranks, list[int]] = {}
+    uses: dict[Ranks, set[str]] = {}
+    for rank, (given, used, _) in enumerate(posts):
+        ranks = everyone if given is None else given
+        members.setdefault(ranks, []).append(rank)
+        uses.setdefault(ranks, set()).update(used)
+    if () in members:
+        return ValueError(
+            f"{ranks_text(members[()])} is not in the process_group it was given; a rank balances among the "
+            "ranks of a group that it belongs to"
+        )
+    for ranks, present in members.items():
+        for rank in sorted({*ranks} - {*present})[:1]:
+            others = next(each for each, theirs in members.items() if rank in theirs)
+            here, there = (
+                ", or a pipeline, for all ranks" if each == everyone else f" for {ranks_text(each)}"
+                for each in (ranks, others)
+            )
+            return ValueError(
+                f"rank {present[0]} makes a shuffler{here}, and rank {rank} at the same time one{there}: "
+                f"{_TOGETHER}"
+            )
+    counts = [count for _, _, count in posts]
+    if len({*counts}) > 1:
+        fewest, most = (counts.index(bound(counts)) for bound in (min, max))
+        return ValueError(
+            f"torch {torch.__version__} counts {counts[fewest]} process groups on rank {fewest} and "
+            f"{counts[most]} on rank {most}. It names the next one after this number, so ranks would not "
+            "find each other: have all ranks of the job make all groups, without "
+            "use_local_synchronization=True"
+        )
+    return [(ranks, sorted(uses[ranks])) for ranks in sorted(members) if len(ranks) > 1]
+
+
+def ranks_text(ranks: Iterable[int], most: int = 8) -> str:
+    """Returns "rank 2", "ranks 2 and 3", or "ranks 2, 3 and 96 more"."""
+    names = [str(rank) for rank in ranks]
+    if len(names) > most:
+        names[most - 1 :] = [f"{len(names) - most + 1} more"]
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"

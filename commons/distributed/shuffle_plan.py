@@ -19,12 +19,10 @@ from .row_table import RowTable
 class JobStep:
     """The knowledge that all ranks of a job have of a step in which not all of them exchange.
 
+    Attributes are those of a `ShufflePlan`. Loads are by the shuffler's cost, never by one that ranks have
+    learned, which others have not.
+
     Attributes:
-        has_batch: whether any of them loaded one.
-        num_loss_tokens: of all of them; a float where they are weights.
-        num_placed: int64 `[ranks]`, rows that each computes.
-        loads_before, loads: float64 `[ranks]`, sums of workloads, as loaded and as placed; by the shuffler's
-            cost, never by one that ranks have learned, which others have not.
         posts: int64 `[ranks, numbers]` each, what extensions posted that have a `take`, by their names.
     """
 
@@ -69,10 +67,7 @@ class ShufflePlan:
 
     @property
     def whole(self) -> ShufflePlan | JobStep:
-        """The step of all ranks that plan in step, on which the loss and the end of an epoch depend.
-
-        It is this plan, unless only some of the job's ranks exchange.
-        """
+        """The step of all ranks that plan in step; this plan, unless only some ranks of a job exchange."""
         return self if self.job is None else self.job
 
     @property

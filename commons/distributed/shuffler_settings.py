@@ -16,14 +16,11 @@ from ..checks import SettingError, UnknownSettingError, check_types
 from ..partition import karmarkar_karp, longest_processing_time, rebalance, refined
 
 logger = logging.getLogger(__name__)
-# To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
-# It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
-# rank that loaded each sample), sizes (bytes to move each), ranks_per_node, speeds, equal_size, tolerance,
-# tokens, max_tokens, token_tolerance, and those of extensions, such as groups. All but the first two need
-# defaults, because None is not passed.
-# `commons.partition.rebalance` has them all. A setting without an argument is refused. What it returns is
-# checked: each sample once, and the limits. It has to return the same on every rank: for each rank the
-# indices of its samples, or int64 `[samples]`, the rank of each.
+# To add a partitioner, add a row, here or from your own module. It is called with those of these arguments
+# that its signature names: workloads, num_partitions, home (the rank that loaded each sample), sizes (bytes
+# to move each), ranks_per_node, speeds, equal_size, tolerance, tokens, max_tokens, token_tolerance, and those
+# of extensions, such as groups. All but the first two need defaults, because None is not passed. It returns
+# the same on every rank: for each rank the indices of its samples, or int64 `[samples]`, the rank of each.
 PARTITIONERS: dict[str, Callable[..., Any]] = {
     "karmarkar_karp": karmarkar_karp,
     "longest_processing_time": longest_processing_time,
@@ -112,11 +109,7 @@ class ShufflerSettings:
 
 
 def make_settings(shuffler: str, given: Mapping[str, Any]) -> ShufflerSettings:
-    """Makes the settings of a shuffler's keyword arguments.
-
-    Raises:
-        TypeError: an unknown one.
-    """
+    """Makes the settings of a shuffler's keyword arguments; raises a TypeError for an unknown one."""
     known = [field.name for field in fields(ShufflerSettings)]
     for name in given:
         if name not in known:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -27,21 +26,24 @@ class Step(Pipelineable):
 
     Attributes:
         rows: this rank's, as prepared on the host, as copied to the device, and then as exchanged.
-        batch: as loaded; once the rows are exchanged, what they were put together to, for the model.
         plan: among the ranks that exchange with this one.
-        mode: as `PlanAhead` takes it, when the batch was loaded.
+        mode: as `PlanAhead.next_step` took it, when the batch was loaded.
         wait_seconds: that this rank waited for the plan.
         exchange_seconds: host time of the exchange.
         failures: get errors that all ranks have to raise with the next plan.
     """
 
     rows: Rows
-    batch: Any
     plan: ShufflePlan
     mode: Any = None
     wait_seconds: float = 0.0
     exchange_seconds: float = 0.0
     failures: list[Exception] = field(default_factory=list)
+
+    @property
+    def batch(self) -> Any:
+        """As loaded; once the rows are exchanged, what they were put together to, for the model."""
+        return self.rows.batch
 
     @property
     def scale_to_mean(self) -> float:
@@ -51,11 +53,11 @@ class Step(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Returns the step with its rows on `device`."""
-        return self._with(self.rows.to(device, non_blocking))
+        return replace(self, rows=self.rows.to(device, non_blocking))
 
     def pin_memory(self) -> Self:
         """Returns the step with its rows in pinned host memory."""
-        return self._with(self.rows.pin_memory())
+        return replace(self, rows=self.rows.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses the rows."""
@@ -63,15 +65,10 @@ class Step(Pipelineable):
 
     def let_go(self) -> None:
         """Forgets the batch, which has run, and its memory."""
-        self.rows = self.batch = None  # type: ignore[assignment]
-
-    def _with(self, rows: Rows) -> Self:
-        step = copy.copy(self)
-        step.rows = rows
-        return step
+        self.rows = None  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
-        if name in Step.__dataclass_fields__:  # not there yet, as in copy.copy
+        if name in ("batch", "rows"):  # not there yet, as in copy.copy
             raise AttributeError(name)
         return getattr(self.batch, name)
 

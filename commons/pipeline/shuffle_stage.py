@@ -36,9 +36,8 @@ class ShuffleStage:
     | i + 1 | input distribution           | TorchRec     | training | data_dist |
     | i     | forward, backward, optimizer | `forward`    | training | default   |
 
-    Collectives per step: on the main thread, that of the shuffler's exchange; in the planning thread, one
-    all-gather of host numbers over the ranks that exchange. Where not all of the job do, a second one, of a
-    few numbers, is over all ranks. Construction is collective.
+    Collectives per step: on the main thread, that of the shuffler's exchange; in the planning thread, those
+    of the `Planner`. Construction is collective.
 
     Attributes:
         ahead: plans the next steps.
@@ -70,7 +69,7 @@ class ShuffleStage:
         for extension in shuffler.extensions:
             extension.join(model, device, self._loss_reduction)
         self._forward = chain(shuffler.extensions, "forward", self._run)
-        self.ahead = shuffler.ahead(device, self._check, lambda: self._model.training)
+        self.ahead = shuffler.ahead(device)
         self.rank = shuffler.group.rank
         self._computed: tuple[Step, torch.Tensor, torch.Tensor] | None = None
         self._ended: Iterator[Any] | None = None  # the loader, until the last of its steps has run
@@ -79,9 +78,15 @@ class ShuffleStage:
         """Returns the next step, with this rank's rows on the host; None once all loaders have ended.
 
         Then it does not ask the loader again until `end_epoch`, while the steps on their way are run.
+
+        Raises:
+            ValueError: a rank has no samples, and a copy of a row may not run in their place; on all ranks.
         """
-        step = None if loader is self._ended else self.ahead.next_step(loader)
+        step = None if loader is self._ended else self.ahead.next_step(loader, self._model.training)
         self._ended = loader if step is None else None
+        if step is not None:
+            placed, pads = step.plan.whole.num_placed, step.rows.pads
+            check_runs_copies(placed, pads, self._loss_reduction, self._model, self._optimizer)
         return step
 
     def exchange(self, step: Step) -> Step:
@@ -94,10 +99,8 @@ class ShuffleStage:
         with named_range("## exchange ##"):
             start = time.perf_counter()
             step.rows = self._shuffler.exchange_rows(step.rows, step.plan)
-            step.batch = step.rows.batch
             if self._evaluates_copies(step):
                 step.rows = step.rows.copies(COPIES)
-                step.batch = step.rows.batch
             step.exchange_seconds = time.perf_counter() - start
         return step
 
@@ -105,8 +108,7 @@ class ShuffleStage:
         """Runs the model on an exchanged batch; returns the loss to run backward on, and the model's output.
 
         Data-parallel training averages gradients over ranks. The loss is scaled so that this average is the
-        gradient of the mean over all loss tokens of the step. Without any loss token it is 0. Without
-        samples, what has a row for each row of the batch in the output of an evaluation has none.
+        gradient of the mean over all loss tokens of the step. Without any loss token it is 0.
 
         Raises:
             TypeError: as `exchange`.
@@ -119,7 +121,7 @@ class ShuffleStage:
             extension.check_ran(step.plan)
         self._computed = step, total, total.clone()
         for failure in step.failures[:1]:
-            self.ahead.fail(failure)
+            self.ahead.failure = failure
         return loss, output
 
     def _run(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, Any]:
@@ -157,13 +159,14 @@ class ShuffleStage:
             Exception: the failure of one of the last steps, which no plan has shared; on this rank.
         """
         self._ended = None
-        self.ahead.raise_failure()
+        failure, self.ahead.failure = self.ahead.failure, None
+        if failure is not None:
+            raise failure
 
     def reset(self) -> None:
         """Drops the steps that are planned, as a pipeline does with its batches; all ranks have to."""
         self.ahead.drop()
-        self.ahead.fail(None)
-        self._ended = None
+        self.ahead.failure = self._ended = None
 
     def report(self) -> BalanceReport:
         """Computes the report of the last step; bytes and times are this rank's."""
@@ -202,10 +205,6 @@ class ShuffleStage:
         if self._computed is None:
             raise RuntimeError("there is no plan, report or loss before the first step")
         return self._computed
-
-    def _check(self, step: Step) -> None:
-        num_placed = step.plan.whole.num_placed
-        check_runs_copies(num_placed, step.rows.pads, self._loss_reduction, self._model, self._optimizer)
 
 
 def check_planned(batch: Any) -> None:

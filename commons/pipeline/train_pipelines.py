@@ -138,8 +138,6 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step, which trains if the model is in training mode; returns the model's output.
 
-        With micro-batches, that is a list with the output of each.
-
         Raises:
             StopIteration: the loaders of all ranks have ended; on every rank in the same call.
         """
@@ -183,12 +181,10 @@ class ShuffleStageMixin(_WithStage):
     """Puts the stage into a subclass of TorchRec's `TrainPipelineSparseDist`, the next base class.
 
     `class Balanced(ShuffleStageMixin, TheirPipeline): pass` balances what `TheirPipeline` trains, where that
-    overrides `_backward`, `_next_batch` or `_optimizer_step`. Of TorchRec's own pipelines, it works on
-    `TrainPipelineSparseDist` and `PrefetchTrainPipelineSparseDist`; others order their streams, or read their
-    loaders, in ways of their own.
-    A `_next_batch` runs one step earlier than without the stage, in the same call on all ranks. One that
-    communicates has to return None on all of them in the same call. The arguments, in front of its own, are
-    those of `SparseDistTrainPipeline`, as are the errors.
+    overrides `_backward`, `_next_batch` or `_optimizer_step` of `TrainPipelineSparseDist` or
+    `PrefetchTrainPipelineSparseDist`. A `_next_batch` runs one step earlier than without the stage, in the
+    same call on all ranks. One that communicates has to return None on all of them in the same call. The
+    arguments, in front of its own, are those of `SparseDistTrainPipeline`, as are the errors.
 
     Raises:
         TypeError: the base class is another pipeline, or stands in front of the mixin.
@@ -239,8 +235,7 @@ class ShuffleStageMixin(_WithStage):
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step as TorchRec's pipeline does.
 
-        After StopIteration, the next call starts an epoch, also on the same iterator object. With
-        micro-batches, the model's output is a list with the output of each.
+        After StopIteration, the next call starts an epoch, also on the same iterator object.
         """
         try:
             return super().progress(dataloader_iter)  # type: ignore[misc]
@@ -423,13 +418,12 @@ def _raised_in_rewriting(error: Exception) -> bool:
 
 
 def _has_cached_table(model: torch.nn.Module) -> bool:
-    shardings = [
-        sharding
+    return any(
+        sharding.compute_kernel == _CACHED_KERNEL
         for module in model.modules()
         if isinstance(module, ShardedModule)
         for sharding in getattr(module, "module_sharding_plan", {}).values()
-    ]
-    return any(sharding.compute_kernel == _CACHED_KERNEL for sharding in shardings)
+    )
 
 
 def _stream(device: torch.device, use: str) -> torch.Stream:

@@ -23,7 +23,6 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
-from ..distributed.failures import portable, raise_first
 from ..distributed.rank_group import RankGroup
 from .host_copies import HostCopies
 from .plain_reader import METADATA_FILE, PlainPlanner, PlainReader
@@ -196,9 +195,7 @@ class Checkpoints:
             result = action()
         except Exception as error:
             failure = error
-        results = self._channel.all_gather_objects((result, portable(failure)))
-        raise_first([failed for _, failed in results], failure, self._rank)
-        return [result for result, _ in results]
+        return self._channel.all_gather_objects(result, failure)
 
 
 class _Writer(FileSystemWriter):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from ..distributed.failures import GRACE_S, cause_elsewhere, show_first_cause_only
+from ..distributed.channel import GRACE_S, cause_elsewhere, show_first_cause_only
 
 
 @contextmanager

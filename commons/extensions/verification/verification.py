@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...distributed.extension import Extension, Fields, Place
-from ...distributed.failures import portable, raise_first
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.leaf_fields import num_rows
@@ -51,9 +50,8 @@ class Verification(Extension):
         mine = -1 if plan is None else plan.fingerprint
         fingerprints = channel.all_gather(np.array([mine]))[:, 0]
         if (fingerprints < 0).any():
-            raise_first(channel.all_gather_objects(portable(failure)), failure, channel.rank)
-        if plan is None:
-            raise RuntimeError("planning failed on a rank that gave no cause")
+            channel.all_gather_objects(None, failure)
+        assert plan is not None  # or there was a failure
         _raise_if_different(fingerprints)
         return plan
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from commons.distributed.rank_group import Channel
+from commons.distributed.channel import Channel
 from commons.sequence_batch import BaseBatch
 
 COMMUNICATION = [

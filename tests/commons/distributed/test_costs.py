@@ -41,7 +41,7 @@ def _errors() -> list[str]:
         error_of(Lengths(*[once, squared][: 1 + other]).plan, lengths_batch(0)),
         error_of(columns.plan, lengths_batch(1)),
         error_of(Lengths(once, squared, cost=cost).plan, lengths_batch(0)),
-        error_of(Lengths(once, cost=cost if other else Cost((2.0, 1.0, 1.0))).plan, lengths_batch(0)),
+        error_of(Lengths, once, cost=cost if other else Cost((2.0, 1.0, 1.0))),
         error_of(Lengths(once, fractions).plan, lengths_batch(0)),
         error_of(Lengths(once, lambda length: -length).plan, lengths_batch(0)),
     ]

@@ -591,7 +591,7 @@ def test_extensions_that_differ_between_ranks_are_refused_on_all(pools):
         [
             "rank 1's shuffler has setting={'value': 4}, that of rank 0 {'value': 3}; all ranks need the",
             "rank 1's batch has ('rule', 1) for setting, that of rank 0 ('rule', 0); all ranks need the same",
-            "rank 1's shuffler has the extensions ['connecting', 'other'], that of rank 0 ['other']; all",
+            "rank 1's shuffler has extensions=['connecting', 'other'], that of rank 0 ['other']; all",
             "and smallest, negative; rank 0 with 1 columns of get_workloads",
             "the ranks 0 and 1",
         ],

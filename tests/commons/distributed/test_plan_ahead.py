@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from commons.distributed import Extension
 from commons.distributed.plan_ahead import PlanAhead
 from commons.distributed.step import Step
 from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler, Posting
@@ -86,8 +87,8 @@ def _number(step: Step) -> int:
     return int(step.batch["workload"])
 
 
-def _ahead(check: Callable[[Step], None] | None = None) -> PlanAhead:
-    return DictShuffler().ahead(check=check)
+def _ahead(*extensions: Extension) -> PlanAhead:
+    return DictShuffler(extensions=extensions).ahead()
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 7])
@@ -174,21 +175,36 @@ def test_steps_go_on_with_the_batches_after_one_that_failed():
     assert numbers == [number for number in range(9) if number != 5]
 
 
-def test_steps_are_checked_before_they_are_handed_out():
-    checked: list[int] = []
+class Checking(Extension):
+    """Prepares each step but one."""
 
-    def check(step: Step) -> None:
+    name, order = "checking", 0
+
+    def __init__(self) -> None:
+        self.checked: list[int] = []
+
+    def before_copy(self, rows, plan):
         assert threading.current_thread() is not threading.main_thread()
-        checked.append(_number(step))
-        if checked[-1] == 3:
+        self.checked += plan.rows.workloads.tolist()
+        if self.checked[-1] == 3:
             raise LookupError("step 3 is wrong")
+        return rows
 
-    ahead, loader = _ahead(check), _numbers(5)
+
+def test_a_step_that_cannot_be_prepared_is_left_out():
+    checking = Checking()
+    ahead, loader = _ahead(checking), _numbers(5)
     assert [_number(ahead.next_step(loader)) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(LookupError, match="step 3 is wrong"):
         ahead.next_step(loader)
     assert _number(ahead.next_step(loader)) == 4 and ahead.next_step(loader) is None
-    assert checked == [0, 1, 2, 3, 4]
+    assert checking.checked == [0, 1, 2, 3, 4]
+
+
+def test_a_step_has_the_mode_in_which_its_batch_was_loaded():
+    ahead, loader = _ahead(), _numbers(4)
+    steps = [ahead.next_step(loader, mode) for mode in (True, False, False, False)]
+    assert [step.mode for step in steps] == [True, True, False, False]
 
 
 def _posts() -> list[list[int]]:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch.distributed as dist
 
-from commons.distributed import IdentityShuffler, rank_sets
-from commons.distributed.rank_group import RankGroup
-from commons.distributed.rank_sets import ranks_text
+from commons.distributed import IdentityShuffler, rank_group
+from commons.distributed.rank_group import RankGroup, ranks_text
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
@@ -31,7 +30,7 @@ def _errors(sets: Sequence[Sequence[int] | None], come_after: Sequence[float | N
     ranks, seconds = sets[rank], come_after[rank]
     group = None if ranks is None else groups[tuple(ranks)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank_sets, "PATIENCE_S", limit)
+        patch.setattr(rank_group, "PATIENCE_S", limit)
         dist.barrier()
         time.sleep(seconds or 0)
         start, made = time.monotonic(), []

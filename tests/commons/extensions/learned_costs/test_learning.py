@@ -217,7 +217,7 @@ def test_errors():
         "record got nan seconds",
         "record got 0.0 seconds",
         "the plan's step has a time: record each step once",
-        "rank 1's shuffler has the extensions ['learned_costs'], that of rank 0 []; all ranks need the same",
+        "rank 1's shuffler has extensions=['learned_costs'], that of rank 0 []; all ranks need the same",
         "LengthShuffler.cost = 'measured' (str): expected Cost or None",
         "has no effect with LearnedCosts: leave out one of them",
         "speed_limit=0.5: expected 1 to",

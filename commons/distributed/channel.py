@@ -1,0 +1,187 @@
+"""Messages between ranks, from host to host, and one rank's exception, raised on all."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+# A rank that fails because of another one ends so much later. Torchrun, which looks ten times a second, then
+# ends it, and names the other one as the cause.
+GRACE_S = 10.0
+_RAISED_ON = "raised_on_another_rank"
+_LOST = (dist.DistBackendError, dist.DistNetworkError)  # of messages, and of the job's store
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Gathers host numbers and objects, apart from all other messages over the same group.
+
+    Messages are point-to-point and carry the channel's tag. So threads with a channel each may use one group
+    at the same time. On each channel, all ranks must make the same calls in the same order.
+
+    Attributes:
+        rank: this process's place among the ranks.
+        ranks: ranks of the job that gather.
+        group: gloo; None for a single rank.
+        tag: message tag, unique to the channel within its group.
+    """
+
+    rank: int
+    ranks: Ranks
+    group: dist.ProcessGroup | None
+    tag: int
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that gather."""
+        return len(self.ranks)
+
+    def all_gather(self, row: np.ndarray) -> np.ndarray:
+        """Gathers numbers `[n]`, the same n and dtype on every rank, to `[ranks, n]`.
+
+        Takes ceil(log2(ranks)) rounds of one message each, where gloo's own gather passes rows around a ring
+        in ranks - 1. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
+        Message-Passing Systems", 1997.
+        """
+        table = np.empty((self.num_ranks, len(row)), dtype=row.dtype)
+        table[0] = row
+        rows, there = torch.from_numpy(table), 1  # of this rank, the next one, and so on
+        while there < self.num_ranks:
+            end = min(2 * there, self.num_ranks)
+            source, target = ((self.rank + ahead) % self.num_ranks for ahead in (there, -there))
+            with note_if_lost():
+                arriving = dist.irecv(rows[there:end], group=self.group, tag=self.tag, group_src=source)
+                leaving = dist.isend(rows[: end - there], group=self.group, tag=self.tag, group_dst=target)
+                for message in (arriving, leaving):
+                    if message is not None:
+                        message.wait()
+            there = end
+        return np.roll(table, self.rank, axis=0)
+
+    def all_gather_objects(self, value: Any, failure: Exception | None = None) -> list[Any]:
+        """Gathers anything that pickles, in two gathers: of sizes, and of bytes up to the largest.
+
+        Raises:
+            Exception: the failure of the first rank that has one in place of a value, or whose value does not
+                pickle; on every rank.
+        """
+        if self.num_ranks == 1 and failure is None:
+            return [value]
+        try:
+            if failure is not None:
+                raise failure
+            sent = to_bytes(value)
+        except Exception as error:
+            failure, sent = error, to_bytes(portable(error))
+        own = np.frombuffer(sent, dtype=np.uint8)
+        header = self.all_gather(np.array([len(own), failure is not None]))
+        padded = np.zeros(header[:, 0].max(), dtype=np.uint8)
+        padded[: len(own)] = own
+        table = self.all_gather(padded)
+        objects = [from_bytes(row[:size].tobytes()) for row, size in zip(table, header[:, 0], strict=True)]
+        failed = np.flatnonzero(header[:, 1])
+        # What a rank only passes on comes after the error of the rank that raised it.
+        for rank in sorted(failed, key=lambda rank: raised_on(objects[rank]) != self.ranks[rank])[:1]:
+            raise failure if failure is not None and rank == self.rank else objects[rank]
+        return objects
+
+
+def to_bytes(value: Any) -> bytes:
+    """Pickles anything, with tensors of all dtypes."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def from_bytes(pickled: bytes) -> Any:
+    """Returns what `to_bytes` was given, on the host."""
+    return torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)
+
+
+def portable(failure: Exception) -> Exception:
+    """Returns a copy of a failure to send to other ranks; its traceback, which does not pickle, is a note."""
+    if raised_on(failure) is not None:
+        return failure
+    where = "".join(traceback.format_exception(failure))
+    try:
+        copied = pickle.loads(pickle.dumps(failure))
+    except Exception:
+        copied = RuntimeError(f"{type(failure).__name__}: {failure}")
+    rank = _this_rank()
+    copied.add_note(f"raised on rank {rank}:\n{where}")
+    copied.__dict__[_RAISED_ON] = rank
+    return copied
+
+
+def raised_on(error: BaseException) -> int | None:
+    """Returns the other rank that raised this error, and will report it; None for one of this rank's."""
+    return error.__dict__.get(_RAISED_ON)
+
+
+def cause_elsewhere(error: BaseException) -> str | None:
+    """Returns a line about the other rank's failure that this error follows from; None for one of its own."""
+    if (rank := raised_on(error)) is not None:
+        reason = f"rank {rank} raised {type(error).__name__}, and shows the traceback"
+    elif isinstance(error, _LOST) or "gloo/transport" in str(error):
+        reason = (
+            "it lost the connection to another rank: that one's traceback is the cause, or the signal that "
+            "torchrun shows for it, as -9 where memory ran out"
+        )
+    else:
+        return None
+    return f"rank {_this_rank()} ends, because {reason}"
+
+
+@contextmanager
+def note_if_lost() -> Iterator[None]:
+    """While active, notes on an error of a lost connection that another rank shows the cause."""
+    try:
+        yield
+    except RuntimeError as error:
+        if (line := cause_elsewhere(error)) is not None:
+            error.add_note(line)
+        raise
+
+
+@functools.cache
+def show_first_cause_only() -> None:
+    """Has ranks that another rank's failure ends print one line in place of a traceback.
+
+    For a program with a loop of its own: call it on every rank, after `init_process_group`. Without it each
+    rank prints a traceback, in which a note names the rank that failed first.
+
+    Sets `sys.excepthook`, as `init_process_group` does; what it was before prints the other errors. A rank
+    that another one's failure ends waits `GRACE_S` for torchrun to end it. A lost connection has its
+    traceback, too, if nothing ends this rank within that time.
+    """
+    show = sys.excepthook
+
+    def show_it(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        line = cause_elsewhere(error)
+        if line is not None:
+            print(line, file=sys.stderr, flush=True)
+            time.sleep(GRACE_S)
+        if raised_on(error) is None:
+            show(kind, error, where)
+
+    sys.excepthook = show_it
+
+
+def _this_rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
