@@ -17,8 +17,7 @@ from .extension import Extension
 from .row_table import RowTable
 
 logger = logging.getLogger(__name__)
-# _CHANGED is a batch in which tensors that all samples share are not those of the first batch.
-_OK, _NO_BATCH, _FAILED, _CHANGED = range(4)
+_OK, _NO_BATCH, _FAILED = range(3)
 # What a rank gathers begins with its status, the schema's fingerprint, its rows and real rows. Then come the
 # lengths of its padding, its posts, and the rows.
 _HEADER, _NUM_ROWS, _NUM_REAL = 4, 2, 3
@@ -33,7 +32,7 @@ class PlanGather:
 
     The first call agrees on the format, and on the number of rows that a gather carries per rank. Every later
     one is a single all-gather of equal sizes. If a rank has more rows than any before, all ranks see that and
-    gather once more.
+    gather once more. While some ranks have no batch, two more bring them what the samples of others share.
 
     Args:
         channel, agrees: connect the ranks whose rows are gathered, and those that agree on the format: the
@@ -79,7 +78,8 @@ class PlanGather:
         expected, status = self.format, _NO_BATCH
         try:
             if counted is not None:
-                status = _CHANGED if self._has_changed(*counted[1:], expected) else _OK
+                self._check_like_first(*counted[1:], expected)
+                status = _OK
         except Exception as error:
             failure = error
         if failure is not None:
@@ -90,6 +90,9 @@ class PlanGather:
             self._capacity = most
             table = self._channel.all_gather(self._encode(counted, status, expected, post))
         self._raise_if_any_failed(table, counted, failure, expected.schema)
+        has_batch = table[:, 0] == _OK
+        if self._moves and has_batch.any() and not has_batch.all():
+            self._renew_padding(int(has_batch.argmax()), counted)
         header = _HEADER + expected.schema.num_keys
         _, per_rank, posted, numbers = np.split(table, [_NUM_ROWS, header, header + len(post)], axis=1)
         rows_of_all = numbers.reshape(-1, expected.width)
@@ -97,12 +100,8 @@ class PlanGather:
         real = rows_of_all if is_real.all() else rows_of_all[is_real]
         return expected.decode(real, per_rank), posted.copy()
 
-    def _has_changed(self, row_format: Format, batch: Rows, expected: Format) -> bool:
-        """Returns whether tensors that all samples of a batch share are not those of the first batch.
-
-        Raises:
-            ValueError: the rows have other columns, or a list is not as it was in the first batch.
-        """
+    def _check_like_first(self, row_format: Format, batch: Rows, expected: Format) -> None:
+        """Raises a ValueError if rows have other columns, or a list is not as it was in the first batch."""
         if row_format.columns != expected.columns:
             raise ValueError(f"a batch has {row_format}; the first one had {expected}")
         lists = batch.list_hashes() if self._moves else {}
@@ -112,7 +111,18 @@ class PlanGather:
                     f"{path or 'a batch'} is a list that was equal on all ranks in the first batch, and has "
                     f"changed since: {LIST_REMEDY}"
                 )
-        return bool(expected.shared) and batch.on_host().shared_hashes() != expected.shared
+
+    def _renew_padding(self, sender: int, counted: Counted | None) -> None:
+        """Takes the padding of a rank that has a batch; collective.
+
+        Its numbers and texts, and tensors that all samples share, may have changed since the first step.
+        """
+        row = None
+        if counted is not None and self._channel.rank == sender:
+            row = self._padding_of(counted).batch
+        padding = self._view(_broadcast(self._channel, sender, row))
+        if self.format is not None:
+            self.format = replace(self.format, padding=padding)
 
     def _encode(self, counted: Counted | None, status: int, expected: Format, post: np.ndarray) -> np.ndarray:
         """Returns this rank's part; without the rows if they are too many, which the header tells."""
@@ -137,9 +147,7 @@ class PlanGather:
             try:
                 rows, row_format, batch = counted
                 pinned, on_host, num_rows = batch.is_pinned, batch.on_host(), int(rows.batch_sizes[0])
-                # Padding, or else a copy of the first row.
-                first_row = np.zeros(0 if batch.pads else 1, dtype=np.int64)
-                padding = self._view(on_host.select([on_host.packed()], first_row, 1))
+                padding = self._padding_of(counted)
                 mine = replace(
                     row_format,
                     real_row=None if padding.pads else padding.fields,
@@ -176,19 +184,19 @@ class PlanGather:
         self._capacity = max(rows_of_each)
         self.format = replace(first, padding=padding, pinned=pinned)
 
+    def _padding_of(self, counted: Counted) -> Rows:
+        """Returns a row of padding, or else a copy of the row with fewest elements; on the host."""
+        rows, _, batch = counted
+        on_host, none = batch.on_host(), np.zeros(0, dtype=np.int64)
+        row = none if batch.pads else rows.key_lengths.sum(1).argmin(keepdims=True)
+        return self._view(on_host.select([on_host.packed()], row, 1))
+
     def _raise_if_any_failed(
         self, table: np.ndarray, counted: Counted | None, failure: Exception | None, schema: Schema
     ) -> None:
         status, fingerprints = table[:, 0], table[:, 1]
         if (status == _FAILED).any():
             self._channel.all_gather_objects(None, failure)
-        without = np.flatnonzero(status == _NO_BATCH)
-        if without.size and (status == _CHANGED).any():
-            raise ValueError(
-                f"rank {self._channel.ranks[without[0]]} has no batch in a step, and would "
-                "compute samples with what they shared in the first batch, which has changed since: end all "
-                "loaders in the same step, or give shared tensors a row per sample"
-            )
         if (fingerprints != schema.fingerprint)[status != _NO_BATCH].any():
             mine = None if counted is None else counted[1].schema
             schemas = self._channel.all_gather_objects(mine)
@@ -225,7 +233,7 @@ def _broadcast(channel: Channel, sender: int, batch: Any) -> Any:
         except Exception as error:
             failure = TypeError(
                 f"a batch of rank {channel.ranks[sender]} does not pickle ({error}), and a rank that has "
-                "none yet needs it for its type and what its samples share; keep functions and handles out "
+                "none needs it for its type and what its samples share; keep functions and handles out "
                 "of batches"
             )
     return channel.all_gather_objects(batch if channel.rank == sender else None, failure)[sender]
