@@ -48,9 +48,10 @@ class BatchShuffler(ABC):
     row of another batch is a sample. A rank without samples of such batches gets a copy of a real row, the
     same on all ranks; `plan.num_placed` tells that it has none.
 
-    Collectives per step: `plan` takes one all-gather of host numbers (a few for the first, and for one with
-    more rows than any before). `exchange` takes one all-to-all (or all-gather) on the batch's device, or none
-    if no sample moves. No host-device synchronization if the batch given to `plan` is on the host.
+    Collectives per step: `plan` takes one all-gather of host numbers (a few for the first, for one with more
+    rows than any before, and while some ranks have no batch). `exchange` takes one all-to-all (or all-gather)
+    on the batch's device, or none if no sample moves. No host-device synchronization if the batch given to
+    `plan` is on the host.
 
     A shuffler serves one pipeline, or one loop over `plan_ahead`, at a time. Meanwhile `plan` is an error.
 
@@ -146,6 +147,11 @@ class BatchShuffler(ABC):
             warm_up(self.settings, ordered)
         for extension in ordered:
             extension.is_taken = True
+
+    @property
+    def enabled(self) -> bool:
+        """Whether samples move. To change that, make another shuffler, and a pipeline of it."""
+        return self.moves_samples
 
     @property
     def format(self) -> Format | None:

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -101,6 +101,39 @@ class Channel:
             raise failure if failure is not None and rank == self.rank else objects[rank]
         return objects
 
+    def broadcast(self, batch: Any, sender: int) -> Any:
+        """Returns a batch of one rank on all of them, along a tree of messages.
+
+        Raises:
+            TypeError: it does not pickle; on every rank.
+        """
+        sent, failure = b"", None
+        if self.rank == sender:
+            try:
+                sent = to_bytes(batch)
+            except Exception as error:
+                failure = TypeError(
+                    f"a batch of rank {self.ranks[sender]} does not pickle ({error}), and a rank that has "
+                    "none needs it for its type and what its samples share; keep functions and handles out "
+                    "of batches"
+                )
+        size, failed = self.all_gather(np.array([len(sent), failure is not None])).max(0)
+        if failed:
+            self.all_gather_objects(None, failure)
+        buffer = torch.frombuffer(bytearray(sent), dtype=torch.uint8) if sent else torch.empty(size).byte()
+        place, there = (self.rank - sender) % self.num_ranks, 1
+        while there < self.num_ranks:  # so many ranks have it
+            other = place + there if place < there else place - there
+            if place < 2 * there and other < self.num_ranks:
+                peer, move = (other + sender) % self.num_ranks, dist.isend if other > place else dist.irecv
+                partner = {"group_dst" if other > place else "group_src": peer}
+                with note_if_lost():
+                    message = move(buffer, group=self.group, tag=self.tag, **partner)
+                    if message is not None:
+                        message.wait()
+            there *= 2
+        return batch if self.rank == sender else from_bytes(buffer.numpy().tobytes())
+
 
 def to_bytes(value: Any) -> bytes:
     """Pickles anything, with tensors of all dtypes."""
@@ -114,19 +147,45 @@ def from_bytes(pickled: bytes) -> Any:
     return torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)
 
 
-def portable(failure: Exception) -> Exception:
-    """Returns a copy of a failure to send to other ranks; its traceback, which does not pickle, is a note."""
-    if raised_on(failure) is not None:
-        return failure
-    where = "".join(traceback.format_exception(failure))
-    try:
-        copied = pickle.loads(pickle.dumps(failure))
-    except Exception:
-        copied = RuntimeError(f"{type(failure).__name__}: {failure}")
-    rank = _this_rank()
-    copied.add_note(f"raised on rank {rank}:\n{where}")
-    copied.__dict__[_RAISED_ON] = rank
-    return copied
+def portable(failure: Exception) -> Any:
+    """Returns what other ranks unpickle as a copy of a failure, with its traceback as a note."""
+    if raised_on(failure) is None:
+        where, rank = "".join(traceback.format_exception(failure)), _this_rank()
+        copied = _copied(failure) or _copied(_WithoutInit(failure))
+        failure = copied or RuntimeError(f"{type(failure).__name__}: {failure}")
+        failure.add_note(f"raised on rank {rank}:\n{where}")
+        failure.__dict__[_RAISED_ON] = rank
+    return failure if _copied(failure) is not None else _WithoutInit(failure)
+
+
+class _WithoutInit:
+    """Pickles as an error that is made without its `__init__`, which may take other arguments than it has."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_anew, (type(self.error), self.error.__reduce__()[1], self.error.__dict__)
+
+    def __str__(self) -> str:
+        return str(self.error)
+
+
+def _made_anew(kind: type[Exception], arguments: tuple[Any, ...], state: dict[str, Any]) -> Exception:
+    error = kind.__new__(kind, *arguments)
+    built_in: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    built_in.__init__(error, *arguments)
+    error.__dict__.update(state)
+    return error
+
+
+def _copied(error: Exception | _WithoutInit) -> Exception | None:
+    """Returns an error as others unpickle it; None if it does not pickle, or would say something else."""
+    with suppress(Exception):
+        copied = pickle.loads(pickle.dumps(error))
+        if str(copied) == str(error):
+            return copied
+    return None
 
 
 def raised_on(error: BaseException) -> int | None:

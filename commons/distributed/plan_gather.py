@@ -12,7 +12,7 @@ import numpy as np
 from ..sequence_batch.row_schema import Schema
 from ..sequence_batch.rows import Rows
 from .batch_format import LIST_REMEDY, Format
-from .channel import Channel, Ranks, to_bytes
+from .channel import Channel, Ranks
 from .extension import Extension
 from .row_table import RowTable
 
@@ -120,7 +120,7 @@ class PlanGather:
         row = None
         if counted is not None and self._channel.rank == sender:
             row = self._padding_of(counted).batch
-        padding = self._view(_broadcast(self._channel, sender, row))
+        padding = self._view(self._channel.broadcast(row, sender))
         if self.format is not None:
             self.format = replace(self.format, padding=padding)
 
@@ -177,7 +177,7 @@ class PlanGather:
         if agrees.rank == 0:
             _warn_of_shared([formats[rank].shared for rank in ranks])
         if len(ranks) < len(formats):
-            row = _broadcast(agrees, ranks[0], None if padding is None else padding.batch)
+            row = agrees.broadcast(None if padding is None else padding.batch, ranks[0])
             padding = self._view(row) if padding is None else padding
         if padding is not None and first.real_row is not None:
             padding = self._view(padding.replaced(dict(first.real_row), 1, 1).batch)
@@ -220,20 +220,7 @@ def _raise_if_different(expected: Schema, whose: str, schemas: Sequence[Schema |
         if difference:
             raise ValueError(
                 f"rank {rank} has a batch that differs from that of {whose}: {difference}; batches of all "
-                "ranks and steps must have the same fields, keys, dtypes and trailing shapes"
+                "ranks and steps must have the same fields, keys, dtypes and trailing shapes. Give an empty "
+                "or zero tensor for what a step lacks; for other fields from now on, make a new shuffler, "
+                "and a pipeline of it"
             )
-
-
-def _broadcast(channel: Channel, sender: int, batch: Any) -> Any:
-    """Returns a batch of one rank on all of them; raises a TypeError on all if it does not pickle."""
-    failure = None
-    if channel.rank == sender:
-        try:
-            to_bytes(batch)
-        except Exception as error:
-            failure = TypeError(
-                f"a batch of rank {channel.ranks[sender]} does not pickle ({error}), and a rank that has "
-                "none needs it for its type and what its samples share; keep functions and handles out "
-                "of batches"
-            )
-    return channel.all_gather_objects(batch if channel.rank == sender else None, failure)[sender]

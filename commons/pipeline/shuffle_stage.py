@@ -164,8 +164,13 @@ class ShuffleStage:
             raise failure
 
     def reset(self) -> None:
-        """Drops the steps that are planned, as a pipeline does with its batches; all ranks have to."""
+        """Drops the steps that are planned, as a pipeline does with its batches; all ranks have to.
+
+        A failure of the last step, which no plan has shared, is only logged.
+        """
         self.ahead.drop()
+        if self.ahead.failure is not None:
+            logger.error(f"before reset, {self.ahead.failure}")
         self.ahead.failure = self._ended = None
 
     def report(self) -> BalanceReport:

@@ -58,7 +58,7 @@ class _WithStage:
 
     @property
     def num_samples(self) -> int:
-        """Samples that this rank computed. They come first in the output; rows after them are padding."""
+        """Samples, or pieces, that this rank computed: first rows of the output; those after are padding."""
         return int(self.plan.num_placed[self._stage.rank])
 
     @property

@@ -61,6 +61,46 @@ def test_an_error_names_the_rank_that_raised_it():
     assert ("raised on rank 1:" in error) == (dist.get_rank() != 1)
 
 
+class CorruptShard(Exception):
+    """Its `__init__` takes other arguments than it has then, as that of many programs' errors."""
+
+    def __init__(self, path: str, row: int) -> None:
+        super().__init__(f"{path} is corrupt at row {row}")
+        self.row = row
+
+
+class Unreadable(OSError):
+    def __init__(self, path: str) -> None:
+        super().__init__(5, "cannot be read", path)
+
+
+class _FailingWith(FieldShuffler):
+    failure: Exception
+
+    def get_workloads(self, batch):
+        if dist.get_rank() == 1:
+            raise self.failure
+        return super().get_workloads(batch)
+
+
+@on_ranks(2)
+def test_all_ranks_raise_an_error_of_one_kind():
+    for failure in (
+        CorruptShard("a.parquet", 7),
+        Unreadable("b.parquet"),
+        FileNotFoundError(2, "no such file", "c.parquet"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        KeyError("d"),
+    ):
+        shuffler = _FailingWith()
+        shuffler.failure = failure
+        with pytest.raises(type(failure)) as raised:
+            shuffler.plan(lopsided_batch())
+        assert type(raised.value) is type(failure) and str(raised.value) == str(failure)
+        assert getattr(raised.value, "row", None) == getattr(failure, "row", None)
+        assert (raised.value is failure) == (dist.get_rank() == 1)
+
+
 def _leave_while_the_others_gather() -> None:
     channel = RankGroup.of().channel()
     if dist.get_rank() == 1:

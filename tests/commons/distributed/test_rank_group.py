@@ -146,6 +146,19 @@ def test_an_object_that_does_not_pickle_fails_on_every_rank_and_leaves_the_chann
     assert channel.all_gather_objects(rank) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_every_rank_gets_the_batch_of_one(pools, num_ranks):
+    for batches in pools(num_ranks).run(_broadcast_from_each):
+        assert batches == [("x" * rank, [rank] * 1000) for rank in range(num_ranks)]
+
+
+def _broadcast_from_each() -> list:
+    channel, rank = RankGroup.of().channel(), dist.get_rank()
+    mine = "x" * rank, torch.full((1000,), rank)
+    got = [channel.broadcast(mine if sender == rank else None, sender) for sender in range(channel.num_ranks)]
+    return [(text, numbers.tolist()) for text, numbers in got]
+
+
 @on_ranks(3)
 def test_threads_share_a_group_in_any_order():
     group = RankGroup.of()

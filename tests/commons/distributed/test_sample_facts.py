@@ -215,6 +215,22 @@ def test_the_type_of_batches_is_that_of_the_first_that_was_planned(pools):
         assert later.startswith("TypeError: a batch is a list, and the first was a dict")
 
 
+class SharingScale(Costing):
+    shared_fields = ("scale",)
+
+
+@on_ranks(3)
+def test_a_rank_without_a_batch_has_what_the_others_samples_share():
+    jagged, rank = JaggedTensor(torch.arange(2), lengths=torch.ones(2).int()), dist.get_rank()
+    shuffler = SharingScale(lambda batch: batch["x"].lengths())
+    for step in range(3):
+        has_batch = step == 0 or rank == 1
+        batch = {"x": jagged, "scale": torch.tensor(0.5 + step), "step": step, "name": str(step)}
+        plan = shuffler.plan(batch if has_batch else None)
+        moved = shuffler.exchange(batch if has_batch else shuffler.padding_batch(), plan)
+        assert (float(moved["scale"]), moved["step"], moved["name"]) == (0.5 + step, step, str(step))
+
+
 @dataclass
 class Doubling:
     ids: torch.Tensor

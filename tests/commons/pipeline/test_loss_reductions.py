@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from commons.distributed.loss_reduction import MeanOfNoneError, loss_sum
+from commons.pipeline import shuffle_stage
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.pipeline.ranking_pipelines import steps_of
@@ -131,6 +133,27 @@ def test_a_global_mean_with_a_rank_without_samples_is_refused_on_all_ranks():
     balanced, identity = [balanced, error_of(ran, identity_pipeline("global_mean"), batches)]
     assert "runs a copy of one" in balanced
     assert "a rank has no sample in this step" in identity
+
+
+class WithoutLossTokens(EqualCosts):
+    def get_loss_tokens(self, batch):
+        return torch.full((len(batch["x"]),), dist.get_rank())
+
+
+class OverNone(Logarithm):
+    def forward(self, batch):
+        losses = super().forward(batch)[1]
+        return losses.sum() / losses.new_zeros(()), losses
+
+
+@on_ranks(2)
+def test_leaving_the_loop_logs_what_the_last_step_found():
+    pipeline = replicated_pipeline(OverNone(), "mean", WithoutLossTokens(enabled=False))
+    pipeline.progress(iter([{"x": torch.ones(2)}]))
+    for number in range(2):
+        with mock.patch.object(shuffle_stage.logger, "error") as logged:
+            pipeline.reset()
+        assert logged.called == (dist.get_rank() == 0 and number == 0)
 
 
 def test_a_mean_is_one_number():
