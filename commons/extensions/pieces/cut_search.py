@@ -21,7 +21,7 @@ from ...distributed.shuffler_settings import ShufflerSettings
 from ...partition import lower_bound, rebalance
 from ...partition.problem import number_of_part
 from .cost_ranges import CostRanges, cut_heavy, level
-from .cutting import MIN_TOKENS, Cutting
+from .cutting import COLUMN, MIN_TOKENS, Cutting
 
 # Samples are cut where whole ones cannot come this close to the mean load, whatever the settings' tolerance.
 TOLERANCE = 0.01
@@ -73,7 +73,12 @@ def cut_and_place(
         if pieces.begin.any():
             made, rank = _cut_between(samples, cutting, pieces, rank_of_piece)
             if allows(made, rank, settings):
-                return made, _with_even_tokens(made, rank, settings, mean)
+                even = _with_even_tokens(made, rank, settings, mean)
+                later = np.flatnonzero(~made.starts_sample)
+                if (even[later] != even[later - 1]).all():
+                    return made, even
+                items = made.columns[COLUMN]["first_item"][later]  # a piece came to the rank of the next
+                return _cut_where_ranks_change(samples, cutting, made.sample_of[later], items, even)
         else:  # samples are too short to be cut
             rank = _rank_of_whole(samples, settings) if rank is None else rank
             if rank is not None:

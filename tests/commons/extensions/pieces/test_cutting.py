@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from commons.distributed.row_table import RowTable
@@ -61,6 +61,9 @@ def _drawn(seed: int, kind: str, rows: int, num_ranks: int) -> tuple[BaseBatch, 
     num_ranks=st.integers(2, 12),
     rows=st.sampled_from([2, 8, 32]),
 )
+@example(
+    seed=631, kind="history", partitioner="refined", num_ranks=11, rows=2
+)  # two on a rank for its tokens
 def test_pieces_are_those_of_the_batch_and_balance_it(seed, kind, partitioner, num_ranks, rows):
     batch, samples, cutting = _drawn(seed, kind, rows, num_ranks)
     plan = _placed(samples, cutting, partitioner=partitioner)
