@@ -73,7 +73,7 @@ class Chart:
 
 def html_page(advice: Advice) -> str:
     """Returns HTML that is also XML; it follows the reader's preference for light or dark colors."""
-    charts = [_length_histogram(advice.samples)]
+    charts = [_length_histogram(advice.request.samples)]
     if advice.over_ranks:
         charts.append(_speedups(advice.over_ranks))
     charts += [_rank_loads(*each) for each in advice.cases if each[0].ranks > 1]

@@ -59,26 +59,6 @@ class LengthSummary:
 
 
 @dataclass(frozen=True)
-class SampleIds:
-    """The ids of some samples, which a model looks up in its embedding tables.
-
-    Attributes:
-        values: integers `[ids]`, sample after sample.
-        start, end: int64 `[all samples]`, where each sample's begin and end; equal for those without.
-    """
-
-    values: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-
-    def num_unique(self, samples: np.ndarray) -> int:
-        """Counts the different ids of some samples, int64 `[n]`, together."""
-        sample_values = [self.values[self.start[sample] : self.end[sample]] for sample in samples]
-        ids = np.sort(np.concatenate([self.values[:0], *sample_values]))  # several times as fast as np.unique
-        return int((ids[1:] != ids[:-1]).sum()) + min(len(ids), 1)
-
-
-@dataclass(frozen=True)
 class IdColumn:
     """The ids of all samples, in a file.
 
@@ -90,13 +70,11 @@ class IdColumn:
     lengths: np.ndarray
     read: Callable[[np.ndarray], np.ndarray]
 
-    def of(self, samples: np.ndarray) -> SampleIds:
-        """Reads the ids of some samples, int64 `[n]`."""
+    def of(self, samples: np.ndarray) -> dict[int, np.ndarray]:
+        """Reads the ids of some samples, int64 `[n]`; returns them by sample."""
         samples = np.unique(samples)
-        start, end = (np.zeros(len(self.lengths), dtype=np.int64) for _ in range(2))
-        end[samples] = np.cumsum(self.lengths[samples])
-        start[samples] = end[samples] - self.lengths[samples]
-        return SampleIds(self.read(samples), start, end)
+        ids = np.split(self.read(samples), np.cumsum(self.lengths[samples])[:-1])
+        return dict(zip(samples.tolist(), ids, strict=True))
 
 
 @dataclass(frozen=True)
@@ -177,11 +155,6 @@ class SampleCost:
         return "FLOPs" if self.cost == FLOPS else "predicted ns"
 
     @property
-    def description(self) -> str:
-        """The model in words."""
-        return self.model.description
-
-    @property
     def pieces(self) -> PieceCosts:
         """The costs of pieces of samples."""
         return replace(self.model.pieces, cost=self.cost)
@@ -202,7 +175,9 @@ class SampleCost:
         while fewer < longest:
             # A cost is at most quadratic: twice the tokens cost at most four times as much.
             if not 0 <= int(self.workloads(np.array([fewer]))[0]) < 2**60:
-                raise InputError(f"a sample of {longest} tokens costs more than 2^62 in {self.description}")
+                raise InputError(
+                    f"a sample of {longest} tokens costs more than 2^62 in {self.model.description}"
+                )
             fewer *= 2
         return self.workloads(tokens)
 

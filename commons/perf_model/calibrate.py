@@ -76,16 +76,8 @@ class MeasuredSteps:
                 raise ValueError(f"{path}, line {number}: not a line of a training log: {error!r}") from error
         return rows
 
-    def every_other(self, first: int) -> MeasuredSteps:
-        """Returns every other step from step 0 or 1: one half to fit, the other to validate."""
-        return MeasuredSteps(self.counts[first::2], self.seconds[first::2])
-
     def fit(self) -> Cost:
-        """Fits a cost to these steps.
-
-        Raises:
-            ValueError: there are fewer steps than a fit needs, or their times do not grow with their samples.
-        """
+        """Fits a cost to these steps; raises ValueError as `Cost.fit` does."""
         return Cost.fit(self.counts, self.seconds)
 
     def errors(self, cost: Cost) -> np.ndarray:
