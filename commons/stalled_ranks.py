@@ -75,26 +75,23 @@ def read_stalls(log_dir: Path) -> tuple[list[Stall], list[str]]:
     for path in sorted((log_dir / STACKS).glob("*")):
         match = _FILE.fullmatch(path.name)
         try:
-            text, written = ("", 0.0) if match is None else (_end_of(path), path.stat().st_mtime)
+            text, written = (_end_of(path), path.stat().st_mtime) if match else ("", 0.0)
         except OSError as error:
             problems.append(f"{path.name}: {error.strerror}")
             continue
-        stall = None if match is None else _stall_of(int(match[1]), text, written)
-        if stall is not None:
+        if match and (stall := _stall_of(int(match[1]), text, written)):
             stalls.append(stall)
-        elif match is None or text:
-            has_gone_on = _GOES_ON.search(text) is not None
-            why = "the rank has gone on since" if has_gone_on else "no stacks that a stalled rank wrote"
+        elif text or not match:
+            goes_on = _GOES_ON.search(text)
+            why = "the rank has gone on since" if goes_on else "no stacks that a stalled rank wrote"
             problems.append(f"{path.name}: {why}")
     return sorted(stalls, key=lambda stall: stall.rank), problems
 
 
 def summary(stalls: Sequence[Stall], num_ranks: int) -> str:
-    """Returns one line that says where the ranks stand, the largest group first.
+    """Returns one line that says where the ranks of at least one stall stand, the largest group first.
 
-    Args:
-        stalls: reports of ranks, at least one.
-        num_ranks: ranks of the job; 0 if unknown.
+    `num_ranks` is that of the job, 0 if unknown.
     """
     last, before = _last_and_before(stalls)
     parts = [
@@ -110,12 +107,7 @@ def summary(stalls: Sequence[Stall], num_ranks: int) -> str:
 
 
 def report(stalls: Sequence[Stall], num_ranks: int) -> str:
-    """Returns the summary, then each stack once, that of the fewest ranks first.
-
-    Args:
-        stalls: reports of ranks, at least one.
-        num_ranks: ranks of the job; 0 if unknown.
-    """
+    """Returns the summary, then each stack once, that of the fewest ranks first; arguments as there."""
     last, before = _last_and_before(stalls)
     shown = [
         _stacks_text(group)

@@ -242,25 +242,17 @@ def _named_model(given: argparse.Namespace) -> ConfiguredModel:
         )
     head_dim = given.head_dim or hidden // heads
     description = f"{layers} layers of width {hidden}, {heads} heads of {head_dim}"
-    tokens = TOKEN_RULES[given.model]
     if given.model == "hstu":
-        hstu = HSTUFlops(layers, hidden, heads, head_dim)
-        pieces = PieceCosts(hstu.prefix_work, layers, heads, head_dim)
-        return ConfiguredModel(hstu.work, f"HSTU, {description}", tokens, pieces)
+        flops = HSTUFlops(layers, hidden, heads, head_dim)
+        pieces = PieceCosts(flops.prefix_work, layers, heads, head_dim)
+        return ConfiguredModel(flops.work, f"HSTU, {description}", TOKEN_RULES[given.model], pieces)
     mlp_size = given.mlp_size or 4 * hidden
-    config = TransformerConfig(
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=head_dim,
-        mlp_size=mlp_size,
-    )
+    work = partial(transformer_work, TransformerConfig(layers, hidden, heads, heads, head_dim, mlp_size))
     name = "SID-GR" if given.model == "sid_gr" else "Transformer decoder"
-    description = f"{name}, {description}, MLP of {mlp_size}"
-    work = partial(transformer_work, config)
     pieces = PieceCosts(lambda first, _: work(first), layers, heads, head_dim)
-    return ConfiguredModel(work, description, tokens, pieces)
+    return ConfiguredModel(
+        work, f"{name}, {description}, MLP of {mlp_size}", TOKEN_RULES[given.model], pieces
+    )
 
 
 def _num_random(given: argparse.Namespace, rows: Sequence[int]) -> int:
