@@ -65,10 +65,9 @@ def received_figures(of_ranks: Sequence[Mapping[str, int]], num_steps: int) -> d
     tables = sorted({name for counts in of_ranks for name in counts})
     counts = np.array([[counts.get(name, 0) for name in tables] for counts in of_ranks])
     figures: dict[str, Any] = {}
-    for name, received in [
-        ("", counts.sum(1)),
-        *((f"/{name}", counts[:, i]) for i, name in enumerate(tables)),
-    ]:
+    for name, received in zip(
+        ("", *(f"/{table}" for table in tables)), (counts.sum(1), *counts.T), strict=True
+    ):
         figures[f"ids_received{name}"] = np.round(received / num_steps, 3).tolist()
         mean = received.mean()
         figures[f"ids_imbalance{name}"] = float(received.max() / mean) if mean else 1.0

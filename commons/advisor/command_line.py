@@ -45,18 +45,10 @@ _EXAMPLE = (
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a prediction.
+    """A request for a prediction, for each of `ranks` with each of `rows_per_rank`.
 
-    Attributes:
-        samples: the data.
-        cost: cost of a sample.
-        ranks, rows_per_rank: numbers to combine, each with each.
-        bytes_per_item: bytes that the exchange moves.
-        network: network that the exchange uses.
-        gin_settings: the settings of `TrainerArgs` that the run's gin file has, empty without a file; None
-            for a model that gin files do not configure.
-        as_json: whether to print JSON.
-        html: the page to write, or None.
+    `gin_settings` are the settings of `TrainerArgs` that the run's gin file has, empty without a file, and
+    None for a model that gin files do not configure.
     """
 
     samples: SampleLengths

@@ -106,11 +106,11 @@ class PieceCosts:
     def fetched(self, plan: ShufflePlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns what ranks fetch in one layer: the keys and values on other ranks that their pieces see.
 
+        Some sample has to be cut.
+
         Returns:
             Three int64 `[transfers]`: the rank that sends, the rank that receives, and bytes.
         """
-        if plan.rows.starts_sample.all():
-            return (np.zeros(0, dtype=np.int64),) * 3
         pieces, sample_of = pieces_of(plan), plan.rows.sample_of
         # The ranks of each sample, one sample after another, and how far they see.
         key, key_of_row = np.unique(sample_of * plan.num_ranks + plan.destination, return_inverse=True)

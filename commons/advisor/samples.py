@@ -159,27 +159,24 @@ class SampleCost:
         """The costs of pieces of samples."""
         return replace(self.model.pieces, cost=self.cost)
 
-    def workloads(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the cost of samples of so many tokens, int64 in the shape of `tokens`."""
-        flat = tokens.ravel()
-        return self.cost.of(1, flat, self.model.work(flat)).reshape(tokens.shape)
-
     def of(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the workloads of samples, int64 `[samples]`.
+        """Returns the workloads of samples of so many tokens, both int64 `[samples]`.
 
         Raises:
             InputError: a sample costs more than int64 holds.
         """
-        longest = int(tokens.max())
-        fewer = 1
-        while fewer < longest:
+        fewer, longest = np.ones(1, dtype=np.int64), int(tokens.max())
+        while fewer[0] < longest:
             # A cost is at most quadratic: twice the tokens cost at most four times as much.
-            if not 0 <= int(self.workloads(np.array([fewer]))[0]) < 2**60:
+            if not 0 <= self._costs(fewer)[0] < 2**60:
                 raise InputError(
                     f"a sample of {longest} tokens costs more than 2^62 in {self.model.description}"
                 )
             fewer *= 2
-        return self.workloads(tokens)
+        return self._costs(tokens)
+
+    def _costs(self, tokens: np.ndarray) -> np.ndarray:
+        return self.cost.of(1, tokens, self.model.work(tokens))
 
     def step_times(self, largest_loads: np.ndarray) -> np.ndarray:
         """Returns the time of each step, in seconds if known, else in units of cost."""

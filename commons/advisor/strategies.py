@@ -88,18 +88,11 @@ class Strategy:
         chosen = (self.settings.partitioner, self.settings.equal_rows, self.cuts_samples)
         wanted = dict(zip(CHOSEN, chosen, strict=True))
         wanted = {name: value for name, value in wanted.items() if f"balance_{name}" in present}
-        wanted |= {} if self.balance_cost is None else {"cost": self.balance_cost}
-        wanted |= self._changed()
-        wanted |= {} if self.group_feature is None else {"group_feature": self.group_feature}
-        wanted |= {"split": True} if self.cuts_samples else {}
-        lines: dict[str, object] = {"enable_balanced_shuffler": True}
-        lines |= {f"balance_{name}": value for name, value in wanted.items()}
-        unset = object()
-        return [
-            f"TrainerArgs.{name} = {value!r}"
-            for name, value in lines.items()
-            if present.get(name, unset) != value
-        ]
+        needed = {"cost": self.balance_cost, **self._changed(), "group_feature": self.group_feature}
+        needed["split"] = self.cuts_samples or None
+        wanted |= {name: value for name, value in needed.items() if value is not None}
+        lines = {"enable_balanced_shuffler": True} | {f"balance_{name}": wanted[name] for name in wanted}
+        return [f"TrainerArgs.{name} = {lines[name]!r}" for name in lines if present.get(name) != lines[name]]
 
     @property
     def python(self) -> str | None:
@@ -120,10 +113,11 @@ class Strategy:
 
     def _changed(self) -> dict[str, object]:
         """Returns the settings that differ from their defaults."""
-        settings = {
-            spec.name: (getattr(self.settings, spec.name), spec.default) for spec in fields(ShufflerSettings)
+        return {
+            spec.name: value
+            for spec in fields(ShufflerSettings)
+            if (value := getattr(self.settings, spec.name)) != spec.default
         }
-        return {name: value for name, (value, default) in settings.items() if value != default}
 
 
 def strategies(balance_cost: str | None, group_column: str | None = None) -> list[Strategy]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..checks import require_at_least
 from .token_counts import ATTENTION_TILE, Tokens, as_columns, as_token_counts, num_tiles
 
 
@@ -34,8 +35,7 @@ class HSTUFlops:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+            require_at_least(1, name, getattr(self, name))
 
     def work(
         self, tokens: Tokens, contextual: Tokens | None = None, candidates: Tokens | None = None
