@@ -198,9 +198,9 @@ def window_figures(
         "tokens_per_second": int(tokens_before.sum()) / seconds,
         "imbalance_before": _mean_of(reports, "job_imbalance_before"),
         "imbalance_after": _mean_of(reports, "job_imbalance_after"),
-        "imbalance_measured": _imbalance(list(compute_seconds.T)),
-        "token_imbalance_before": _imbalance(list(tokens_before.T)),
-        "token_imbalance_after": _imbalance(list(tokens_after.T)),
+        "imbalance_measured": _imbalance(compute_seconds),
+        "token_imbalance_before": _imbalance(tokens_before),
+        "token_imbalance_after": _imbalance(tokens_after),
         "slowest_rank": int(times_slowest.argmax()),
         "slowest_share": float(times_slowest.max() / num_steps),
         "micro_batches": _sum_of(reports, "micro_batches", without=1) / num_steps,
@@ -231,10 +231,10 @@ def rounded(values: np.ndarray) -> list[Any]:
     return np.round(values, 3).tolist()
 
 
-def _imbalance(loads: Sequence[np.ndarray]) -> float:
-    """Largest ÷ mean load over several steps: the largest of each step add up, as time does."""
-    mean = sum(step_loads.mean() for step_loads in loads)
-    return float(sum(step_loads.max() for step_loads in loads) / mean) if mean else 1.0
+def _imbalance(loads: np.ndarray) -> float:
+    """Largest ÷ mean load over several steps, `[ranks, steps]`: the largest add up, as time does."""
+    mean = loads.mean(0).sum()
+    return float(loads.max(0).sum() / mean) if mean else 1.0
 
 
 def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:

@@ -149,7 +149,7 @@ def _stall_of(rank: int, text: str, written: float) -> Stall | None:
         return None
     # Faulthandler lists threads from the newest to the oldest, which trains, and stops at a hundredth.
     stack = () if not threads or _is_started(threads[-1]) else threads[-1]
-    planning = [thread for thread in threads if _is_started(thread) and _plans(thread)]
+    planning = [thread for thread in threads if _is_started(thread) and '/plan_ahead.py"' in "".join(thread)]
     time, limit = written, 0.0
     if said is not None:
         with suppress(ValueError, OverflowError):  # of a damaged file, whose own time will do
@@ -181,10 +181,6 @@ def _is_started(thread: tuple[str, ...]) -> bool:
     return bool(thread) and thread[-1].endswith(" in _bootstrap")
 
 
-def _plans(thread: tuple[str, ...]) -> bool:
-    return any('/plan_ahead.py"' in line for line in thread)
-
-
 def _place_of(stack: tuple[str, ...], said: str) -> str:
     """Returns the innermost frame that says what a thread does, or else what its rank said."""
     frames = [frame for frame in map(_FRAME.match, stack) if frame is not None]
@@ -213,17 +209,13 @@ def _groups(stalls: Iterable[Stall], key: Callable[[Stall], Hashable]) -> list[l
 
 def _stacks_text(group: list[Stall]) -> str:
     """Returns the ranks of a group, when they reported, their stack, and those of their planning threads."""
-    times = sorted({_time_text(stall.time) for stall in group})
+    times = sorted({datetime.fromtimestamp(stall.time).isoformat(" ", "seconds") for stall in group})
     lines = [f"{ranks_text(_ranks(group))} in {group[0].step}, {' to '.join(times[:1] + times[1:][-1:])}"]
     lines += group[0].stack or (f"  in {group[0].place}; the file ends before its stack",)
     for planners in _groups(filter(lambda stall: stall.planning, group), lambda stall: stall.planning):
         lines += [f"  planning thread of {ranks_text(_ranks(planners))}"]
         lines += [f"  {line}" for line in planners[0].planning]
     return "\n".join(lines)
-
-
-def _time_text(time: float) -> str:
-    return datetime.fromtimestamp(time).isoformat(" ", "seconds")
 
 
 def _ranks(stalls: Iterable[Stall]) -> list[int]:

@@ -145,12 +145,8 @@ def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommen
     """Recommends the best strategy.
 
     A strategy has to gain more than what the prediction leaves out, to be preferred to the default. Without
-    times, the speedup does not count the fetch of keys and values, so pieces are only pointed out.
-
-    Args:
-        case: the prediction.
-        gin_settings: the settings that the run's gin file has; None for a model that gin files do not
-            configure.
+    times, the speedup does not count the fetch of keys and values, so pieces are only pointed out. The gin
+    settings are those of a `Request`.
     """
     if case.ranks == 1:
         return Recommendation(None, "Nothing to gain here: a single rank waits for no other.", [], [], None)

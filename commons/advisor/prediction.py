@@ -311,7 +311,7 @@ def _outcome(
     nodes = network.ranks_per_node
     plans, planning = _plans(steps, strategy, cost.pieces, nodes)
     loads = np.stack([plan.loads for plan in plans])
-    tokens = np.stack([np.bincount(plan.destination, plan.rows.tokens, plan.num_ranks) for plan in plans])
+    tokens = np.stack([plan.counts[:, 1] for plan in plans])
     sent, crossing, slowest = np.array([_traffic(plan, nodes) for plan in plans]).T
     moves = np.concatenate([plan.rows.home != plan.destination for plan in plans])
     exchange = slowest / network.bytes_per_second

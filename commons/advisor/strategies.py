@@ -78,11 +78,7 @@ class Strategy:
         return import_module(f"{_EXTENSIONS}.{self.extension}.{_SEARCHES[self.extension]}")
 
     def gin_lines(self, present: Mapping[str, object]) -> list[str]:
-        """Returns the lines that a gin file lacks to switch the strategy on.
-
-        Args:
-            present: the settings of `TrainerArgs` that the file has; the others have their defaults.
-        """
+        """Returns the lines to switch the strategy on that a gin file with settings `present` lacks."""
         if self.settings is None:
             return []
         chosen = (self.settings.partitioner, self.settings.equal_rows, self.cuts_samples)
@@ -121,12 +117,7 @@ class Strategy:
 
 
 def strategies(balance_cost: str | None, group_column: str | None = None) -> list[Strategy]:
-    """Returns all strategies, as loaded first.
-
-    Args:
-        balance_cost: the setting of the cost to balance by; None for FLOPs.
-        group_column: the name of the samples' groups; None if they have none.
-    """
+    """Returns all strategies, as loaded first, by a cost and by the samples' groups where there are any."""
 
     def balanced(name: str, title: str, settings: ShufflerSettings, **extension: Any) -> Strategy:
         return Strategy(name, title, settings, balance_cost, **extension)
