@@ -135,8 +135,7 @@ def _lists(path: Path, column: str) -> Iterator[pl.Series]:
 def _unreadable(path: Path, error: Exception) -> InputError:
     with path.open("rb") as file:
         start = file.read(8)
-    reason = " ".join(str(error).split())
-    return InputError(f"{path} begins with {start!r} and cannot be read as Parquet: {reason}")
+    return InputError(f"{path} begins with {start!r} and cannot be read as Parquet: {error}")
 
 
 def lengths_in(path: Path, values: pl.Series) -> np.ndarray:

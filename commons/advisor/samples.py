@@ -254,10 +254,10 @@ def read_lengths(path: Path, column: str | None, option: str = "--column") -> np
         lengths = _read_column(path, option, column)
     if len(lengths) == 0:
         raise InputError(f"{path} is empty; expected one length per sample")
-    for wrong, expected in ((lengths < 0, "at least 0"), (lengths >= 2**31, "less than 2^31")):
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise InputError(f"{path}, row {row}: length {lengths[row]}; expected {expected}")
+    wrong = (lengths < 0) | (lengths >= 2**31)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise InputError(f"{path}, row {row}: length {lengths[row]}; expected at least 0 and less than 2^31")
     return lengths.astype(np.int64, copy=False)
 
 
