@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -218,22 +218,14 @@ def draw_steps(
         drawn = _in_random_order(len(workloads), per_step, wanted)
     num_epochs = -(-len(drawn) // per_epoch)
     drawn = drawn.reshape(-1, num_ranks, rows_per_rank)
-    drawn_groups = None if groups is None else groups[drawn]
-    num_with_ids, drawn_ids = 0, None
+    steps = DrawnSteps(drawn, workloads[drawn], tokens[drawn], sizes[drawn], num_epochs)
+    if groups is not None:
+        steps = replace(steps, groups=groups[drawn])
     if ids is not None:
         ids_of_steps = ids.lengths[drawn].sum((1, 2)).cumsum()
-        num_with_ids = max(int(np.searchsorted(ids_of_steps, IDS_TO_COUNT, side="right")), 1)
-        drawn_ids = ids.of(drawn[:num_with_ids])
-    return DrawnSteps(
-        drawn,
-        workloads[drawn],
-        tokens[drawn],
-        sizes[drawn],
-        num_epochs,
-        drawn_groups,
-        drawn_ids,
-        num_with_ids,
-    )
+        counted = max(int(np.searchsorted(ids_of_steps, IDS_TO_COUNT, side="right")), 1)
+        steps = replace(steps, ids=ids.of(drawn[:counted]), num_with_ids=counted)
+    return steps
 
 
 def _in_random_order(num_samples: int, per_step: int, wanted: int) -> np.ndarray:

@@ -86,12 +86,9 @@ class MeasuredSteps:
 
     def errors_of_loads(self, fitted_to: MeasuredSteps) -> np.ndarray:
         """Returns the errors of times proportional to the columns' sum, at `fitted_to`'s median rate."""
-        per_load = np.median(fitted_to.seconds / np.maximum(fitted_to._loads, 1))
-        return np.abs(self._loads * per_load / self.seconds - 1)
-
-    @property
-    def _loads(self) -> np.ndarray:
-        return self.counts[:, NUM_OTHERS:].sum(1)
+        loads, fitted_loads = (steps.counts[:, NUM_OTHERS:].sum(1) for steps in (self, fitted_to))
+        per_load = np.median(fitted_to.seconds / np.maximum(fitted_loads, 1))
+        return np.abs(loads * per_load / self.seconds - 1)
 
 
 def summary(cost: Cost, steps: MeasuredSteps) -> str:
