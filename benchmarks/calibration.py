@@ -14,6 +14,7 @@ import torch
 from benchmarks.demo.training import parse_config
 from benchmarks.harness import Record, machine, run_on_ranks
 from commons.gin_values import from_gin
+from commons.perf_model.calibrate import MeasuredSteps
 from commons.training import OptimizerArgs, TrainerArgs
 from commons.training.calibration import measure_steps
 
@@ -30,7 +31,7 @@ def measure_on_rank(device: torch.device) -> Record:
     make_task = parse_config("hstu")
     args = replace(from_gin(TrainerArgs), seed=SEED)
     steps = measure_steps(make_task(args, device), args, from_gin(OptimizerArgs), device, SECONDS)
-    fitted, tried = steps.every_other(0), steps.every_other(1)
+    fitted, tried = (MeasuredSteps(steps.counts[i::2], steps.seconds[i::2]) for i in range(2))
     errors = {"measured_cost": tried.errors(fitted.fit()), "flops_alone": tried.errors_of_loads(fitted)}
     return {name: {"median": round(float(np.median(each)), 4)} for name, each in errors.items()}
 

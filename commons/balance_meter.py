@@ -14,6 +14,9 @@ from .distributed.rank_group import RankGroup
 from .perf_model.compute_clock import ComputeClock, ComputeSpan
 from .received_ids import ReceivedIds, received_figures
 
+# Figures of reports that are added up.
+_SUMMED = ("bytes_sent", "bytes_received", "plan_wait_seconds", "exchange_seconds")
+
 
 class BalanceMeter:
     """Measures the steps of a pipeline, and averages them over all ranks at the end of each window.
@@ -127,12 +130,8 @@ class BalanceMeter:
             # All ranks that exchange report the same samples.
             "samples_cut": 0 if rank else _sum_of(reports, "samples_cut"),
             "pieces": 0 if rank else _sum_of(reports, "pieces"),
-            "bytes_sent": sum(report.bytes_sent for report in reports),
-            "bytes_received": sum(report.bytes_received for report in reports),
-            "plan_wait_seconds": sum(report.plan_wait_seconds for report in reports),
-            "exchange_seconds": sum(report.exchange_seconds for report in reports),
-            "bytes_fetched": _sum_of(reports, "bytes_fetched"),
-            "fetch_seconds": _sum_of(reports, "fetch_seconds"),
+            **{name: sum(getattr(report, name) for report in reports) for name in _SUMMED},
+            **{name: _sum_of(reports, name) for name in ("bytes_fetched", "fetch_seconds")},
             "compute_seconds": [span.seconds() for span in self._spans],
             "ids": {} if self._ids is None else self._ids.take(),
         }
@@ -188,7 +187,9 @@ def window_figures(
     def mean_of_rank(name: str) -> list[Any]:
         return rounded(np.mean([sums[name] for sums in of_ranks], 1))
 
-    per_step = 1 / (num_ranks * num_steps)
+    def mean(name: str) -> float:
+        return total(name) / (num_ranks * num_steps)
+
     figures = {
         "loss": total("loss") / loss_tokens if loss_tokens else 0.0,
         "seconds": seconds,
@@ -197,26 +198,20 @@ def window_figures(
         "tokens_per_second": int(tokens_before.sum()) / seconds,
         "imbalance_before": _mean_of(reports, "job_imbalance_before"),
         "imbalance_after": _mean_of(reports, "job_imbalance_after"),
-        "imbalance_measured": _imbalance(list(compute_seconds.T)),
-        "token_imbalance_before": _imbalance(list(tokens_before.T)),
-        "token_imbalance_after": _imbalance(list(tokens_after.T)),
+        "imbalance_measured": _imbalance(compute_seconds),
+        "token_imbalance_before": _imbalance(tokens_before),
+        "token_imbalance_after": _imbalance(tokens_after),
         "slowest_rank": int(times_slowest.argmax()),
         "slowest_share": float(times_slowest.max() / num_steps),
         "micro_batches": _sum_of(reports, "micro_batches", without=1) / num_steps,
         "samples_cut": total("samples_cut") / num_steps,
         "pieces": total("pieces") / num_steps,
-        "plan_wait_ms": total("plan_wait_seconds") * per_step * 1e3,
-        "exchange_ms": total("exchange_seconds") * per_step * 1e3,
-        "fetch_ms": total("fetch_seconds") * per_step * 1e3,
+        **{f"{name}_ms": mean(f"{name}_seconds") * 1e3 for name in ("plan_wait", "exchange", "fetch")},
         "other_ms": float(seconds - slowest.sum()) / num_steps * 1e3,
-        "bytes_sent": total("bytes_sent") * per_step,
-        "bytes_received": total("bytes_received") * per_step,
-        "bytes_fetched": total("bytes_fetched") * per_step,
+        **{name: mean(name) for name in ("bytes_sent", "bytes_received", "bytes_fetched")},
         "compute_ms": rounded(compute_seconds.mean(1) * 1e3),
         "waiting_ms": rounded((slowest - compute_seconds).mean(1) * 1e3),
-        "tokens_before": mean_of_rank("tokens_before"),
-        "tokens_after": mean_of_rank("tokens_after"),
-        "loads_after": mean_of_rank("loads_after"),
+        **{name: mean_of_rank(name) for name in ("tokens_before", "tokens_after", "loads_after")},
         "unit": reports[-1].unit,
         "samples_after": [of_rank[0] for of_rank in mean_of_rank("counts_after")],
         "counts_after": mean_of_rank("counts_after"),
@@ -236,10 +231,10 @@ def rounded(values: np.ndarray) -> list[Any]:
     return np.round(values, 3).tolist()
 
 
-def _imbalance(loads: Sequence[np.ndarray]) -> float:
-    """Largest ÷ mean load over several steps: the largest of each step add up, as time does."""
-    mean = sum(step_loads.mean() for step_loads in loads)
-    return float(sum(step_loads.max() for step_loads in loads) / mean) if mean else 1.0
+def _imbalance(loads: np.ndarray) -> float:
+    """Largest ÷ mean load over several steps, `[ranks, steps]`: the largest add up, as time does."""
+    mean = loads.mean(0).sum()
+    return float(loads.max(0).sum() / mean) if mean else 1.0
 
 
 def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .distributed.rank_group import RankGroup
+
 # How many of the largest differences are shown.
 _SHOWN = 5
 # Differences of what was learned, in tolerances of losses: gradients cancel where they are added up.
@@ -119,10 +121,12 @@ def check_equal(
             that nothing was compared; or models or batches differ from the start.
     """
     off, on = (_train(make_pipeline, enabled, steps, seed) for enabled in (False, True))
-    differing = [name for name in off.start if not _same_start(off.start[name], on.start.get(name))]
-    if anywhere := [name for names in _gathered(differing) for name in names]:
+    differing = [
+        name for name in off.start if name not in on.start or not off.start[name].equal(on.start[name])
+    ]
+    if found := _of_all_ranks(differing):
         raise ValueError(
-            f"make_pipeline makes another model each time: {anywhere[0]} starts with other values; seed what "
+            f"make_pipeline makes another model each time: {found[0]} starts with other values; seed what "
             "initializes it, or load the same state"
         )
     if off.loss_tokens != on.loss_tokens:
@@ -131,9 +135,9 @@ def check_equal(
             f"{off.loss_tokens}, then {on.loss_tokens}"
         )
     broken = [name for name, value in off.end.items() if not _minus(value, off.start[name]).isfinite().all()]
-    if anywhere := [name for names in _gathered(broken) for name in names]:
+    if found := _of_all_ranks(broken):
         raise ValueError(
-            f"{anywhere[0]} is not finite after training with balancing off, so that there is nothing to "
+            f"{found[0]} is not finite after training with balancing off, so that there is nothing to "
             "compare with: mend that first, or lower the learning rate"
         )
     if not on.samples_moved:
@@ -228,14 +232,10 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def _same_start(one: torch.Tensor, other: torch.Tensor | None) -> bool:
-    return other is not None and torch.equal(one, other)
-
-
 def _differences(off: _Run, on: _Run, tolerance: float) -> tuple[dict[str, float], dict[str, float]]:
     """Returns the norms of differences over all ranks ÷ those of changes; and of what rounding to float32 may
     do to the elements that change. Those that exceed the tolerance and that come first. Collective."""
-    every = sorted({name for names in _gathered([*off.end]) for name in names})
+    every = sorted(set(_of_all_ranks([*off.end])))
     squares = torch.zeros(len(every), 3, dtype=torch.float64)
     for row, name in zip(squares, every, strict=True):
         if name in off.end:
@@ -243,7 +243,7 @@ def _differences(off: _Run, on: _Run, tolerance: float) -> tuple[dict[str, float
             changed = (one != before) | (other != before)
             row[0], row[1] = _minus(other, one).square().sum(), _minus(one, before).square().sum()
             row[2] = one[changed].square().sum()
-    difference, change, size = torch.stack(_gathered(squares)).sum(0).sqrt().unbind(1)
+    difference, change, size = torch.stack(RankGroup.of().all_gather_objects(squares)).sum(0).sqrt().unbind(1)
     rounding = _ROUNDINGS * torch.finfo(torch.float32).eps * size
     relative = torch.where(difference == 0, 0.0, difference / change)  # NaN stays
     shares = torch.where(rounding > 0, rounding / change, 0.0)
@@ -256,10 +256,6 @@ def _minus(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (one - other).masked_fill(one == other, 0.0)
 
 
-def _gathered(value: Any) -> list[Any]:
-    """Returns every rank's value; collective."""
-    if not dist.is_initialized():
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+def _of_all_ranks(names: list[str]) -> list[str]:
+    """Returns the names of all ranks; collective."""
+    return [name for of_rank in RankGroup.of().all_gather_objects(names) for name in of_rank]

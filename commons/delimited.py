@@ -10,7 +10,7 @@ import reprlib
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader, BytesIO
 from pathlib import Path
 
@@ -74,17 +74,6 @@ class Text:
     def malformed(self, row: int, reason: str) -> ValueError:
         """Returns an error that names the file and the line at `row`, and shows it."""
         return ValueError(f"{self.path}, line {self.first_line + row}: {shown(self.lines[row])}: {reason}")
-
-
-@dataclass(frozen=True)
-class Block(Text):
-    """Some lines of a table, and their values.
-
-    Attributes:
-        values: the columns that were asked for, one row per line.
-    """
-
-    values: pl.DataFrame
 
 
 def shown(value: object) -> str:
@@ -162,7 +151,9 @@ def _utf8(text: bytes) -> bytes:
     return text
 
 
-def read_blocks(path: Path, columns: Sequence[Column], separator: str | None = None) -> Iterator[Block]:
+def read_blocks(
+    path: Path, columns: Sequence[Column], separator: str | None = None
+) -> Iterator[tuple[Text, pl.DataFrame]]:
     """Reads a table block by block.
 
     Without `separator`, the first line names the columns, in any order and maybe beside others, and its
@@ -170,7 +161,7 @@ def read_blocks(path: Path, columns: Sequence[Column], separator: str | None = N
     line has exactly `columns`. Fields may stand in double quotes, except with a separator of two characters.
 
     Yields:
-        The lines after the header, with one row of values each.
+        Lines after the header, and the columns, with one row of values per line.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -180,14 +171,11 @@ def read_blocks(path: Path, columns: Sequence[Column], separator: str | None = N
     names = [column.name for column in columns]
     places, num_fields = list(range(len(columns))), len(columns)
     for text in read_lines(path):
-        lines, first_line = text.lines, text.first_line
         if separator is None:
             separator, header = _header(text, names)
             places, num_fields = [header.index(name) for name in names], len(header)
-            lines, first_line = lines[1:], first_line + 1
-        body = Text(path, first_line, text.num_bytes, lines)
-        values = _values(body, columns, separator, places, num_fields)
-        yield Block(path, first_line, text.num_bytes, lines, values)
+            text = replace(text, first_line=2, lines=text.lines[1:])
+        yield text, _values(text, columns, separator, places, num_fields)
     if separator is None:
         raise ValueError(f"{path} is empty: expected a header with the columns {shown(names)}")
 
@@ -199,7 +187,7 @@ def read_table(path: Path, columns: Sequence[Column], separator: str | None = No
         FileNotFoundError: the file does not exist.
         ValueError: as `read_blocks`, or there are no lines besides a header.
     """
-    blocks = [block.values for block in read_blocks(path, columns, separator)]
+    blocks = [values for _, values in read_blocks(path, columns, separator)]
     if not sum(map(len, blocks)):
         after = " after its header" if separator is None else ""
         raise ValueError(f"{path} has no lines{after}: expected at least one")

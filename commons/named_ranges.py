@@ -11,8 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.profiler import record_function
@@ -39,16 +38,8 @@ def unfollowed_threads_through(make_range: RangeMaker) -> Iterator[None]:
         _make_range = before
 
 
-@dataclass(frozen=True)
-class RangeOfThread:
-    """A recorded range of a thread.
-
-    Attributes:
-        name: name of the range.
-        thread: name of the thread.
-        thread_id: thread id of the operating system.
-        start_ns, end_ns: nanoseconds since the epoch.
-    """
+class RangeOfThread(NamedTuple):
+    """A recorded range of a thread, whose id is the operating system's; nanoseconds since the epoch."""
 
     name: str
     thread: str
@@ -57,24 +48,12 @@ class RangeOfThread:
     end_ns: int
 
 
-class NotedRanges:
-    """Records ranges of threads, for `unfollowed_threads_through`.
-
-    Attributes:
-        ended: finished ranges, ordered by end.
-    """
-
-    def __init__(self) -> None:
-        self.ended: list[RangeOfThread] = []
-
-    @contextmanager
-    def range(self, name: str) -> Iterator[None]:
-        """Records the enclosed code as a range."""
-        start = time.time_ns()
-        try:
-            yield
-        finally:
-            thread = threading.current_thread()
-            self.ended.append(
-                RangeOfThread(name, thread.name, threading.get_native_id(), start, time.time_ns())
-            )
+@contextmanager
+def noted_range(ended: list[RangeOfThread], name: str) -> Iterator[None]:
+    """Records the enclosed code as a range, in a list that is ordered by end."""
+    start = time.time_ns()
+    try:
+        yield
+    finally:
+        thread = threading.current_thread()
+        ended.append(RangeOfThread(name, thread.name, threading.get_native_id(), start, time.time_ns()))

@@ -11,6 +11,8 @@ import torch
 from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from .partition.balance import relative_to_mean
+
 
 class ReceivedIds:
     """Counts the ids that this rank looks up for all ranks, by hooks that stay on the model's lookups.
@@ -57,21 +59,16 @@ def received_figures(of_ranks: Sequence[Mapping[str, int]], num_steps: int) -> d
     """Returns ids received per step as `ids_received`, of all tables, and `ids_received/<table>`.
 
     Each is a list with one entry per rank. `ids_imbalance` and `ids_imbalance/<table>` are largest ÷ mean.
-
-    Args:
-        of_ranks: ids that each rank received, by table.
-        num_steps: steps in which it did.
+    `of_ranks` are the ids that each rank received in all steps, by table.
     """
     tables = sorted({name for counts in of_ranks for name in counts})
     counts = np.array([[counts.get(name, 0) for name in tables] for counts in of_ranks])
     figures: dict[str, Any] = {}
-    for name, received in [
-        ("", counts.sum(1)),
-        *((f"/{name}", counts[:, i]) for i, name in enumerate(tables)),
-    ]:
+    for name, received in zip(
+        ("", *(f"/{table}" for table in tables)), (counts.sum(1), *counts.T), strict=True
+    ):
         figures[f"ids_received{name}"] = np.round(received / num_steps, 3).tolist()
-        mean = received.mean()
-        figures[f"ids_imbalance{name}"] = float(received.max() / mean) if mean else 1.0
+        figures[f"ids_imbalance{name}"] = relative_to_mean(received)
     return figures
 
 

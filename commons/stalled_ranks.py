@@ -75,26 +75,23 @@ def read_stalls(log_dir: Path) -> tuple[list[Stall], list[str]]:
     for path in sorted((log_dir / STACKS).glob("*")):
         match = _FILE.fullmatch(path.name)
         try:
-            text, written = ("", 0.0) if match is None else (_end_of(path), path.stat().st_mtime)
+            text, written = (_end_of(path), path.stat().st_mtime) if match else ("", 0.0)
         except OSError as error:
             problems.append(f"{path.name}: {error.strerror}")
             continue
-        stall = None if match is None else _stall_of(int(match[1]), text, written)
-        if stall is not None:
+        if match and (stall := _stall_of(int(match[1]), text, written)):
             stalls.append(stall)
-        elif match is None or text:
-            has_gone_on = _GOES_ON.search(text) is not None
-            why = "the rank has gone on since" if has_gone_on else "no stacks that a stalled rank wrote"
+        elif text or not match:
+            goes_on = _GOES_ON.search(text)
+            why = "the rank has gone on since" if goes_on else "no stacks that a stalled rank wrote"
             problems.append(f"{path.name}: {why}")
     return sorted(stalls, key=lambda stall: stall.rank), problems
 
 
 def summary(stalls: Sequence[Stall], num_ranks: int) -> str:
-    """Returns one line that says where the ranks stand, the largest group first.
+    """Returns one line that says where the ranks of at least one stall stand, the largest group first.
 
-    Args:
-        stalls: reports of ranks, at least one.
-        num_ranks: ranks of the job; 0 if unknown.
+    `num_ranks` is that of the job, 0 if unknown.
     """
     last, before = _last_and_before(stalls)
     parts = [
@@ -110,12 +107,7 @@ def summary(stalls: Sequence[Stall], num_ranks: int) -> str:
 
 
 def report(stalls: Sequence[Stall], num_ranks: int) -> str:
-    """Returns the summary, then each stack once, that of the fewest ranks first.
-
-    Args:
-        stalls: reports of ranks, at least one.
-        num_ranks: ranks of the job; 0 if unknown.
-    """
+    """Returns the summary, then each stack once, that of the fewest ranks first; arguments as there."""
     last, before = _last_and_before(stalls)
     shown = [
         _stacks_text(group)
@@ -157,7 +149,7 @@ def _stall_of(rank: int, text: str, written: float) -> Stall | None:
         return None
     # Faulthandler lists threads from the newest to the oldest, which trains, and stops at a hundredth.
     stack = () if not threads or _is_started(threads[-1]) else threads[-1]
-    planning = [thread for thread in threads if _is_started(thread) and _plans(thread)]
+    planning = [thread for thread in threads if _is_started(thread) and '/plan_ahead.py"' in "".join(thread)]
     time, limit = written, 0.0
     if said is not None:
         with suppress(ValueError, OverflowError):  # of a damaged file, whose own time will do
@@ -189,10 +181,6 @@ def _is_started(thread: tuple[str, ...]) -> bool:
     return bool(thread) and thread[-1].endswith(" in _bootstrap")
 
 
-def _plans(thread: tuple[str, ...]) -> bool:
-    return any('/plan_ahead.py"' in line for line in thread)
-
-
 def _place_of(stack: tuple[str, ...], said: str) -> str:
     """Returns the innermost frame that says what a thread does, or else what its rank said."""
     frames = [frame for frame in map(_FRAME.match, stack) if frame is not None]
@@ -221,17 +209,13 @@ def _groups(stalls: Iterable[Stall], key: Callable[[Stall], Hashable]) -> list[l
 
 def _stacks_text(group: list[Stall]) -> str:
     """Returns the ranks of a group, when they reported, their stack, and those of their planning threads."""
-    times = sorted({_time_text(stall.time) for stall in group})
+    times = sorted({datetime.fromtimestamp(stall.time).isoformat(" ", "seconds") for stall in group})
     lines = [f"{ranks_text(_ranks(group))} in {group[0].step}, {' to '.join(times[:1] + times[1:][-1:])}"]
     lines += group[0].stack or (f"  in {group[0].place}; the file ends before its stack",)
     for planners in _groups(filter(lambda stall: stall.planning, group), lambda stall: stall.planning):
         lines += [f"  planning thread of {ranks_text(_ranks(planners))}"]
         lines += [f"  {line}" for line in planners[0].planning]
     return "\n".join(lines)
-
-
-def _time_text(time: float) -> str:
-    return datetime.fromtimestamp(time).isoformat(" ", "seconds")
 
 
 def _ranks(stalls: Iterable[Stall]) -> list[int]:

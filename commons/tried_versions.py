@@ -15,12 +15,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TriedSet:
-    """Versions that belong together: torch 2.(N + 5), fbgemm 1.N and TorchRec 1.N.
-
-    Attributes:
-        torch, torchrec, fbgemm: versions such as "2.13.0".
-        pythons: versions of Python such as "3.11".
-    """
+    """Versions that belong together: torch 2.(N + 5), fbgemm 1.N and TorchRec 1.N."""
 
     torch: str
     torchrec: str

@@ -43,12 +43,10 @@ def _run(argv: Sequence[str] | None) -> None:
     from .advice import advise
     from .report import json_report, text_report
 
-    if request.html is None:
-        advice = advise(request)
-    else:
+    if request.html is not None:
         from .page import html_page  # before the work, because jinja2 may be missing
-
-        advice = advise(request)
+    advice = advise(request)
+    if request.html is not None:
         _write(request.html, html_page(advice))
     _print(json_report(advice) if request.as_json else text_report(advice))
 

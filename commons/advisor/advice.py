@@ -11,7 +11,7 @@ from ..distributed.slow_start import show_if_slow
 from .command_line import CHART_RANKS, Request
 from .figures import duration
 from .prediction import Case, Outcome, draw_steps, predict
-from .samples import TRAINING_FLOPS_PER_FORWARD, SampleLengths
+from .samples import TRAINING_FLOPS_PER_FORWARD
 from .strategies import (
     AS_LOADED,
     KARMARKAR_KARP,
@@ -56,24 +56,17 @@ class Advice:
     """The answer to a request.
 
     Attributes:
-        samples: the data.
-        model: description of the model, in words.
-        unit: unit of loads.
+        request: the request.
         assumptions: sentences without a period.
         left_out: a sentence without a period for each strategy whose extension is missing.
         cases: the requested numbers of ranks, each with its recommendation.
-        gin_settings: the settings that the run's gin file has; None for a model that gin files do not
-            configure.
         over_ranks: cases for the chart of the speedup over ranks; empty without a page.
     """
 
-    samples: SampleLengths
-    model: str
-    unit: str
+    request: Request
     assumptions: list[str]
     left_out: list[str]
     cases: list[tuple[Case, Recommendation]]
-    gin_settings: Mapping[str, object] | None
     over_ranks: list[Case]
 
 
@@ -117,9 +110,7 @@ def advise(request: Request) -> Advice:
             key: predict(steps, request.cost, to_plan[key], request.network) for key, steps in drawn.items()
         }
     return Advice(
-        samples=samples,
-        model=request.cost.description,
-        unit=request.cost.unit,
+        request=request,
         assumptions=_assumptions(request, any(strategy.cuts_samples for strategy in compared)),
         left_out=[
             f"The strategy {strategy.title} is left out: "
@@ -127,7 +118,6 @@ def advise(request: Request) -> Advice:
             for strategy in missing
         ],
         cases=[(cases[key], recommend(cases[key], request.gin_settings)) for key in asked],
-        gin_settings=request.gin_settings,
         over_ranks=[cases[key] for key in charted],
     )
 
@@ -155,12 +145,8 @@ def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommen
     """Recommends the best strategy.
 
     A strategy has to gain more than what the prediction leaves out, to be preferred to the default. Without
-    times, the speedup does not count the fetch of keys and values, so pieces are only pointed out.
-
-    Args:
-        case: the prediction.
-        gin_settings: the settings that the run's gin file has; None for a model that gin files do not
-            configure.
+    times, the speedup does not count the fetch of keys and values, so pieces are only pointed out. The gin
+    settings are those of a `Request`.
     """
     if case.ranks == 1:
         return Recommendation(None, "Nothing to gain here: a single rank waits for no other.", [], [], None)

@@ -1,4 +1,7 @@
-"""Columns of `.csv` and `.parquet` files: lengths, ids and groups."""
+"""Columns of `.csv` and `.parquet` files: lengths, ids and groups.
+
+Functions raise InputError if the file or the column does not exist, or holds something else.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,7 @@ _ROWS_AT_A_TIME = 1 << 10
 
 
 def read_ids(path: Path, column: str) -> IdColumn:
-    """Finds the ids of all samples in a `.parquet` file's column of lists, and counts them.
-
-    Raises:
-        InputError: the file or the column does not exist, or holds something else.
-    """
+    """Finds the ids of all samples in a `.parquet` file's column of lists, and counts them."""
     if format_of(path) != ".parquet":
         raise InputError(f"--ids {column} has no effect on {path}; expected it with .parquet")
     table, name = _parquet(path, "--ids", column)
@@ -54,11 +53,7 @@ def _ids_of(path: Path, column: str, samples: np.ndarray) -> np.ndarray:
 
 
 def read_groups(path: Path, column: str) -> np.ndarray:
-    """Reads the group of each sample, int64 `[samples]`, from a column of integers; below 0 is none.
-
-    Raises:
-        InputError: the file or the column does not exist, or holds something else.
-    """
+    """Reads the group of each sample, int64 `[samples]`, from a column of integers; below 0 is none."""
     if format_of(path) not in (".csv", ".parquet"):
         raise InputError(f"--groups {column} has no effect on {path}; expected it with .csv or .parquet")
     values = read_column(path, "--groups", column)
@@ -72,11 +67,7 @@ def read_groups(path: Path, column: str) -> np.ndarray:
 def read_column_lengths(path: Path, option: str, column: str | None) -> np.ndarray:
     """Reads the lengths that a column holds, as integers or as lists, int64 `[samples]`.
 
-    Lists are counted where they are read, and not kept.
-
-    Raises:
-        InputError: the file or the column does not exist, or holds something else.
-    """
+    Lists are counted where they are read, and not kept."""
     if format_of(path) == ".parquet":
         table, name = _parquet(path, option, column)
         if isinstance(table.collect_schema()[name], pl.List | pl.Array):
@@ -87,17 +78,14 @@ def read_column_lengths(path: Path, option: str, column: str | None) -> np.ndarr
 def read_column(path: Path, option: str, column: str | None) -> pl.Series:
     """Reads a column; that of a `.csv` file as text.
 
-    Args:
-        path: the file.
-        option: the option that names the column, for messages.
-        column: name of the column; None for the only one.
-
-    Raises:
-        InputError: the file or the column does not exist, or cannot be read.
+    `option` names the column, None for the only one, and is for messages.
     """
     if format_of(path) == ".parquet":
         table, name = _parquet(path, option, column)
-        return _collected(path, table.select(name))
+        try:
+            return table.select(name).collect(engine="streaming").to_series()
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise _unreadable(path, error) from error
     try:
         names = header_names(path)
         if names[0].strip().lstrip("+-").isdecimal():
@@ -128,13 +116,6 @@ def _name_among(path: Path, names: list[str], option: str, column: str | None) -
     return column or names[0]
 
 
-def _collected(path: Path, column: pl.LazyFrame) -> pl.Series:
-    try:
-        return column.collect(engine="streaming").to_series()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise _unreadable(path, error) from error
-
-
 def _lists(path: Path, column: str) -> Iterator[pl.Series]:
     """Yields a column of lists, in few rows at a time: polars reads whole row groups, and pyarrow pages."""
     import pyarrow as pa
@@ -154,16 +135,14 @@ def _lists(path: Path, column: str) -> Iterator[pl.Series]:
 def _unreadable(path: Path, error: Exception) -> InputError:
     with path.open("rb") as file:
         start = file.read(8)
-    reason = " ".join(str(error).split())
-    return InputError(f"{path} begins with {start!r} and cannot be read as Parquet: {reason}")
+    return InputError(f"{path} begins with {start!r} and cannot be read as Parquet: {error}")
 
 
 def lengths_in(path: Path, values: pl.Series) -> np.ndarray:
     """Returns the lengths that a column holds, as integers or as lists; refuses null, fractions and words."""
-    if isinstance(values.dtype, pl.List | pl.Array):
+    if isinstance(values.dtype, pl.List):
         _check_no_null(path, values)
-        lists = values.arr.to_list() if isinstance(values.dtype, pl.Array) else values
-        return lists.list.len().cast(pl.Int64).to_numpy()
+        return values.list.len().cast(pl.Int64).to_numpy()
     numbers = _integers(path, values)
     if numbers.dtype in (pl.Int128, pl.UInt64):
         # Clipped to what int64 holds, which is still longer than any valid length.

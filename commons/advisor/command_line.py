@@ -45,18 +45,10 @@ _EXAMPLE = (
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a prediction.
+    """A request for a prediction, for each of `ranks` with each of `rows_per_rank`.
 
-    Attributes:
-        samples: the data.
-        cost: cost of a sample.
-        ranks, rows_per_rank: numbers to combine, each with each.
-        bytes_per_item: bytes that the exchange moves.
-        network: network that the exchange uses.
-        gin_settings: the settings of `TrainerArgs` that the run's gin file has, empty without a file; None
-            for a model that gin files do not configure.
-        as_json: whether to print JSON.
-        html: the page to write, or None.
+    `gin_settings` are the settings of `TrainerArgs` that the run's gin file has, empty without a file, and
+    None for a model that gin files do not configure.
     """
 
     samples: SampleLengths
@@ -171,21 +163,20 @@ def parse_request(argv: Sequence[str] | None) -> Request:
     check_options(given)
     gin_run = _gin_run(given)
     model = _model(given, gin_run)
-    rows = given.rows_per_rank
-    if rows is None:
-        rows = [_DEFAULT_ROWS if gin_run is None else gin_run.rows_per_rank(_DEFAULT_ROWS)]
+    settings: dict[str, Any] = {} if gin_run is None else gin_run.settings()
+    rows = given.rows_per_rank or [settings.get("train_batch_size", _DEFAULT_ROWS)]
     largest_step = max(given.ranks) * max(rows)
     if largest_step > _LARGEST_STEP:
         raise InputError(
             f"{max(given.ranks)} ranks × {max(rows)} rows; expected at most {_LARGEST_STEP} in a step"
         )
-    cost_file, learns = given.cost, False
+    cost_file, balance_cost = given.cost, None
     if given.lengths_of is not None:
         samples = _samples_as_published(given, model, _num_random(given, rows))
     elif gin_run is not None and given.data.suffix == GIN:
         samples = gin_run.lengths(_num_random(given, rows))
-        learns = cost_file is None and gin_run.learns_costs()
-        cost_file = cost_file or gin_run.balance_cost()
+        if cost_file is None and "balance_cost" in settings:
+            cost_file, balance_cost = gin_run.cost_file(), settings["balance_cost"]
     else:
         samples = _samples_of_file(given, model)
     # Only now: they import numba, and the file is read in less memory without it.
@@ -193,7 +184,7 @@ def parse_request(argv: Sequence[str] | None) -> Request:
     from .strategies import LEARNED
 
     cost = flops_cost(model, given.tflops) if cost_file is None else cost_from_file(cost_file, model)
-    if learns:
+    if balance_cost == LEARNED:
         missing = "" if cost_file else ". No run of this gin file has written what it learned"
         cost = replace(cost, setting=LEARNED, assumption=cost.assumption + missing)
     return Request(
@@ -203,7 +194,7 @@ def parse_request(argv: Sequence[str] | None) -> Request:
         rows_per_rank=rows,
         bytes_per_item=given.bytes_per_item,
         network=Network(given.bandwidth * 1e9, given.ranks_per_node),
-        gin_settings=_gin_settings(given, gin_run),
+        gin_settings=settings if gin_run is not None or given.model in IN_GIN else None,
         as_json=given.json,
         html=given.html,
     )
@@ -218,12 +209,6 @@ def _gin_run(given: argparse.Namespace) -> GinRun | None:
     if given.gin_bindings:
         raise InputError(f"--gin-bindings {given.gin_bindings[0]} has no effect without a gin file")
     return None
-
-
-def _gin_settings(given: argparse.Namespace, gin_run: GinRun | None) -> dict[str, object] | None:
-    if gin_run is not None:
-        return gin_run.settings()
-    return {} if given.model in IN_GIN else None
 
 
 def _model(given: argparse.Namespace, gin_run: GinRun | None) -> ConfiguredModel:
@@ -249,25 +234,17 @@ def _named_model(given: argparse.Namespace) -> ConfiguredModel:
         )
     head_dim = given.head_dim or hidden // heads
     description = f"{layers} layers of width {hidden}, {heads} heads of {head_dim}"
-    tokens = TOKEN_RULES[given.model]
     if given.model == "hstu":
-        hstu = HSTUFlops(layers, hidden, heads, head_dim)
-        pieces = PieceCosts(hstu.prefix_work, layers, heads, head_dim)
-        return ConfiguredModel(hstu.work, f"HSTU, {description}", tokens, pieces)
+        flops = HSTUFlops(layers, hidden, heads, head_dim)
+        pieces = PieceCosts(flops.prefix_work, layers, heads, head_dim)
+        return ConfiguredModel(flops.work, f"HSTU, {description}", TOKEN_RULES[given.model], pieces)
     mlp_size = given.mlp_size or 4 * hidden
-    config = TransformerConfig(
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=head_dim,
-        mlp_size=mlp_size,
-    )
+    work = partial(transformer_work, TransformerConfig(layers, hidden, heads, heads, head_dim, mlp_size))
     name = "SID-GR" if given.model == "sid_gr" else "Transformer decoder"
-    description = f"{name}, {description}, MLP of {mlp_size}"
-    work = partial(transformer_work, config)
     pieces = PieceCosts(lambda first, _: work(first), layers, heads, head_dim)
-    return ConfiguredModel(work, description, tokens, pieces)
+    return ConfiguredModel(
+        work, f"{name}, {description}, MLP of {mlp_size}", TOKEN_RULES[given.model], pieces
+    )
 
 
 def _num_random(given: argparse.Namespace, rows: Sequence[int]) -> int:
@@ -285,16 +262,7 @@ def _samples_as_published(given: argparse.Namespace, model: ConfiguredModel, cou
     if given.max_length is not None:
         items = items.clip(max=given.max_length)
         source += f", newest {given.max_length:,}"
-    rule = _token_rule(given, model)
-    return SampleLengths(items, rule.of(items), str(rule), source, origin=published.describe())
-
-
-def _token_rule(given: argparse.Namespace, model: ConfiguredModel) -> TokenRule:
-    default = model.tokens
-    return TokenRule(
-        default.per_item if given.tokens_per_item is None else given.tokens_per_item,
-        default.extra if given.extra_tokens is None else given.extra_tokens,
-    )
+    return _samples(given, model, items, source, origin=published.describe())
 
 
 def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel) -> SampleLengths:
@@ -306,13 +274,13 @@ def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel) -> Sampl
 
         ids = None if given.ids is None else read_ids(given.data, given.ids)
         groups = None if given.groups is None else read_groups(given.data, given.groups)
-    rule = _token_rule(given, model)
-    return SampleLengths(
-        items,
-        rule.of(items),
-        str(rule),
-        str(given.data),
-        ids=ids,
-        groups=groups,
-        group_column=given.groups,
-    )
+    source = str(given.data)
+    return _samples(given, model, items, source, ids=ids, groups=groups, group_column=given.groups)
+
+
+def _samples(
+    given: argparse.Namespace, model: ConfiguredModel, items: np.ndarray, source: str, **known: Any
+) -> SampleLengths:
+    extra = model.tokens.extra if given.extra_tokens is None else given.extra_tokens
+    rule = TokenRule(given.tokens_per_item or model.tokens.per_item, extra)
+    return SampleLengths(items, rule.of(items), str(rule), source, **known)

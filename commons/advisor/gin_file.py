@@ -24,7 +24,7 @@ from .. import NAME
 from ..gin_values import from_gin, is_bound
 from . import InputError
 from .samples import ConfiguredModel, SampleLengths
-from .strategies import CHOSEN, LEARNED
+from .strategies import CHOSEN
 
 if TYPE_CHECKING:
     from ..training import TrainerArgs
@@ -76,23 +76,19 @@ class GinRun:
             )
         return replace(lengths, source=f"{self.path} ({lengths.source})")
 
-    def rows_per_rank(self, default: int) -> int:
-        """Returns `TrainerArgs.train_batch_size`, or `default` if the file does not set it."""
-        return self._trainer().train_batch_size if is_bound("TrainerArgs.train_batch_size") else default
-
-    def balance_cost(self) -> Path | None:
-        """Returns the file of the measured cost that the run balances by, or has learned; None for FLOPs."""
-        return self._trainer().cost_file() if is_bound("TrainerArgs.balance_cost") else None
-
     def settings(self) -> dict[str, object]:
-        """Returns the settings of `TrainerArgs` that the file has, of those that strategies choose."""
-        names = ("enable_balanced_shuffler", "balance_cost", *(f"balance_{name}" for name in CHOSEN))
+        """Returns the settings of `TrainerArgs` that the file has, of those that the advisor heeds."""
+        names = [
+            "train_batch_size",
+            "enable_balanced_shuffler",
+            *(f"balance_{name}" for name in (*CHOSEN, "cost")),
+        ]
         bound = [name for name in names if is_bound(f"TrainerArgs.{name}")]
         return {name: getattr(self._trainer(), name) for name in bound}  # a macro's value, not its name
 
-    def learns_costs(self) -> bool:
-        """Returns whether the run learns its costs."""
-        return is_bound("TrainerArgs.balance_cost") and self._trainer().balance_cost == LEARNED
+    def cost_file(self) -> Path | None:
+        """Returns the file of the cost that the run balances by, or has learned; None without one."""
+        return self._trainer().cost_file()
 
     def _trainer(self) -> TrainerArgs:
         from ..training import TrainerArgs  # imports TorchRec, which takes seconds

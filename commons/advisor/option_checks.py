@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import InputError
@@ -10,7 +11,6 @@ from .public_data import PUBLIC_DATA
 from .samples import TOKEN_RULES
 
 DIMENSIONS = ("hidden_size", "num_layers", "num_heads")
-OPTIONAL_DIMENSIONS = ("head_dim", "mlp_size")
 GIN = ".gin"
 
 
@@ -25,33 +25,19 @@ def check_options(given: argparse.Namespace) -> None:
     _check_data(given)
     if not (model is None or is_named or model.endswith(GIN)):
         raise InputError(f"--model {model}; expected one of {', '.join(TOKEN_RULES)}, or a gin file")
-    for name in (*DIMENSIONS, *OPTIONAL_DIMENSIONS):
-        if getattr(given, name) is not None and not is_named:
-            models = "|".join(TOKEN_RULES)
-            raise InputError(
-                f"{option_of(name)} {getattr(given, name)} has no effect without --model {models}"
-            )
-    if model == "hstu" and given.mlp_size is not None:
-        raise InputError(f"--mlp-size {given.mlp_size} has no effect: HSTU layers have no MLP")
+    if not is_named:
+        _refuse(given, (*DIMENSIONS, "head_dim", "mlp_size"), f" without --model {'|'.join(TOKEN_RULES)}")
+    if model == "hstu":
+        _refuse(given, ("mlp_size",), ": HSTU layers have no MLP")
     if given.cost is not None and given.tflops is not None:
         raise InputError(f"--tflops {given.tflops:g} has no effect with --cost, which has times already")
-    if given.html is not None and given.html.is_dir():
-        raise InputError(f"--html {given.html} is a folder; expected a file to write")
-    if given.html is not None and not given.html.parent.is_dir():
-        raise InputError(f"--html {given.html}: folder {given.html.parent} does not exist; create it first")
-    for name in ("data", "model", "cost"):
-        read = getattr(given, name)
-        if given.html is not None and read is not None and _is_same_file(given.html, Path(read)):
-            raise InputError(f"--html {given.html} would overwrite {read}, which is read; name another file")
-    if given.data is None or given.data.suffix != GIN:
-        return
-    if model is not None and not is_named:
-        raise InputError(f"--model {model}: {given.data} has a model; expected dimensions, or no --model")
-    for name in ("column", "ids", "groups", "tokens_per_item", "extra_tokens"):
-        if getattr(given, name) is not None:
-            raise InputError(
-                f"{option_of(name)} {getattr(given, name)} has no effect: {given.data} defines its samples"
-            )
+    if given.html is not None:
+        _check_page(given)
+    if given.data is not None and given.data.suffix == GIN:
+        if model is not None and not is_named:
+            raise InputError(f"--model {model}: {given.data} has a model; expected dimensions, or no --model")
+        names = ("column", "ids", "groups", "tokens_per_item", "extra_tokens")
+        _refuse(given, names, f": {given.data} defines its samples")
 
 
 def _check_data(given: argparse.Namespace) -> None:
@@ -60,17 +46,29 @@ def _check_data(given: argparse.Namespace) -> None:
     if name is None:
         if given.data is None:
             raise InputError("no data; expected a file of lengths, or --lengths-of " + "|".join(PUBLIC_DATA))
-        if given.max_length is not None:
-            raise InputError(f"--max-length {given.max_length} has no effect without --lengths-of")
+        _refuse(given, ("max_length",), " without --lengths-of")
         return
     if name not in PUBLIC_DATA:
         raise InputError(f"--lengths-of {name}; expected one of {', '.join(PUBLIC_DATA)}")
     if given.data is not None:
         raise InputError(f"--lengths-of {name} and {given.data} both have lengths; expected one of them")
-    for option in ("column", "ids", "groups"):
-        if getattr(given, option) is not None:
-            raise InputError(f"{option_of(option)} {getattr(given, option)} has no effect with --lengths-of")
+    _refuse(given, ("column", "ids", "groups"), " with --lengths-of")
 
 
-def _is_same_file(first: Path, second: Path) -> bool:
-    return first.exists() and second.exists() and first.samefile(second)
+def _check_page(given: argparse.Namespace) -> None:
+    """Raises InputError if the page cannot be written, or would overwrite a file that is read."""
+    page = given.html
+    if page.is_dir():
+        raise InputError(f"--html {page} is a folder; expected a file to write")
+    if not page.parent.is_dir():
+        raise InputError(f"--html {page}: folder {page.parent} does not exist; create it first")
+    for read in (given.data, given.model, given.cost):
+        if read is not None and page.exists() and Path(read).exists() and page.samefile(read):
+            raise InputError(f"--html {page} would overwrite {read}, which is read; name another file")
+
+
+def _refuse(given: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raises InputError for the first of these options that is given."""
+    for name in names:
+        if getattr(given, name) is not None:
+            raise InputError(f"{option_of(name)} {getattr(given, name)} has no effect{why}")

@@ -46,34 +46,24 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart; classes are names of strategies, which the style sheet colors.
-
-    Attributes:
-        caption, label: description for all readers, and for screen readers.
-        x, y, x_title: the axes.
-        legend: class and title of each entry.
-        bars: x, width, y of the top, and tooltip of each.
-        mark: x and text of a vertical line.
-        area, lines: class and path of each.
-        dots: class, x, y, and tooltip of each.
-    """
+    """A chart; classes are names of strategies, which the style sheet colors."""
 
     caption: str
-    label: str
+    label: str  # for screen readers
     x: Axis
     y: Axis
     x_title: str
-    legend: Sequence[tuple[str, str]] = ()
-    bars: Sequence[tuple[float, float, float, str]] = ()
-    mark: tuple[float, str] | None = None
-    areas: Sequence[tuple[str, str]] = ()
-    lines: Sequence[tuple[str, str]] = ()
-    dots: Sequence[tuple[str, float, float, str]] = ()
+    legend: Sequence[tuple[str, str]] = ()  # class, title
+    bars: Sequence[tuple[float, float, float, str]] = ()  # x, width, y of the top, tooltip
+    mark: tuple[float, str] | None = None  # x and text of a vertical line
+    areas: Sequence[tuple[str, str]] = ()  # class, path
+    lines: Sequence[tuple[str, str]] = ()  # class, path
+    dots: Sequence[tuple[str, float, float, str]] = ()  # class, x, y, tooltip
 
 
 def html_page(advice: Advice) -> str:
     """Returns HTML that is also XML; it follows the reader's preference for light or dark colors."""
-    charts = [_length_histogram(advice.samples)]
+    charts = [_length_histogram(advice.request.samples)]
     if advice.over_ranks:
         charts.append(_speedups(advice.over_ranks))
     charts += [_rank_loads(*each) for each in advice.cases if each[0].ranks > 1]

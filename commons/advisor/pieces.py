@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ FLOPS = Cost.sum_of_columns(2)
 FETCHES_PER_LAYER = 2
 
 
-@dataclass(frozen=True)
-class Cuts:
+class Cuts(NamedTuple):
     """Cuts of one step, and what its ranks fetch.
 
     Attributes:
@@ -107,11 +106,11 @@ class PieceCosts:
     def fetched(self, plan: ShufflePlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns what ranks fetch in one layer: the keys and values on other ranks that their pieces see.
 
+        Some sample has to be cut.
+
         Returns:
             Three int64 `[transfers]`: the rank that sends, the rank that receives, and bytes.
         """
-        if plan.rows.starts_sample.all():
-            return (np.zeros(0, dtype=np.int64),) * 3
         pieces, sample_of = pieces_of(plan), plan.rows.sample_of
         # The ranks of each sample, one sample after another, and how far they see.
         key, key_of_row = np.unique(sample_of * plan.num_ranks + plan.destination, return_inverse=True)
@@ -140,14 +139,14 @@ class PieceCosts:
         )
 
 
-def bytes_of_rows(plan: ShufflePlan, sizes: np.ndarray) -> np.ndarray:
-    """Returns the bytes of each row of a plan, from those of whole samples; a piece has its tokens' share."""
+def bytes_of_rows(plan: ShufflePlan) -> np.ndarray:
+    """Returns the bytes of each row of a plan; a piece has its tokens' share of those of its sample."""
     rows = plan.rows
     if rows.starts_sample.all():
-        return sizes
+        return rows.sample_bytes
     num_tokens = pieces_of(plan)["num_tokens"]
     shares = np.where(num_tokens > 0, rows.tokens / np.maximum(num_tokens, 1), 1.0)
-    return shares * sizes[rows.sample_of]
+    return shares * rows.sample_bytes
 
 
 def pieces_of(plan: ShufflePlan) -> np.ndarray:

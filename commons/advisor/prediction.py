@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..distributed.placement import place
+from ..distributed.placement import place, place_at_home
 from ..distributed.row_table import RowTable
+from ..distributed.shuffle_plan import ShufflePlan
 from ..partition import lower_bound
-from ..partition.problem import indices_of_parts
 from . import InputError
-from .pieces import Cuts, PieceCosts, bytes_of_rows
-from .samples import IdColumn, SampleCost, SampleIds
+from .pieces import PieceCosts, bytes_of_rows
+from .samples import IdColumn, SampleCost
 from .strategies import AS_LOADED, Strategy
 
 SEED = 0
@@ -47,7 +47,7 @@ class DrawnSteps:
             the data, sizes are bytes.
         num_epochs: epochs that the steps were drawn from.
         groups: int64 `[steps, ranks, rows]`; None if unknown.
-        ids: ids of all samples of the data; None if unknown.
+        ids: ids by number of the sample, of the first steps; None if unknown.
         num_with_ids: the first steps, whose ids are counted.
     """
 
@@ -57,7 +57,7 @@ class DrawnSteps:
     sizes: np.ndarray
     num_epochs: int
     groups: np.ndarray | None = None
-    ids: SampleIds | None = None
+    ids: dict[int, np.ndarray] | None = None
     num_with_ids: int = 0
 
 
@@ -218,22 +218,14 @@ def draw_steps(
         drawn = _in_random_order(len(workloads), per_step, wanted)
     num_epochs = -(-len(drawn) // per_epoch)
     drawn = drawn.reshape(-1, num_ranks, rows_per_rank)
-    drawn_groups = None if groups is None else groups[drawn]
-    num_with_ids, drawn_ids = 0, None
+    steps = DrawnSteps(drawn, workloads[drawn], tokens[drawn], sizes[drawn], num_epochs)
+    if groups is not None:
+        steps = replace(steps, groups=groups[drawn])
     if ids is not None:
         ids_of_steps = ids.lengths[drawn].sum((1, 2)).cumsum()
-        num_with_ids = max(int(np.searchsorted(ids_of_steps, IDS_TO_COUNT, side="right")), 1)
-        drawn_ids = ids.of(drawn[:num_with_ids])
-    return DrawnSteps(
-        drawn,
-        workloads[drawn],
-        tokens[drawn],
-        sizes[drawn],
-        num_epochs,
-        drawn_groups,
-        drawn_ids,
-        num_with_ids,
-    )
+        counted = max(int(np.searchsorted(ids_of_steps, IDS_TO_COUNT, side="right")), 1)
+        steps = replace(steps, ids=ids.of(drawn[:counted]), num_with_ids=counted)
+    return steps
 
 
 def _in_random_order(num_samples: int, per_step: int, wanted: int) -> np.ndarray:
@@ -278,95 +270,49 @@ def predict(
     )
 
 
-@dataclass(frozen=True)
-class _Placement:
-    """The rows of all steps: samples, and in place of those that are cut their pieces.
-
-    Attributes:
-        number, step, home, rank: int64 `[rows]`; number is that of the sample in the data.
-        workloads, tokens, sizes: `[rows]`; sizes are bytes.
-        cuts: cuts of each step; empty for strategies that cut no samples.
-        planning_seconds: median per plan.
-    """
-
-    number: np.ndarray
-    step: np.ndarray
-    home: np.ndarray
-    rank: np.ndarray
-    workloads: np.ndarray
-    tokens: np.ndarray
-    sizes: np.ndarray
-    cuts: Sequence[Cuts]
-    planning_seconds: float
-
-
-def _place(
+def _plans(
     steps: DrawnSteps, strategy: Strategy, pieces: PieceCosts, ranks_per_node: int | None
-) -> _Placement:
-    """Places all steps as training does."""
-    rows, cuts, seconds = [], [], []
-    for step, (numbers, samples) in enumerate(_loaded(steps, strategy, ranks_per_node)):
-        own_values = (samples.workloads, samples.tokens, samples.sample_bytes)
-        if strategy.settings is None:
-            rows.append((numbers, np.full_like(numbers, step), samples.home, samples.home, *own_values))
-            continue
+) -> tuple[list[ShufflePlan], float]:
+    """Places all steps as training does; returns the plans, and the median seconds of planning."""
+    if strategy.settings is None:
+        return [place_at_home(samples) for samples in _loaded(steps, strategy, ranks_per_node)], 0.0
+    plans, seconds = [], []
+    for samples in _loaded(steps, strategy, ranks_per_node):
         start = time.thread_time()  # a busy machine does not count
-        plan = (pieces.place if strategy.cuts_samples else place)(samples, strategy.settings)
+        plans.append((pieces.place if strategy.cuts_samples else place)(samples, strategy.settings))
         seconds.append(time.thread_time() - start)
-        placed = plan.rows
-        placed_values = (placed.workloads, placed.tokens, bytes_of_rows(plan, samples.sample_bytes))
-        places = (np.full_like(placed.home, step), placed.home, plan.destination)
-        rows.append((numbers[placed.sample_of], *places, *placed_values))
-        if strategy.cuts_samples:
-            cuts.append(pieces.cuts(plan, ranks_per_node))
-    number, step_of, home, rank, workloads, tokens, sizes = map(np.concatenate, zip(*rows, strict=True))
-    planning = float(np.median(seconds)) if seconds else 0.0
-    return _Placement(number, step_of, home, rank, workloads, tokens, sizes, cuts, planning)
+    return plans, float(np.median(seconds))
 
 
-def _loaded(
-    steps: DrawnSteps, strategy: Strategy, ranks_per_node: int | None
-) -> Iterator[tuple[np.ndarray, RowTable]]:
-    """Yields for each step its samples' numbers, and the samples as a shuffler has them."""
-    drawn_groups = steps.numbers if steps.groups is None else steps.groups
-    num_steps, num_ranks, rows_per_rank = steps.workloads.shape
+def _loaded(steps: DrawnSteps, strategy: Strategy, ranks_per_node: int | None) -> Iterator[RowTable]:
+    """Yields the samples of each step as a shuffler has them."""
+    _, num_ranks, rows_per_rank = steps.workloads.shape
     rows = np.full(num_ranks, rows_per_rank)
     no_counts = np.zeros((num_ranks * rows_per_rank, 0), dtype=np.int64)
-    for step in range(num_steps):
-        numbers, workloads, tokens, sizes, groups = (
-            of[step].ravel()
-            for of in (steps.numbers, steps.workloads, steps.tokens, steps.sizes, drawn_groups)
-        )
+    groups = None if strategy.group_feature is None else steps.groups
+    for step, samples in enumerate(zip(steps.workloads, steps.tokens, steps.sizes, strict=True)):
+        workloads, tokens, sizes = (of.ravel() for of in samples)
         counts = (workloads, tokens, tokens, no_counts, sizes, no_counts)
-        columns = {} if strategy.group_feature is None else {"groups": groups}
-        yield numbers, RowTable(rows, rows, *counts, columns=columns, ranks_per_node=ranks_per_node)
+        columns = {} if groups is None else {"groups": groups[step].ravel()}
+        yield RowTable(rows, rows, *counts, columns=columns, ranks_per_node=ranks_per_node)
 
 
 def _outcome(
     steps: DrawnSteps, strategy: Strategy, as_loaded: Outcome | None, cost: SampleCost, network: Network
 ) -> Outcome:
     nodes = network.ranks_per_node
-    num_steps, num_ranks, _ = steps.workloads.shape
-    placed = _place(steps, strategy, cost.pieces, nodes)
-    home, rank = placed.home, placed.rank
-
-    def per_rank(amounts: np.ndarray, rank_of: np.ndarray) -> np.ndarray:
-        """Sums `[rows]` to float64 `[steps, ranks]`, in the same order on every machine."""
-        sums = np.bincount(placed.step * num_ranks + rank_of, amounts, minlength=num_steps * num_ranks)
-        return sums.reshape(num_steps, num_ranks)
-
-    moves = rank != home
-    crosses = moves if nodes is None else home // nodes != rank // nodes
-    loads, tokens = per_rank(placed.workloads, rank), per_rank(placed.tokens, rank)
-    sent, paid = per_rank(placed.sizes * moves, home), placed.sizes * crosses
-    slowest = np.maximum(per_rank(paid, home), per_rank(paid, rank)).max(1)
+    plans, planning = _plans(steps, strategy, cost.pieces, nodes)
+    loads = np.stack([plan.loads for plan in plans])
+    tokens = np.stack([plan.counts[:, 1] for plan in plans])
+    sent, crossing, slowest = np.array([_traffic(plan, nodes) for plan in plans]).T
+    moves = np.concatenate([plan.rows.home != plan.destination for plan in plans])
     exchange = slowest / network.bytes_per_second
-    cuts = placed.cuts or [Cuts()] * num_steps
-    fetch = np.array([step_cuts.bytes_of_slowest for step_cuts in cuts]) / network.bytes_per_second
+    pieces = cost.pieces
+    num_cut, num_pieces, per_layer, slowest_fetch = np.array([pieces.cuts(plan, nodes) for plan in plans]).T
+    fetch = slowest_fetch / network.bytes_per_second
     computing_before = cost.step_times((loads if as_loaded is None else as_loaded.loads).max(1))
     computing = cost.step_times(loads.max(1))
     timed = cost.seconds_per_unit is not None
-    planning = placed.planning_seconds
     # Exchange and planning overlap a step: the longest of the three decides. Nothing overlaps the fetch.
     hidden = np.maximum(computing + fetch, exchange)
     times = np.maximum(hidden, planning) if timed else computing
@@ -388,32 +334,45 @@ def _outcome(
         step_seconds=float(times.mean()) if timed else None,
         step_seconds_planning_hidden=float(hidden.mean()) if timed else None,
         exchange_seconds=float(exchange.mean()),
-        bytes_sent_per_rank=float(sent.mean()),
+        bytes_sent_per_rank=float(sent.mean() / plans[0].num_ranks),
         bytes_of_slowest_rank=float(slowest.mean()),
-        share_of_bytes_across_nodes=None if nodes is None else float(paid.sum() / max(sent.sum(), 1)),
+        share_of_bytes_across_nodes=None if nodes is None else float(crossing.sum() / max(sent.sum(), 1)),
         share_of_samples_moved=float(moves.mean()),
         largest_tokens_per_rank=float(tokens.max(1).mean()),
         most_tokens_per_rank=int(tokens.max()),
-        samples_cut=float(np.mean([step_cuts.num_samples for step_cuts in cuts])),
-        pieces=float(np.mean([step_cuts.num_pieces for step_cuts in cuts])),
-        bytes_fetched_per_rank_and_layer=float(np.mean([step_cuts.bytes_per_layer for step_cuts in cuts])),
+        samples_cut=float(num_cut.mean()),
+        pieces=float(num_pieces.mean()),
+        bytes_fetched_per_rank_and_layer=float(per_layer.mean()),
         fetch_seconds=float(fetch.mean()),
         host_batches_per_rank=host_batches,
         host_bytes_per_rank=float(host_batches * steps.sizes.sum(-1).mean()),
-        planning_seconds_measured=placed.planning_seconds,
+        planning_seconds_measured=planning,
         planning_hidden=planning <= float(hidden.mean()) if timed else None,
-        unique_ids=_unique_ids(steps, placed, as_loaded),
+        unique_ids=None if strategy.cuts_samples else _unique_ids(steps, plans, as_loaded),
     )
 
 
-def _unique_ids(steps: DrawnSteps, placed: _Placement, as_loaded: Outcome | None) -> UniqueIds | None:
-    """Counts them; None without ids, or where samples are cut, as pieces share them out."""
-    if steps.ids is None or placed.cuts:
+def _traffic(plan: ShufflePlan, ranks_per_node: int | None) -> tuple[float, float, float]:
+    """Returns bytes that move in a step, those that leave their node, and those of the slowest rank."""
+    home, rank, sizes = plan.rows.home, plan.destination, bytes_of_rows(plan)
+    nodes = 1 if ranks_per_node is None else ranks_per_node
+    crossing = sizes * (home // nodes != rank // nodes)
+    slowest = max(np.bincount(ranks, crossing).max() for ranks in (home, rank))
+    return float(sizes[home != rank].sum()), float(crossing.sum()), float(slowest)
+
+
+def _unique_ids(
+    steps: DrawnSteps, plans: Sequence[ShufflePlan], as_loaded: Outcome | None
+) -> UniqueIds | None:
+    """Counts unique ids of whole samples on each rank; None if ids are unknown."""
+    if steps.ids is None:
         return None
-    num_steps, num_ranks, _ = steps.workloads.shape
-    on_ranks = indices_of_parts(placed.step * num_ranks + placed.rank, num_steps * num_ranks)
-    counted = on_ranks[: steps.num_with_ids * num_ranks]
-    unique = np.array([steps.ids.num_unique(placed.number[rows]) for rows in counted]).reshape(-1, num_ranks)
+    unique = np.array(
+        [
+            [num_unique(steps.ids, numbers.ravel()[rows]) for rows in plan.partition]
+            for numbers, plan in zip(steps.numbers[: steps.num_with_ids], plans, strict=False)
+        ]
+    )
     per_rank, most_ids = float(unique.mean()), float(unique.max(1).mean())
     loaded = None if as_loaded is None else as_loaded.unique_ids
     return UniqueIds(
@@ -423,6 +382,13 @@ def _unique_ids(steps: DrawnSteps, placed: _Placement, as_loaded: Outcome | None
         per_rank_relative=1.0 if loaded is None else per_rank / max(loaded.per_rank, 1),
         of_rank_with_most_relative=1.0 if loaded is None else most_ids / max(loaded.of_rank_with_most, 1),
     )
+
+
+def num_unique(ids: dict[int, np.ndarray], samples: np.ndarray) -> int:
+    """Counts the different ids of some samples, int64 `[n]`, together."""
+    found = np.concatenate([ids[sample] for sample in samples.tolist()] or [np.zeros(0, dtype=np.int64)])
+    found.sort()  # several times as fast as np.unique
+    return int((found[1:] != found[:-1]).sum()) + min(len(found), 1)
 
 
 def _divided(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:

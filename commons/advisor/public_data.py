@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -86,16 +87,11 @@ class PublishedLengths:
 
     def _mean(self, location: float, spread: float) -> float:
         """Returns the mean of lognormal lengths clipped to `least` and `most`."""
-        spread = max(spread, 1e-9)
+        spread, normal = max(spread, 1e-9), NormalDist().cdf
         low = (math.log(self.least) - location) / spread
         high = math.inf if self.most is None else (math.log(self.most) - location) / spread
-        inside = math.exp(location + spread**2 / 2) * (_normal(high - spread) - _normal(low - spread))
-        return self.least * _normal(low) + inside + (0 if self.most is None else self.most * _normal(-high))
-
-
-def _normal(value: float) -> float:
-    """Returns the standard normal distribution's probability of at most `value`."""
-    return (1 + math.erf(value / math.sqrt(2))) / 2
+        inside = math.exp(location + spread**2 / 2) * (normal(high - spread) - normal(low - spread))
+        return self.least * normal(low) + inside + (0 if self.most is None else self.most * normal(-high))
 
 
 _KUAIRAND = "https://github.com/chongminggao/KuaiRand"

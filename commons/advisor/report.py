@@ -18,19 +18,21 @@ VERSION = 2  # of the JSON format: under one version entries may be added, and n
 
 def json_report(advice: Advice) -> str:
     """Returns a JSON object; seconds, bytes and ratios are plain numbers, null where unknown."""
+    samples, cost = advice.request.samples, advice.request.cost
     report = {
         "version": VERSION,
         "data": {
-            "source": advice.samples.source,
-            "samples": len(advice.samples.items),
-            "tokens": advice.samples.token_rule,
-            "length": asdict(advice.samples.summary),
+            "source": samples.source,
+            "samples": len(samples.items),
+            "tokens": samples.token_rule,
+            "length": asdict(samples.summary),
         },
-        "model": advice.model,
-        "load_unit": advice.unit,
+        "model": cost.model.description,
+        "load_unit": cost.unit,
         "assumptions": advice.assumptions + advice.left_out,
         "cases": [
-            _json_case(case, recommendation, advice.gin_settings) for case, recommendation in advice.cases
+            _json_case(case, recommendation, advice.request.gin_settings)
+            for case, recommendation in advice.cases
         ],
     }
     return json.dumps(report, indent=1, ensure_ascii=False)
@@ -57,13 +59,14 @@ def _json_case(
 
 def text_report(advice: Advice) -> str:
     """Returns the answer in lines of at most about `WIDTH` characters; the page has all figures."""
+    samples, cost, gin_settings = advice.request.samples, advice.request.cost, advice.request.gin_settings
     meanings = figures.meanings((case for case, _ in advice.cases), figures.IN_TEXT)
     columns = ". ".join(f"{title}: {meaning}" for title, meaning in meanings.items())
-    origin = [] if advice.samples.origin is None else [advice.samples.origin]
+    origin = [] if samples.origin is None else [samples.origin]
     blocks = [
-        f"Data    {advice.samples.source}: {figures.summary(advice.samples)}\n"
-        f"Model   {advice.model}; tokens = {advice.samples.token_rule}; loads in {advice.unit}",
-        *(_text_case(*each, advice.gin_settings is not None) for each in advice.cases),
+        f"Data    {samples.source}: {figures.summary(samples)}\n"
+        f"Model   {cost.model.description}; tokens = {samples.token_rule}; loads in {cost.unit}",
+        *(_text_case(*each, gin_settings is not None) for each in advice.cases),
         "\n".join(_wrapped(line + ".", "") for line in (*origin, columns, NOT_PREDICTED, *advice.left_out)),
     ]
     return "\n\n".join(blocks)

@@ -59,26 +59,6 @@ class LengthSummary:
 
 
 @dataclass(frozen=True)
-class SampleIds:
-    """The ids of some samples, which a model looks up in its embedding tables.
-
-    Attributes:
-        values: integers `[ids]`, sample after sample.
-        start, end: int64 `[all samples]`, where each sample's begin and end; equal for those without.
-    """
-
-    values: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-
-    def num_unique(self, samples: np.ndarray) -> int:
-        """Counts the different ids of some samples, int64 `[n]`, together."""
-        sample_values = [self.values[self.start[sample] : self.end[sample]] for sample in samples]
-        ids = np.sort(np.concatenate([self.values[:0], *sample_values]))  # several times as fast as np.unique
-        return int((ids[1:] != ids[:-1]).sum()) + min(len(ids), 1)
-
-
-@dataclass(frozen=True)
 class IdColumn:
     """The ids of all samples, in a file.
 
@@ -90,13 +70,11 @@ class IdColumn:
     lengths: np.ndarray
     read: Callable[[np.ndarray], np.ndarray]
 
-    def of(self, samples: np.ndarray) -> SampleIds:
-        """Reads the ids of some samples, int64 `[n]`."""
+    def of(self, samples: np.ndarray) -> dict[int, np.ndarray]:
+        """Reads the ids of some samples, int64 `[n]`; returns them by sample."""
         samples = np.unique(samples)
-        start, end = (np.zeros(len(self.lengths), dtype=np.int64) for _ in range(2))
-        end[samples] = np.cumsum(self.lengths[samples])
-        start[samples] = end[samples] - self.lengths[samples]
-        return SampleIds(self.read(samples), start, end)
+        ids = np.split(self.read(samples), np.cumsum(self.lengths[samples])[:-1])
+        return dict(zip(samples.tolist(), ids, strict=True))
 
 
 @dataclass(frozen=True)
@@ -177,34 +155,28 @@ class SampleCost:
         return "FLOPs" if self.cost == FLOPS else "predicted ns"
 
     @property
-    def description(self) -> str:
-        """The model in words."""
-        return self.model.description
-
-    @property
     def pieces(self) -> PieceCosts:
         """The costs of pieces of samples."""
         return replace(self.model.pieces, cost=self.cost)
 
-    def workloads(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the cost of samples of so many tokens, int64 in the shape of `tokens`."""
-        flat = tokens.ravel()
-        return self.cost.of(1, flat, self.model.work(flat)).reshape(tokens.shape)
-
     def of(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the workloads of samples, int64 `[samples]`.
+        """Returns the workloads of samples of so many tokens, both int64 `[samples]`.
 
         Raises:
             InputError: a sample costs more than int64 holds.
         """
-        longest = int(tokens.max())
-        fewer = 1
-        while fewer < longest:
+        fewer, longest = np.ones(1, dtype=np.int64), int(tokens.max())
+        while fewer[0] < longest:
             # A cost is at most quadratic: twice the tokens cost at most four times as much.
-            if not 0 <= int(self.workloads(np.array([fewer]))[0]) < 2**60:
-                raise InputError(f"a sample of {longest} tokens costs more than 2^62 in {self.description}")
+            if not 0 <= self._costs(fewer)[0] < 2**60:
+                raise InputError(
+                    f"a sample of {longest} tokens costs more than 2^62 in {self.model.description}"
+                )
             fewer *= 2
-        return self.workloads(tokens)
+        return self._costs(tokens)
+
+    def _costs(self, tokens: np.ndarray) -> np.ndarray:
+        return self.cost.of(1, tokens, self.model.work(tokens))
 
     def step_times(self, largest_loads: np.ndarray) -> np.ndarray:
         """Returns the time of each step, in seconds if known, else in units of cost."""
@@ -282,10 +254,10 @@ def read_lengths(path: Path, column: str | None, option: str = "--column") -> np
         lengths = _read_column(path, option, column)
     if len(lengths) == 0:
         raise InputError(f"{path} is empty; expected one length per sample")
-    for wrong, expected in ((lengths < 0, "at least 0"), (lengths >= 2**31, "less than 2^31")):
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise InputError(f"{path}, row {row}: length {lengths[row]}; expected {expected}")
+    wrong = (lengths < 0) | (lengths >= 2**31)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise InputError(f"{path}, row {row}: length {lengths[row]}; expected at least 0 and less than 2^31")
     return lengths.astype(np.int64, copy=False)
 
 

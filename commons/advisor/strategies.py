@@ -78,28 +78,17 @@ class Strategy:
         return import_module(f"{_EXTENSIONS}.{self.extension}.{_SEARCHES[self.extension]}")
 
     def gin_lines(self, present: Mapping[str, object]) -> list[str]:
-        """Returns the lines that a gin file lacks to switch the strategy on.
-
-        Args:
-            present: the settings of `TrainerArgs` that the file has; the others have their defaults.
-        """
+        """Returns the lines to switch the strategy on that a gin file with settings `present` lacks."""
         if self.settings is None:
             return []
         chosen = (self.settings.partitioner, self.settings.equal_rows, self.cuts_samples)
         wanted = dict(zip(CHOSEN, chosen, strict=True))
         wanted = {name: value for name, value in wanted.items() if f"balance_{name}" in present}
-        wanted |= {} if self.balance_cost is None else {"cost": self.balance_cost}
-        wanted |= self._changed()
-        wanted |= {} if self.group_feature is None else {"group_feature": self.group_feature}
-        wanted |= {"split": True} if self.cuts_samples else {}
-        lines: dict[str, object] = {"enable_balanced_shuffler": True}
-        lines |= {f"balance_{name}": value for name, value in wanted.items()}
-        unset = object()
-        return [
-            f"TrainerArgs.{name} = {value!r}"
-            for name, value in lines.items()
-            if present.get(name, unset) != value
-        ]
+        needed = {"cost": self.balance_cost, **self._changed(), "group_feature": self.group_feature}
+        needed["split"] = self.cuts_samples or None
+        wanted |= {name: value for name, value in needed.items() if value is not None}
+        lines = {"enable_balanced_shuffler": True} | {f"balance_{name}": wanted[name] for name in wanted}
+        return [f"TrainerArgs.{name} = {lines[name]!r}" for name in lines if present.get(name) != lines[name]]
 
     @property
     def python(self) -> str | None:
@@ -120,19 +109,15 @@ class Strategy:
 
     def _changed(self) -> dict[str, object]:
         """Returns the settings that differ from their defaults."""
-        settings = {
-            spec.name: (getattr(self.settings, spec.name), spec.default) for spec in fields(ShufflerSettings)
+        return {
+            spec.name: value
+            for spec in fields(ShufflerSettings)
+            if (value := getattr(self.settings, spec.name)) != spec.default
         }
-        return {name: value for name, (value, default) in settings.items() if value != default}
 
 
 def strategies(balance_cost: str | None, group_column: str | None = None) -> list[Strategy]:
-    """Returns all strategies, as loaded first.
-
-    Args:
-        balance_cost: the setting of the cost to balance by; None for FLOPs.
-        group_column: the name of the samples' groups; None if they have none.
-    """
+    """Returns all strategies, as loaded first, by a cost and by the samples' groups where there are any."""
 
     def balanced(name: str, title: str, settings: ShufflerSettings, **extension: Any) -> Strategy:
         return Strategy(name, title, settings, balance_cost, **extension)

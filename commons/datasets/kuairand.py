@@ -184,8 +184,8 @@ def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_f
         unit_scale=True,
         disable=None,  # where there is no terminal
     ) as progress:
-        for number, block in enumerate(blocks):
-            events = block.values.select(USER_ID, VIDEO_ID, TIME, action.alias(ACTION))
+        for number, (block, values) in enumerate(blocks):
+            events = values.select(USER_ID, VIDEO_ID, TIME, action.alias(ACTION))
             ids = events[USER_ID].to_numpy()
             rows = np.minimum(np.searchsorted(user_ids, ids), len(user_ids) - 1)
             unknown = np.flatnonzero(user_ids[rows] != ids)

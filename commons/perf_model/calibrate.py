@@ -76,16 +76,8 @@ class MeasuredSteps:
                 raise ValueError(f"{path}, line {number}: not a line of a training log: {error!r}") from error
         return rows
 
-    def every_other(self, first: int) -> MeasuredSteps:
-        """Returns every other step from step 0 or 1: one half to fit, the other to validate."""
-        return MeasuredSteps(self.counts[first::2], self.seconds[first::2])
-
     def fit(self) -> Cost:
-        """Fits a cost to these steps.
-
-        Raises:
-            ValueError: there are fewer steps than a fit needs, or their times do not grow with their samples.
-        """
+        """Fits a cost to these steps; raises ValueError as `Cost.fit` does."""
         return Cost.fit(self.counts, self.seconds)
 
     def errors(self, cost: Cost) -> np.ndarray:
@@ -94,12 +86,9 @@ class MeasuredSteps:
 
     def errors_of_loads(self, fitted_to: MeasuredSteps) -> np.ndarray:
         """Returns the errors of times proportional to the columns' sum, at `fitted_to`'s median rate."""
-        per_load = np.median(fitted_to.seconds / np.maximum(fitted_to._loads, 1))
-        return np.abs(self._loads * per_load / self.seconds - 1)
-
-    @property
-    def _loads(self) -> np.ndarray:
-        return self.counts[:, NUM_OTHERS:].sum(1)
+        loads, fitted_loads = (steps.counts[:, NUM_OTHERS:].sum(1) for steps in (self, fitted_to))
+        per_load = np.median(fitted_to.seconds / np.maximum(fitted_loads, 1))
+        return np.abs(loads * per_load / self.seconds - 1)
 
 
 def summary(cost: Cost, steps: MeasuredSteps) -> str:

@@ -62,7 +62,7 @@ class ComputeClock:
     """
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
-        self._on_cuda, self._waited = device.type == "cuda", _no_wait
+        self._on_cuda, self._waited = device.type == "cuda", lambda: 0.0
         self._span = ComputeSpan()
         self._arrived: set[torch.nn.Module] = set()  # sharded modules, in this span
         model.register_forward_pre_hook(self._model_begins)
@@ -131,10 +131,6 @@ class ComputeClock:
 
     def _gradient_is_ready(self, gradient: torch.Tensor) -> None:
         self._span.gradients_ready = self._mark()
-
-
-def _no_wait() -> float:
-    return 0.0
 
 
 _clock_of: WeakKeyDictionary[torch.nn.Module, ComputeClock] = WeakKeyDictionary()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..checks import require_at_least
 from .token_counts import ATTENTION_TILE, Tokens, as_columns, as_token_counts, num_tiles
 
 
@@ -34,8 +35,7 @@ class HSTUFlops:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+            require_at_least(1, name, getattr(self, name))
 
     def work(
         self, tokens: Tokens, contextual: Tokens | None = None, candidates: Tokens | None = None
@@ -60,9 +60,7 @@ class HSTUFlops:
             ValueError: a number of tokens is negative. Checked on the host only, because the check would
                 synchronize host and device on CUDA.
         """
-        as_int64 = as_token_counts(tokens)
-        prefix = self._prefix(as_int64, contextual, candidates)
-        return self._columns(as_int64, ATTENTION_TILE**2 * self._tiles(num_tiles(as_int64), prefix))
+        return self.prefix_work(tokens, tokens, contextual, candidates)
 
     def per_sample(
         self, tokens: Tokens, contextual: Tokens | None = None, candidates: Tokens | None = None
@@ -95,12 +93,10 @@ class HSTUFlops:
         in_row = as_int64 - whole_rows * ATTENTION_TILE
         in_row = in_row.clip(1, ATTENTION_TILE)  # tokens of that row
         added = ATTENTION_TILE**2 * partial * (first - whole_rows * ATTENTION_TILE) // in_row
-        return self._columns(first, ATTENTION_TILE**2 * self._tiles(whole_rows, prefix) + added)
-
-    def _columns(self, tokens: Tokens, pairs: Tokens) -> Tokens:
+        pairs = ATTENTION_TILE**2 * self._tiles(whole_rows, prefix) + added
         attention_size = self.num_heads * self.head_dim
         per_token = 10 * self.hidden_size * attention_size  # 8 for the projections, 2 for the output
-        return self.num_layers * as_columns(per_token * tokens, 4 * attention_size * pairs)
+        return self.num_layers * as_columns(per_token * first, 4 * attention_size * pairs)
 
     def _prefix(self, tokens: Tokens, contextual: Tokens | None, candidates: Tokens | None) -> Tokens:
         """Returns the tiles at the start of a sample whose tokens all see each other."""

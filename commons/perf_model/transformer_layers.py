@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..checks import require, require_at_least
 from .token_counts import ATTENTION_TILE, Tokens, as_columns, as_token_counts, num_tiles
 
 
@@ -45,22 +46,16 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         sizes = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "mlp_size")
         counts = ("num_experts", "experts_per_token", "num_shared_experts", "vocab_size")
-        for names, least in ((sizes, 1), (counts, 0)):
-            for name in names:
-                if getattr(self, name) < least:
-                    raise ValueError(f"{name} is {getattr(self, name)}; expected at least {least}")
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads is {self.num_kv_heads}; expected to divide num_heads = {self.num_heads}"
-            )
-        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
-            raise ValueError(
-                f"experts_per_token is {self.experts_per_token}; expected 1 to num_experts = "
-                f"{self.num_experts}"
-            )
-        for name in ("experts_per_token", "num_shared_experts"):
-            if not self.num_experts and getattr(self, name):
-                raise ValueError(f"{name} is {getattr(self, name)}; expected 0, as num_experts is 0")
+        for name in (*sizes, *counts):
+            require_at_least(1 if name in sizes else 0, name, getattr(self, name))
+        heads, kv_heads, experts = self.num_heads, self.num_kv_heads, self.num_experts
+        require(heads % kv_heads == 0, "num_kv_heads", kv_heads, f"a divisor of num_heads = {heads}")
+        if experts:
+            chosen = self.experts_per_token
+            require(1 <= chosen <= experts, "experts_per_token", chosen, f"1 to num_experts = {experts}")
+        else:
+            for name in ("experts_per_token", "num_shared_experts"):
+                require(not getattr(self, name), name, getattr(self, name), "0, as num_experts is 0")
 
 
 def transformer_work(config: TransformerConfig, tokens: Tokens) -> Tokens:

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 from tqdm import tqdm
 
-from ..named_ranges import NotedRanges, RangeOfThread, unfollowed_threads_through
+from ..named_ranges import RangeOfThread, noted_range, unfollowed_threads_through
 from .run_log import warn_once
 from .training_args import TrainerArgs
 
@@ -81,13 +82,13 @@ class StepTraces:
 @contextmanager
 def _torch_trace(prepared: profile, path: Path) -> Iterator[None]:
     """While active, traces this rank; writes the trace, or warns if it cannot be written."""
-    of_other_threads = NotedRanges()
+    of_other_threads: list[RangeOfThread] = []
     prepared.start_trace()
-    with unfollowed_threads_through(of_other_threads.range):
+    with unfollowed_threads_through(partial(noted_range, of_other_threads)):
         yield
     prepared.stop_trace()
     try:
-        _write(prepared, of_other_threads.ended, path)
+        _write(prepared, of_other_threads, path)
     except OSError as error:  # such as a full disk: training is worth more
         logger.warning(f"the trace {path} was not written: {error}")
         return

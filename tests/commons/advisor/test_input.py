@@ -13,6 +13,7 @@ from benchmarks.demo.training import DEFAULT
 from commons.advisor import InputError, columns
 from commons.advisor.__main__ import main
 from commons.advisor.columns import read_column_lengths, read_groups, read_ids
+from commons.advisor.prediction import num_unique
 from commons.advisor.samples import TokenRule, read_lengths
 from commons.perf_model import Cost
 from tests.commons.advisor.command import MODEL, REPOSITORY, advise_on_gin_file, by_name
@@ -55,10 +56,10 @@ def test_ids_and_groups(dtype, tmp_path):
     column = read_ids(path, "ids")
     assert column.lengths.tolist() == list(map(len, ids))
     some = column.of(np.array([len(ids) - 2, 0, 0]))
-    assert some.values.tolist() == [i for sample in sorted({0, len(ids) - 2}) for i in ids[sample]]
+    assert {sample: of.tolist() for sample, of in some.items()} == {i: ids[i] for i in (0, len(ids) - 2)}
     read = column.of(np.arange(len(ids)))
-    assert [read.values[a:b].tolist() for a, b in zip(read.start, read.end, strict=True)] == ids
-    assert read.num_unique(np.arange(len(ids))) == 2 and read.num_unique(np.zeros(0, dtype=int)) == 0
+    assert [read[sample].tolist() for sample in range(len(ids))] == ids
+    assert num_unique(read, np.arange(len(ids))) == 2 and num_unique(read, np.zeros(0, dtype=int)) == 0
     users = read_groups(path, "user")
     assert users.dtype == np.int64 and len(set(users)) == len(set(user))
     assert (read_groups(path, "none") < 0).tolist() == [True, False, True, False][: len(ids)]
@@ -114,7 +115,7 @@ def test_lists_are_read_in_few_rows_at_a_time(rows, tmp_path, monkeypatch):
     samples = np.arange(0, rows, 2)
     if len(samples):
         read = read_ids(tmp_path / "ids.parquet", "ids").of(samples)
-        assert [list(read.values[read.start[i] : read.end[i]]) for i in samples] == ids[::2]
+        assert [read[sample].tolist() for sample in samples.tolist()] == ids[::2]
 
 
 READING_IN_LITTLE_MEMORY = """

@@ -176,8 +176,8 @@ def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal):
         num_bytes = np.zeros((3, 3))
         np.add.at(num_bytes, costs.fetched(plan)[:2], costs.fetched(plan)[2])
         np.testing.assert_array_equal(num_bytes, 2 * 8 * 2 * fetched(plan, is_causal))
-        sample_bytes = np.bincount(plan.rows.sample_of, bytes_of_rows(plan, 24 * tokens))
-        np.testing.assert_allclose(sample_bytes, 24 * tokens)
+        sample_bytes = np.bincount(plan.rows.sample_of, bytes_of_rows(plan))
+        np.testing.assert_allclose(sample_bytes, 8 * tokens)
 
 
 def test_the_same_answer_every_time(tmp_path):

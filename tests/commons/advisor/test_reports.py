@@ -90,6 +90,7 @@ def test_the_page_stands_alone_and_has_the_figures(tmp_path):
         for strategy in case["strategies"]:
             shown = f"{strategy['imbalance']['mean']:.3f}"
             assert any(shown in row for row in cells), shown
+            assert f".{strategy['name']} {{ --color: var(--{strategy['name']});" in text
     assert [row[0] for row in cells if len(row) == 5][1:] == ["2", "4", "8"]
     assert not any("not hidden" in row or "step" in row for row in cells)
 

@@ -108,21 +108,21 @@ def test_the_flops_are_those_of_a_decoder(config: TransformerConfig) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"num_layers": 0}, "num_layers is 0; expected at least 1"),
-        ({"hidden_size": -1}, "hidden_size is -1; expected at least 1"),
-        ({"num_heads": 0}, "num_heads is 0; expected at least 1"),
-        ({"num_kv_heads": 0}, "num_kv_heads is 0; expected at least 1"),
-        ({"head_dim": 0}, "head_dim is 0; expected at least 1"),
-        ({"mlp_size": 0}, "mlp_size is 0; expected at least 1"),
-        ({"num_experts": -1}, "num_experts is -1; expected at least 0"),
-        ({"experts_per_token": -1}, "experts_per_token is -1; expected at least 0"),
-        ({"num_shared_experts": -2}, "num_shared_experts is -2; expected at least 0"),
-        ({"vocab_size": -1}, "vocab_size is -1; expected at least 0"),
-        ({"num_kv_heads": 3}, "num_kv_heads is 3; expected to divide num_heads = 4"),
-        ({"num_experts": 5}, "experts_per_token is 0; expected 1 to num_experts = 5"),
-        ({"num_experts": 5, "experts_per_token": 6}, "experts_per_token is 6; expected 1 to"),
-        ({"experts_per_token": 2}, "experts_per_token is 2; expected 0, as num_experts is 0"),
-        ({"num_shared_experts": 1}, "num_shared_experts is 1; expected 0, as num_experts is 0"),
+        ({"num_layers": 0}, "num_layers = 0: expected at least 1"),
+        ({"hidden_size": -1}, "hidden_size = -1: expected at least 1"),
+        ({"num_heads": 0}, "num_heads = 0: expected at least 1"),
+        ({"num_kv_heads": 0}, "num_kv_heads = 0: expected at least 1"),
+        ({"head_dim": 0}, "head_dim = 0: expected at least 1"),
+        ({"mlp_size": 0}, "mlp_size = 0: expected at least 1"),
+        ({"num_experts": -1}, "num_experts = -1: expected at least 0"),
+        ({"experts_per_token": -1}, "experts_per_token = -1: expected at least 0"),
+        ({"num_shared_experts": -2}, "num_shared_experts = -2: expected at least 0"),
+        ({"vocab_size": -1}, "vocab_size = -1: expected at least 0"),
+        ({"num_kv_heads": 3}, "num_kv_heads = 3: expected a divisor of num_heads = 4"),
+        ({"num_experts": 5}, "experts_per_token = 0: expected 1 to num_experts = 5"),
+        ({"num_experts": 5, "experts_per_token": 6}, "experts_per_token = 6: expected 1 to"),
+        ({"experts_per_token": 2}, "experts_per_token = 2: expected 0, as num_experts is 0"),
+        ({"num_shared_experts": 1}, "num_shared_experts = 1: expected 0, as num_experts is 0"),
     ],
 )
 def test_wrong_settings_are_named(wrong: dict[str, int], message: str) -> None:
@@ -156,7 +156,7 @@ def test_tokens_are_nonnegative_integers(flops) -> None:
 
 
 def test_hstu_sizes_are_positive() -> None:
-    with pytest.raises(ValueError, match="head_dim is 0"):
+    with pytest.raises(ValueError, match="head_dim = 0"):
         HSTUFlops(1, 1, 1, 0)
 
 
