@@ -80,10 +80,6 @@ class RowsWithObjects(Rows):
             fields[name] = (self._first + numbers) * (numbers <= count)
         return fields
 
-    def view(self, batch: Any) -> RowsWithObjects:
-        """Returns the rows of a batch of this kind, which may have arrays and lists, too."""
-        return RowsWithObjects(batch, self._given, self._first)
-
     def others(self) -> dict[str, Any]:
         """Returns arrays and lists of the rows that their fields number; None or zero in padding."""
         made: dict[str, Any] = {}
@@ -176,7 +172,10 @@ def _join_objects(views: Sequence[RowsWithObjects]) -> None:
             )
         first.arrays[path] = np.concatenate(filled)
     for path, entries in first.lists.items():
-        joined = [entry for view in views for entry in _padded(view.lists[path], view.num_rows)]
+        joined: list[Any] = []
+        for view in views:
+            own = view.lists[path]
+            joined += [*own, *[None] * (view.num_rows - len(own))]
         first.lists[path] = tuple(joined) if isinstance(entries, tuple) else joined
 
 
@@ -296,7 +295,3 @@ def _plain_values(value: Any, shared: Collection[str], path: str = "") -> dict[s
         if container is not None and key not in container.shared:
             found |= _plain_values(part, shared, join_path(path, key))
     return found
-
-
-def _padded(entries: Any, num_rows: int) -> list[Any]:
-    return [*entries, *[None] * (num_rows - len(entries))]

@@ -17,11 +17,7 @@ from .cut_rules import PIECE, CutRules, FieldRule, own_spans, spans
 def cut_rows(whole: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules) -> Rows:
     """Returns the rows of a batch on the host with one for each piece, then its padding rows.
 
-    Args:
-        whole: samples to cut.
-        pieces: `[pieces]` of dtype `PIECE`, all pieces of the real rows, in order.
-        row_of: int64 `[pieces]`, the row that each is of.
-        rules: rules of the batch.
+    `pieces`, of dtype `PIECE`, are all of the real rows in order, and `row_of` has the row that each is of.
     """
     num_samples = len(row_of)
     pieces, row_of = _with_padding(whole, pieces, row_of)
