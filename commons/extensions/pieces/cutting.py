@@ -188,7 +188,8 @@ class Cutting:
         if self.schema is not None:
             changed["sample_bytes"] = self.schema.row_bytes(changed["key_lengths"])
         for name, rows in changed.items():
-            changed[name] = _with_rows(getattr(whole, name), chosen, rows)
+            changed[name] = getattr(whole, name).copy()
+            changed[name][chosen] = rows
         changed["starts_sample"] = pieces["first_item"] == 0
         made = replace(whole, **changed, columns={**whole.columns, COLUMN: pieces})
         self._check_sums(samples, made)
@@ -280,13 +281,6 @@ class Cutting:
 
 def _select(counts: Counts, numbers: np.ndarray) -> dict[str, np.ndarray]:
     return {name: counts_of_all[numbers] for name, counts_of_all in counts.items()}
-
-
-def _with_rows(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns a copy of the array with these values in these rows."""
-    copied = array.copy()
-    copied[rows] = values
-    return copied
 
 
 def _differences(through: np.ndarray, before: np.ndarray, later: np.ndarray) -> np.ndarray:
