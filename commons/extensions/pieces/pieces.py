@@ -65,7 +65,6 @@ class Pieces(Extension):
 
     def __init__(self, prefix_cost: PrefixCost | None = None) -> None:
         self._given = prefix_cost
-        self._cutting: Cutting | None = None
         self._exchanged: deque[tuple[ShufflePlan, PlacedPieces]] = deque(maxlen=MOST_ON_THEIR_WAY)
         self._ran: PlacedPieces | None = None  # of the step that ran last
 
@@ -112,8 +111,7 @@ class Pieces(Extension):
         """Places whole samples and pieces."""
         if rows.num_ranks == 1:
             return place(rows)
-        cutting = self._make_cutting(rows.cost)
-        return make_plan(*cut_and_place(rows, self._shuffler.settings, cutting))
+        return make_plan(*cut_and_place(rows, self._shuffler.settings, self._make_cutting(rows.cost)))
 
     def before_copy(self, rows: Rows, plan: ShufflePlan) -> Rows:
         """Returns the rows of a batch cut as planned, on the host; themselves if they are, or if none is cut.
@@ -138,9 +136,8 @@ class Pieces(Extension):
         """Hands the batch the places of its rows in their samples."""
         if plan.rows.starts_sample.all() or not isinstance(batch, BaseBatch):
             return batch
-        batch_format = self._shuffler.format
-        names = () if batch_format is None else batch_format.count_names
-        pieces = PlacedPieces(plan, self._shuffler.group, names)
+        _, known = self._agreed()
+        pieces = PlacedPieces(plan, self._shuffler.group, known.count_names)
         self._exchanged.append((plan, pieces))
         placed = copy.copy(batch)
         placed.pieces = pieces
@@ -165,14 +162,12 @@ class Pieces(Extension):
         }
 
     def _make_cutting(self, cost: Cost) -> Cutting:
-        if self._cutting is None or self._cutting.cost != cost:
-            rules, known = self._agreed()
-            self._cutting = Cutting(rules, known.schema, known.count_names, self._prefix_cost, cost)
-        return self._cutting
+        rules, known = self._agreed()
+        return Cutting(rules, known.schema, known.count_names, self._prefix_cost, cost)
 
     def _agreed(self) -> tuple[CutRules, Format]:
         """Returns the rules and the format that the ranks agreed on at the first batch."""
-        agreed = self._shuffler.planner.format
+        agreed = self._shuffler.format
         if agreed is None:
             raise RuntimeError("no rank of the group has had a batch yet")
         return agreed.agreed[self.name], agreed
