@@ -78,13 +78,8 @@ class Learned:
 class Learning:
     """Learns what samples cost and how fast ranks are; one for each planner.
 
-    Args:
-        num_ranks, rank: ranks of the planner, and this one.
-        speed_limit: loads follow speeds within 1 / this and this.
-        hosts, names: hosts and names of the ranks; names are for messages.
-
-    Attributes:
-        state: knowledge before the next plan.
+    Loads follow speeds within 1 / `speed_limit` and it. `hosts` and `names` are of all ranks, names for
+    messages. `state` is what is known before the next plan.
     """
 
     def __init__(

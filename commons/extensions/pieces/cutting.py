@@ -119,7 +119,7 @@ class Cutting:
         """Finds the cuts that have given costs before them, as far as whole items allow.
 
         Args:
-            samples, numbers: as for `cut`; at least one number.
+            samples, numbers: arguments of `cut`; at least one number.
             costs: int64 `[cuts]`, ascending within a sample.
 
         Returns:
