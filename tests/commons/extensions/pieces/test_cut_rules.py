@@ -108,3 +108,17 @@ def test_rules_that_lose_elements_are_refused():
         FieldRule("middle")
     with pytest.raises(ValueError, match="unit is 0"):
         FieldRule("items", 0)
+
+
+def test_a_cut_that_changes_an_element_is_found():
+    loaded = Rows({"a": KeyedJaggedTensor(["x"], torch.arange(5.0), lengths=torch.tensor([2, 3]))})
+    rules = CutRules((ItemGroup("a"),), {"a": FieldRule("items", before=1)})
+    pieces = np.array([(0, 2, 2, 0, 0, 0), (0, 1, 3, 0, 0, 0), (1, 3, 3, 0, 0, 0)], dtype=PIECE)
+    row_of = np.array([0, 1, 1])
+    cut = cut_rows(loaded, pieces, row_of, rules)
+    assert cut.fields["a"].values().tolist() == [0, 1, 2, 2, 3, 4]
+    cut.fields["a"].values()[3] = 9  # another piece's own
+    check_cut(loaded, cut, pieces, row_of, rules)
+    cut.fields["a"].values()[4] = 9
+    with pytest.raises(RuntimeError, match="the pieces of row 1 do not make up"):
+        check_cut(loaded, cut, pieces, row_of, rules)
