@@ -23,7 +23,7 @@ from commons.distributed import BatchShuffler, ShufflePlan
 from commons.distributed.count_rows import count_rows
 from commons.distributed.placement import arguments_of, make_plan, place
 from commons.extensions.pieces import Pieces
-from commons.extensions.pieces.cut_rules import cut_rows
+from commons.extensions.pieces.cut_batch import cut_rows
 from commons.extensions.pieces.cut_search import cut_and_place
 from commons.extensions.pieces.cutting import COLUMN, Cutting
 from commons.extensions.pieces.key_fetch import KeyFetch, PlacedPieces

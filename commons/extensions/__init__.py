@@ -1,5 +1,4 @@
 """Optional parts. Each folder imports the core, which imports none of them; without it, the rest works.
 
-Two files serve several of them: `row_objects` joins and divides batches that one process holds whole, and
-`row_hashes` compares rows between ranks.
+`row_objects` serves several of them: it joins and divides batches that one process holds whole.
 """

@@ -73,30 +73,28 @@ class RowsWithObjects(Rows):
         fields = dict(super().tensor_fields())
         some = next(iter(fields.values()), torch.empty(0, device="cpu"))
         device = (some if isinstance(some, torch.Tensor) else some.values()).device
-        objects = {f"{path} (array)": len(array) for path, array in self.arrays.items()}
-        objects |= {f"{path} (list)": len(entries) for path, entries in self.lists.items()}
-        for name, count in objects.items():
-            numbers = torch.arange(1, (self.batch.batch_size if self.pads else count) + 1, device=device)
-            fields[name] = (self._first + numbers) * (numbers <= count)
+        for name, (_, held) in self._objects().items():
+            numbers = torch.arange(1, (self.batch.batch_size if self.pads else len(held)) + 1, device=device)
+            fields[name] = (self._first + numbers) * (numbers <= len(held))
         return fields
 
-    def view(self, batch: Any) -> RowsWithObjects:
-        """Returns the rows of a batch of this kind, which may have arrays and lists, too."""
-        return RowsWithObjects(batch, self._given, self._first)
+    def _objects(self) -> dict[str, tuple[str, Any]]:
+        """Returns the path of each array and list, and itself, by the name of its field."""
+        arrays = {f"{path} (array)": (path, array) for path, array in self.arrays.items()}
+        return arrays | {f"{path} (list)": (path, entries) for path, entries in self.lists.items()}
 
     def others(self) -> dict[str, Any]:
         """Returns arrays and lists of the rows that their fields number; None or zero in padding."""
         made: dict[str, Any] = {}
-        for path, array in self.arrays.items():
-            if (field := self.fields.get(f"{path} (array)")) is not None:
-                numbers = field.cpu().numpy()
-                empty = None if array.dtype == object else np.zeros((), array.dtype)
-                made[path] = np.full((len(numbers), *array.shape[1:]), empty, array.dtype)
-                made[path][numbers > 0] = array[numbers[numbers > 0] - 1]
-        for path, entries in self.lists.items():
-            if (field := self.fields.get(f"{path} (list)")) is not None:
-                numbers = field.cpu().numpy()
-                made |= select_entries({path: entries}, numbers[numbers > 0] - 1, len(numbers))
+        for name, (path, held) in self._objects().items():
+            numbers = self.fields[name].cpu().numpy()
+            rows = numbers[numbers > 0] - 1
+            if isinstance(held, np.ndarray):
+                empty = None if held.dtype == object else np.zeros((), held.dtype)
+                made[path] = np.full((len(numbers), *held.shape[1:]), empty, held.dtype)
+                made[path][numbers > 0] = held[rows]
+            else:
+                made |= select_entries({path: held}, rows, len(numbers))
         return made
 
 
@@ -176,7 +174,10 @@ def _join_objects(views: Sequence[RowsWithObjects]) -> None:
             )
         first.arrays[path] = np.concatenate(filled)
     for path, entries in first.lists.items():
-        joined = [entry for view in views for entry in _padded(view.lists[path], view.num_rows)]
+        joined: list[Any] = []
+        for view in views:
+            own = view.lists[path]
+            joined += [*own, *[None] * (view.num_rows - len(own))]
         first.lists[path] = tuple(joined) if isinstance(entries, tuple) else joined
 
 
@@ -296,7 +297,3 @@ def _plain_values(value: Any, shared: Collection[str], path: str = "") -> dict[s
         if container is not None and key not in container.shared:
             found |= _plain_values(part, shared, join_path(path, key))
     return found
-
-
-def _padded(entries: Any, num_rows: int) -> list[Any]:
-    return [*entries, *[None] * (num_rows - len(entries))]

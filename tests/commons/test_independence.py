@@ -13,7 +13,7 @@ COMMONS = REPOSITORY / "commons"
 # Packages of batch, plan, exchange and pipeline. Datasets and cost models belong to some model.
 CORE = ("sequence_batch", "partition", "distributed", "pipeline")
 EXTENSIONS = [path.parent.name for path in COMMONS.glob("extensions/*/__init__.py")]
-FOR_SEVERAL = ("row_hashes", "row_objects")  # files beside the folders of extensions
+FOR_SEVERAL = ("row_objects",)  # files beside the folders of extensions
 # Files, and a pattern of what they must not import.
 RULES = [
     *((f"commons/{package}/*.py", r"commons\.extensions") for package in (*CORE, "perf_model")),

@@ -38,7 +38,7 @@ WAITS = {
     "micro-batches": {_LOOKED_UP: 7},
     "micro-batches of HSTU": {_LOOKED_UP: 8},  # one per sharded module,
     "verification": {
-        "commons/extensions/row_hashes.py hash_elements copy to the host": 56,
+        "commons/extensions/verification/verification.py _row_hashes copy to the host": 14,
         _READ: 7,
     },
     # One per step, 8 steps later, in the planning thread.

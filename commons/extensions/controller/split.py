@@ -23,12 +23,7 @@ from ...partition.workloads import as_workloads, check_count, check_wide, number
 from ...perf_model.cost import Cost
 from ...sequence_batch.row_lists import check_no_samples, lists_in_attributes
 from ...sequence_batch.tree import check_replaceable
-from ..row_objects import (
-    RowsWithObjects,
-    hashes_at,
-    join,
-    shared_in_results,
-)
+from ..row_objects import RowsWithObjects, hashes_at, join, shared_in_results
 
 Batch = TypeVar("Batch")
 

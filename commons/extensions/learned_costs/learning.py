@@ -14,7 +14,7 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.step import MOST_ON_THEIR_WAY
 from ...perf_model.cost import LINEAR, NUM_OTHERS, Cost, is_linear, median_error
 from ...perf_model.learned_cost import LEAST_TIMES, followed_speed, refitted, speeds_then
+
+if TYPE_CHECKING:
+    from ...perf_model.compute_clock import ComputeSpan
 
 logger = logging.getLogger(__name__)
 # Plans from one to the one that its times enter.
@@ -35,13 +38,6 @@ _NUM_OF_STATE = 3
 _SPEED_UNIT = 2.0**-20  # speeds are posted as integers of it
 # A rank this much slower or faster than the others for this many plans is named; so are missing times.
 _NAMED_SPEED, _NAMED_PLANS = 0.8, 50
-
-
-class Span(Protocol):
-    """A time that may not have passed yet."""
-
-    def seconds(self) -> float:
-        """Returns its length; waits for its end."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +78,8 @@ class Learned:
 class Learning:
     """Learns what samples cost and how fast ranks are; one for each planner.
 
-    Args:
-        num_ranks, rank: ranks of the planner, and this one.
-        speed_limit: loads follow speeds within 1 / this and this.
-        hosts, names: hosts and names of the ranks; names are for messages.
-
-    Attributes:
-        state: knowledge before the next plan.
+    Loads follow speeds within 1 / `speed_limit` and it. `hosts` and `names` are of all ranks, names for
+    messages. `state` is what is known before the next plan.
     """
 
     def __init__(
@@ -99,7 +90,7 @@ class Learning:
         self._most_steps = min(max(_TIMES // num_ranks, _FEWEST_STEPS), _MOST_STEPS)
         self.state = Learned.nothing(num_ranks, 0)
         # This rank's times of the steps of plans, as far as a checkpoint may need them.
-        self._times: dict[int, Span | float] = {}
+        self._times: dict[int, ComputeSpan | float] = {}
         self._number_of: deque[tuple[ShufflePlan, int]] = deque(maxlen=_DELAY)
         # States before the last plans, likewise.
         self._states: dict[int, Learned] = {}
@@ -107,7 +98,7 @@ class Learning:
         self._last_timed, self._named_times = 0, False  # the plan that times last entered
         self._looked_for_linear = False
 
-    def record(self, plan: ShufflePlan, span: Span | float) -> None:
+    def record(self, plan: ShufflePlan, span: ComputeSpan | float) -> None:
         """Takes this rank's time of a plan's step.
 
         Raises:

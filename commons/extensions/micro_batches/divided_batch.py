@@ -49,10 +49,8 @@ def micro_batches(
     view = shuffler.view(batch)
     if not (plan.num_placed[rank] or view.pads):
         # Each micro-batch has memory of its own, which its model may change in place.
-        is_as_wanted = num_copies == view.num_rows
-        return [
-            (view.copy() if is_as_wanted else view.copies(num_copies)).batch for _ in range(plan.num_parts)
-        ]
+        copies = view if num_copies == view.num_rows else view.copies(num_copies)
+        return [copies.copy().batch for _ in range(plan.num_parts)]
     # Of several ranks, lists are equal on all of them, and so shared.
     counts = {view.num_rows, view.num_samples} if not shuffler.exchanges else set()
     lists = row_lists(view.tree, counts)

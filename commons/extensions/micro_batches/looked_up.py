@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class LookedUp:
     def __init__(self, whole: Any, rows: Sequence[torch.Tensor]) -> None:
         self.tensors: list[_Tensor] = []
         self._rows = rows
-        self._whole = self._registered(whole)
+        self._whole = _mapped(self._registered, whole)
         jagged = [tensor for tensor in self.tensors if isinstance(tensor, _Jagged)]
         if jagged:  # their elements in each micro-batch, in one transfer from the device
             lengths = torch.stack([tensor.lengths for tensor in jagged])
@@ -35,22 +35,14 @@ class LookedUp:
 
     def part(self, number: int) -> Any:
         """Returns the result for a micro-batch."""
-        return self._part(self._whole, number)
+        return _mapped(lambda tensor: tensor.part(self._rows[number], number), self._whole)
 
     def collect_gradients(self) -> None:
         """Copies the gradients of the last part to their places."""
         for tensor in self.tensors:
             tensor.collect_gradient()
 
-    def _registered(self, value: Any) -> Any:
-        if isinstance(value, LazyAwaitable):
-            value = value.wait()
-        if isinstance(value, tuple | list):
-            return type(value)(self._registered(element) for element in value)
-        if isinstance(value, dict):
-            return {key: self._registered(element) for key, element in value.items()}
-        if value is None:
-            return None
+    def _registered(self, value: Any) -> _Tensor:
         tensor: _Tensor
         if isinstance(value, JaggedTensor):
             tensor = _Jagged(value.values(), value.lengths(), value.weights_or_none())
@@ -65,13 +57,6 @@ class LookedUp:
             )
         self.tensors.append(tensor)
         return tensor
-
-    def _part(self, value: Any, number: int) -> Any:
-        if isinstance(value, tuple | list):
-            return type(value)(self._part(element, number) for element in value)
-        if isinstance(value, dict):
-            return {key: self._part(element, number) for key, element in value.items()}
-        return None if value is None else value.part(self._rows[number], number)
 
 
 class _Tensor:
@@ -143,6 +128,17 @@ class _Jagged(_Tensor):
             weights=None if self._weights is None else self._weights.index_select(0, positions),
             lengths=_padded(lengths.to(self._dtype)),
         )
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Returns the value with `function` of each tensor in it."""
+    if isinstance(value, LazyAwaitable):
+        value = value.wait()
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(function, element) for element in value)
+    if isinstance(value, dict):
+        return {key: _mapped(function, element) for key, element in value.items()}
+    return None if value is None else function(value)
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:

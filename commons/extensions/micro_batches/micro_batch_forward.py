@@ -166,11 +166,7 @@ def _replicated(module: torch.nn.Module) -> list[DistributedDataParallel]:
 class _Lookups:
     """Lookups of a model's sharded modules for a batch, which its micro-batches share.
 
-    Args:
-        model, batch: arguments of `run_micro_batches`.
-        micro_batches: parts of the batch.
-        rows: int64, the rows of the batch in each micro-batch.
-        view: function that returns the view of a batch.
+    `rows` are those of the batch in each micro-batch, int64, and `view` is the shuffler's.
     """
 
     def __init__(
@@ -265,10 +261,7 @@ class _GradientsAside:
 
     Modules have other parameters in the meantime, in the same memory, for which DistributedDataParallel does
     not wait. What reaches the model's own in another way counts, too: weights that a module keeps in a list,
-    tables that the dense part reads, parameters of fully sharded modules.
-
-    Args:
-        model: module whose gradients are kept; None for no gradients.
+    tables that the dense part reads, parameters of fully sharded modules. None has no gradients.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:

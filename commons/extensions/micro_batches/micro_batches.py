@@ -34,9 +34,9 @@ Batch = TypeVar("Batch")
 class MicroBatches(Extension):
     """Divides each rank's samples into micro-batches, the same number on every rank.
 
-    Pipelines run them one after another, and `progress` returns a list with the output of each;
-    `join_values` makes one of it. A sample longer than the
-    cap gets a micro-batch of its own, and a warning names it. The partitioner leaves tokens alone.
+    Pipelines run them one after another, and `progress` returns a list with the output of each; `join_values`
+    makes one of it. A sample longer than the cap gets a micro-batch of its own, and a warning names it. The
+    partitioner leaves tokens alone.
 
     Args:
         max_tokens: tokens of a micro-batch at most, as `get_tokens` counts them: by default all ids of a

@@ -1,4 +1,4 @@
-"""Rules by which samples are cut into pieces, and the cutting of host batches by them.
+"""Rules by which samples are cut into pieces; for planning, which needs no torch.
 
 A sample is a row of items. Cuts are between items, so a piece is a run of them. Everything that a batch
 holds besides items follows them by one rule per field.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from ...sequence_batch.row_schema import FieldValue, Schema
-    from ...sequence_batch.rows import Rows
+    from ...sequence_batch.row_schema import Schema
 
 __all__ = [
     *("ALONG_ITEMS", "FROM_END", "TO_EVERY", "WITH_FIRST", "WITH_LAST"),
@@ -238,69 +237,3 @@ class CutRules:
         for name in (*(group.name for group in self.items), *self.head, self.kept_together):
             if name and name not in known:
                 raise ValueError(f"cut_rules counts {name!r}; planning knows {sorted(known)}")
-
-
-def cut_rows(whole: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules) -> Rows:
-    """Returns the rows of a batch on the host with one for each piece, then its padding rows.
-
-    Args:
-        whole: samples to cut.
-        pieces: `[pieces]` of dtype `PIECE`, all pieces of the real rows, in order.
-        row_of: int64 `[pieces]`, the row that each is of.
-        rules: rules of the batch.
-    """
-    padding = np.arange(whole.num_samples, whole.num_rows)
-    rows = np.append(row_of, padding)
-    places = np.append(pieces, np.zeros(len(padding), dtype=PIECE))
-    return whole.replaced(cut_fields(whole.fields, rows, places, rules), len(rows), len(row_of))
-
-
-def cut_fields(
-    fields: Mapping[str, FieldValue], row_of: np.ndarray, pieces: np.ndarray, rules: CutRules
-) -> dict[str, FieldValue]:
-    """Cuts rows on the host.
-
-    Args:
-        fields: the per-sample fields of a batch.
-        row_of: int64 `[pieces]`, the row that each piece is of.
-        pieces: `[pieces]` of dtype `PIECE`.
-        rules: rules of the batch.
-
-    Returns:
-        The fields with a row per piece.
-    """
-    # Not at the top: the rules above are for planning, which needs no torch.
-    import torch
-    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
-
-    from ...sequence_batch.packed_rows import spread
-
-    rows = torch.from_numpy(row_of)
-    cut: dict[str, FieldValue] = {}
-    for name, value in fields.items():
-        if isinstance(value, torch.Tensor):
-            _, num_values = spans([rules.rule(name)], np.ones((len(row_of), 1), dtype=np.int64), pieces)
-            selected = value.index_select(0, rows)
-            selected[torch.from_numpy(num_values[:, 0] == 0)] = 0
-            cut[name] = selected
-            continue
-        keys = value.keys() if isinstance(value, KeyedJaggedTensor) else [""]
-        num_rows = value.stride() if isinstance(value, KeyedJaggedTensor) else value.lengths().numel()
-        lengths = value.lengths().view(len(keys), num_rows).long()
-        starts = value.offsets()[:-1].view(len(keys), num_rows).long()
-        key_rules = [rules.rule(f"{name}.{key}") for key in keys]
-        key_spans = spans(key_rules, lengths.numpy()[:, row_of].T, pieces)
-        begins, ends = (torch.from_numpy(span.T) for span in key_spans)
-        counts = (ends - begins).flatten()
-        elements = spread((starts[:, rows] + begins).flatten(), counts, int(counts.sum()))
-        weights = value.weights_or_none()
-        parts: dict[str, Any] = {
-            "values": value.values().index_select(0, elements),
-            "weights": None if weights is None else weights.index_select(0, elements),
-            "lengths": counts.to(value.lengths().dtype),
-        }
-        if isinstance(value, KeyedJaggedTensor):
-            cut[name] = KeyedJaggedTensor(keys=keys, stride=len(row_of), **parts)
-        else:
-            cut[name] = JaggedTensor(**parts)
-    return cut

@@ -44,15 +44,9 @@ def compile_search() -> None:
 def cut_and_place(
     samples: RowTable, settings: ShufflerSettings, cutting: Cutting
 ) -> tuple[RowTable, np.ndarray]:
-    """Cuts samples that stand in the way of balance, or of `max_tokens`, and places all.
+    """Cuts samples of one step that stand in the way of balance, or of `max_tokens`, and places all.
 
-    Args:
-        samples: samples of one step, as loaded.
-        settings: settings of the placement.
-        cutting: rules and costs of the samples.
-
-    Returns:
-        The samples with pieces in the places of those that are cut, and int64 `[rows]`, the rank of each.
+    Returns the samples with pieces in the places of those that are cut, and int64 `[rows]`, the rank of each.
 
     Raises:
         ValueError: limits cannot be kept, or no placement that keeps them was found.
@@ -123,10 +117,7 @@ def _pieces_of_equal_loads(
     A quarter of the tolerance is for the loads of whole ranks, a quarter for the partitioner, and a quarter
     for what it leaves. The last is for cuts, which have to be between items.
 
-    Args:
-        samples, settings, cutting: arguments of `cut_and_place`.
-        mean: load of a rank of speed 1.
-        rank: ranks of whole samples, if none of them is too heavy for one rank.
+    `mean` is the load of a rank of speed 1, and `rank` the ranks of whole samples, if none is too heavy.
     """
     full, most = int(mean * (1 + TOLERANCE / 4)), int(mean * (1 + TOLERANCE * 3 / 4))
     giants = np.flatnonzero(samples.workloads > mean * (1 + TOLERANCE))

@@ -104,15 +104,8 @@ class Cutting:
         return few, np.minimum(num_items - few, last_cut)
 
     def even_cuts(self, samples: RowTable, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Divides samples into pieces of as many items each.
-
-        Args:
-            samples: samples as loaded.
-            num_pieces: int64 `[samples]`.
-
-        Returns:
-            Two int64 `[cuts]`, as `cut` takes them.
-        """
+        """Returns the `numbers` and `items` for `cut` that divide samples into `num_pieces`, int64
+        `[samples]`, of as many items each."""
         numbers = np.arange(len(num_pieces)).repeat(num_pieces - 1)
         before = np.cumsum(num_pieces - 1) - (num_pieces - 1)
         place = np.arange(1, len(numbers) + 1) - before[numbers]
@@ -126,8 +119,7 @@ class Cutting:
         """Finds the cuts that have given costs before them, as far as whole items allow.
 
         Args:
-            samples: samples as loaded.
-            numbers: int64 `[cuts]`, ascending: the sample of each cut; at least one.
+            samples, numbers: arguments of `cut`; at least one number.
             costs: int64 `[cuts]`, ascending within a sample.
 
         Returns:
@@ -193,39 +185,30 @@ class Cutting:
             "key_lengths": lengths[:, len(self.count_names) : -1],
             "loss_tokens": lengths[:, -1],
         }
-        self._check_sums(samples, numbers, changed["loss_tokens"])
         if self.schema is not None:
             changed["sample_bytes"] = self.schema.row_bytes(changed["key_lengths"])
         for name, rows in changed.items():
-            changed[name] = _with_rows(getattr(whole, name), chosen, rows)
+            changed[name] = getattr(whole, name).copy()
+            changed[name][chosen] = rows
         changed["starts_sample"] = pieces["first_item"] == 0
-        return replace(whole, **changed, columns={**whole.columns, COLUMN: pieces})
+        made = replace(whole, **changed, columns={**whole.columns, COLUMN: pieces})
+        self._check_sums(samples, made)
+        return made
 
-    def _check_sums(self, samples: RowTable, numbers: np.ndarray, loss_tokens: np.ndarray) -> None:
-        """Checks that the rules account for the tokens of samples that are cut, and for their loss tokens.
-
-        Args:
-            samples: samples before the cuts.
-            numbers: int64 `[cuts]`, the sample of each.
-            loss_tokens: int64, of all pieces of these samples.
-        """
-        if not len(numbers):
-            return
-        is_first = np.append(True, numbers[1:] != numbers[:-1])
-        chosen = numbers[is_first]
-        counts = _select(self.counts(samples), chosen)
-        counted = self.rules.all_tokens(counts)
-        for sample in np.flatnonzero(counted != counts["tokens"])[:1]:
+    def _check_sums(self, samples: RowTable, made: RowTable) -> None:
+        """Checks that the rules account for the tokens of samples that are cut, and for their loss tokens."""
+        counted = self.rules.all_tokens(self.counts(samples))
+        is_cut = np.bincount(made.sample_of) > 1
+        for sample in np.flatnonzero(is_cut & (counted != samples.tokens))[:1]:
             raise ValueError(
                 f"cut_rules count {counted[sample]} tokens of a sample, and get_tokens "
-                f"{counts['tokens'][sample]}; expected the same: check head, and the tokens of each ItemGroup"
+                f"{samples.tokens[sample]}; expected the same: check head, and the tokens of each ItemGroup"
             )
-        num_pieces = np.diff(np.append(np.flatnonzero(is_first), len(numbers))) + 1
-        summed = np.add.reduceat(loss_tokens, np.cumsum(num_pieces) - num_pieces)
-        for sample in np.flatnonzero(summed != counts["loss_tokens"])[:1]:
+        summed = np.bincount(made.sample_of, made.loss_tokens).astype(np.int64)
+        for sample in np.flatnonzero(summed != samples.loss_tokens)[:1]:
             raise ValueError(
                 f"the pieces of a sample have {summed[sample]} loss tokens, and the sample "
-                f"{counts['loss_tokens'][sample]}; expected the same: check the rule of 'loss_tokens'"
+                f"{samples.loss_tokens[sample]}; expected the same: check the rule of 'loss_tokens'"
             )
 
     def _pieces(
@@ -300,21 +283,9 @@ def _select(counts: Counts, numbers: np.ndarray) -> dict[str, np.ndarray]:
     return {name: counts_of_all[numbers] for name, counts_of_all in counts.items()}
 
 
-def _with_rows(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns a copy of the array with these values in these rows."""
-    copied = array.copy()
-    copied[rows] = values
-    return copied
-
-
 def _differences(through: np.ndarray, before: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """Returns the parts of samples between cuts.
-
-    Args:
-        through: `[rows, ...]`, of the row's whole sample.
-        before: `[cuts, ...]`, of what comes before each cut.
-        later: int64 `[cuts]`, the row after each cut.
-    """
+    """Returns what samples have between cuts, of what whole ones have, `through`, `[rows, ...]`, and what is
+    before each cut, `before`, `[cuts, ...]`; `later` are the rows after the cuts."""
     start, end = np.zeros_like(through), through.copy()
     start[later] = end[later - 1] = before
     return end - start

@@ -28,12 +28,7 @@ from .cutting import COLUMN
 class PlacedPieces:
     """Places of a batch's rows in their samples, in a step in which a sample is cut; the exchange makes it.
 
-    A model that can train on pieces reads it as `batch.pieces`.
-
-    Args:
-        plan: placement of the step.
-        group: ranks of the plan.
-        count_names: names of the plan's row counts.
+    A model that can train on pieces reads it as `batch.pieces`. `count_names` are of the plan's row counts.
 
     Attributes:
         rows: `[rows]` of dtype `PIECE`, those of this rank's batch; zeros in padding.
@@ -97,7 +92,7 @@ class PlacedPieces:
                 queries of each row see.
             device: device of keys and values.
         """
-        return KeyFetch(self, self._plan, self._group, num_seen, device)
+        return KeyFetch(self, num_seen, device)
 
 
 _NOTHING = np.zeros(0, dtype=np.int64)
@@ -135,17 +130,10 @@ class KeyFetch:
         ranks: group that fetches from each other.
     """
 
-    def __init__(
-        self,
-        pieces: PlacedPieces,
-        plan: ShufflePlan,
-        group: RankGroup,
-        num_seen: np.ndarray,
-        device: torch.device,
-    ) -> None:
-        self.pieces, self.ranks = pieces, group
-        self.group = group.group_for("fetch", device)
-        sent = self._work_out(plan, num_seen)
+    def __init__(self, pieces: PlacedPieces, num_seen: np.ndarray, device: torch.device) -> None:
+        self.pieces, self.ranks = pieces, pieces._group
+        self.group = self.ranks.group_for("fetch", device)
+        sent = self._work_out(pieces._plan, num_seen)
         self.sent_counts = [len(tokens) for tokens in sent]
         self.sent_tokens = to_device_together(sent, device)
         self.all_sent = torch.cat(self.sent_tokens)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ...checks import SettingError
 from ...distributed.batch_format import Format
@@ -22,10 +21,9 @@ from ...distributed.step import MOST_ON_THEIR_WAY
 from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch
 from ...sequence_batch.container_types import type_name
-from ...sequence_batch.row_schema import FieldValue
 from ...sequence_batch.rows import Rows
-from ..row_hashes import hash_elements, mix, row_hashes
-from .cut_rules import PIECE, CutRules, cut_rows, own_spans, spans
+from .cut_batch import check_cut, cut_rows
+from .cut_rules import CutRules
 from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost
 from .key_fetch import PlacedPieces
@@ -67,7 +65,6 @@ class Pieces(Extension):
 
     def __init__(self, prefix_cost: PrefixCost | None = None) -> None:
         self._given = prefix_cost
-        self._cutting: Cutting | None = None
         self._exchanged: deque[tuple[ShufflePlan, PlacedPieces]] = deque(maxlen=MOST_ON_THEIR_WAY)
         self._ran: PlacedPieces | None = None  # of the step that ran last
 
@@ -114,8 +111,7 @@ class Pieces(Extension):
         """Places whole samples and pieces."""
         if rows.num_ranks == 1:
             return place(rows)
-        cutting = self._make_cutting(rows.cost)
-        return make_plan(*cut_and_place(rows, self._shuffler.settings, cutting))
+        return make_plan(*cut_and_place(rows, self._shuffler.settings, self._make_cutting(rows.cost)))
 
     def before_copy(self, rows: Rows, plan: ShufflePlan) -> Rows:
         """Returns the rows of a batch cut as planned, on the host; themselves if they are, or if none is cut.
@@ -133,16 +129,15 @@ class Pieces(Extension):
         if not rules.has_halo:  # a batch counts its halo, too
             self._check_counts(cut, plan, own)
         if self._checks_cuts:
-            _check_cut(on_host, cut, pieces, row_of, rules)
+            check_cut(on_host, cut, pieces, row_of, rules)
         return cut.pin_memory() if rows.is_pinned or rows.device.type == "cuda" else cut
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
         """Hands the batch the places of its rows in their samples."""
         if plan.rows.starts_sample.all() or not isinstance(batch, BaseBatch):
             return batch
-        batch_format = self._shuffler.format
-        names = () if batch_format is None else batch_format.count_names
-        pieces = PlacedPieces(plan, self._shuffler.group, names)
+        _, known = self._agreed()
+        pieces = PlacedPieces(plan, self._shuffler.group, known.count_names)
         self._exchanged.append((plan, pieces))
         placed = copy.copy(batch)
         placed.pieces = pieces
@@ -167,14 +162,12 @@ class Pieces(Extension):
         }
 
     def _make_cutting(self, cost: Cost) -> Cutting:
-        if self._cutting is None or self._cutting.cost != cost:
-            rules, known = self._agreed()
-            self._cutting = Cutting(rules, known.schema, known.count_names, self._prefix_cost, cost)
-        return self._cutting
+        rules, known = self._agreed()
+        return Cutting(rules, known.schema, known.count_names, self._prefix_cost, cost)
 
     def _agreed(self) -> tuple[CutRules, Format]:
         """Returns the rules and the format that the ranks agreed on at the first batch."""
-        agreed = self._shuffler.planner.format
+        agreed = self._shuffler.format
         if agreed is None:
             raise RuntimeError("no rank of the group has had a batch yet")
         return agreed.agreed[self.name], agreed
@@ -191,34 +184,3 @@ class Pieces(Extension):
                     f"{name} counts {counted[row]} in a piece, and cut_rules {planned[own][row]}; expected "
                     f"the same: check the rules of the fields that {name} counts"
                 )
-
-
-def _check_cut(whole: Rows, cut: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules) -> None:
-    """Compares a batch as loaded with the pieces that `cut_rows` made of it, put together again."""
-    padding = np.arange(whole.num_samples, whole.num_rows)
-    row_of, pieces = np.append(row_of, padding), np.append(pieces, np.zeros(len(padding), dtype=PIECE))
-    together = torch.zeros(whole.num_rows, dtype=torch.int64, device="cpu")
-    for name, value in cut.fields.items():
-        rows, positions, hashes = hash_elements(name, value, len(row_of))
-        key, piece = rows // len(row_of), rows % len(row_of)
-        begin, own_begin, own_end = _spans(name, whole.fields[name], row_of, pieces, rules)[:, rows]
-        places = positions + begin
-        is_own = (places >= own_begin) & (places < own_end)
-        mixed = mix(hashes, places, key)[is_own]
-        together.index_add_(0, torch.from_numpy(row_of)[piece[is_own]], mixed)
-    for row in np.flatnonzero(together.numpy() != row_hashes(whole.fields, whole.num_rows))[:1]:
-        raise RuntimeError(f"the pieces of row {row} do not make up the sample that was cut")
-
-
-def _spans(
-    name: str, whole: FieldValue, row_of: np.ndarray, pieces: np.ndarray, rules: CutRules
-) -> torch.Tensor:
-    """Returns for each key and piece of a field where its elements begin in their sample, and where those
-    begin and end that no earlier piece has, int64 `[3, keys * pieces]`."""
-    keys = whole.keys() if isinstance(whole, KeyedJaggedTensor) else [""]
-    lengths = np.ones((len(row_of), 1), dtype=np.int64)
-    if not isinstance(whole, torch.Tensor):
-        lengths = whole.lengths().view(len(keys), -1).long().numpy()[:, row_of].T
-    key_spans = [rules.rule(f"{name}.{key}") for key in keys], lengths, pieces
-    key_positions = np.stack([spans(*key_spans)[0], *own_spans(*key_spans)])
-    return torch.from_numpy(key_positions).transpose(1, 2).flatten(1)

@@ -119,10 +119,7 @@ class SampleGroups(Extension):
         Raises:
             ValueError: the user's groups are not one integer for each row.
         """
-        try:
-            groups = self._get_groups(batch)
-        except StopIteration as error:  # further up it would look like the end of the data
-            raise RuntimeError(f"{self._whose} raised {error!r}") from error
+        groups = self._get_groups(batch)
         shape, is_tensor = (self._view(batch).num_rows,), isinstance(groups, torch.Tensor)
         if not is_tensor or groups.shape != shape or groups.dtype not in (torch.int32, torch.int64):
             kind = f"{groups.dtype} of {tuple(groups.shape)}" if is_tensor else type(groups).__name__

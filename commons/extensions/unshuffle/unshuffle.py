@@ -166,10 +166,7 @@ def _join_pieces(
 ) -> dict[str, FieldValue]:
     """Joins the rows of each sample's pieces: jagged values one after another, dense ones of the last piece.
 
-    Args:
-        fields, lengths: results and their lengths, in the order of the pieces.
-        starts: bool `[rows]`, whether a row is the first of its sample.
-        num_rows: rows of the result, padding included.
+    `starts`, bool `[rows]`, tells whether a row is the first of its sample. The result has `num_rows`.
     """
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(starts))[: len(first)] - 1

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ...distributed.extension import Extension, Fields, Place
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.leaf_fields import num_rows
-from ...sequence_batch.packed_rows import PackedRows, select_rows
-from ..row_hashes import row_hashes
+from ...sequence_batch.packed_rows import PackedRows, select_rows, spread
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -80,11 +80,11 @@ class Verification(Extension):
         num_samples = min(view.num_samples, len(here)) if not view.pads else view.num_samples
         packed, wrong = view.packed(), 0
         changed = np.zeros(len(plan.rows.workloads), dtype=np.int64)
-        changed[own] = row_hashes(select_rows([self._loaded], np.arange(len(own))), len(own))
+        changed[own] = _row_hashes(self._loaded)[: len(own)]
         if num_samples == len(here):
             same = packed.lengths[:num_samples] == plan.rows.key_lengths[here]
             wrong = len(here) - int(same.all(1).sum())
-            changed[here] -= row_hashes(select_rows([packed], np.arange(num_samples)), num_samples)
+            changed[here] -= _row_hashes(packed)[:num_samples]
         numbers = np.append([num_samples + self._more, wrong], changed)
         _raise_if_wrong(self._exchanging.all_gather(numbers), plan)
         return batch
@@ -121,3 +121,29 @@ def _raise_if_different(fingerprints: np.ndarray) -> None:
             f"{fingerprints[rank]:#x} on rank {rank} of the ranks to balance among. Every rank must compute "
             "the same from the same numbers: check that all run the same code and versions"
         )
+
+
+def _row_hashes(packed: PackedRows) -> np.ndarray:
+    """Returns a hash of each row, int64 `[rows]`: a sum over its words, wrapping around."""
+    num_rows = len(packed.lengths)
+    total = torch.zeros(num_rows, dtype=torch.int64, device="cpu")
+    for number, (section, words) in enumerate(zip(packed.schema.sections, packed.sections, strict=True)):
+        of_rows = (
+            np.ones((num_rows, 1), dtype=np.int64) if section.is_dense else packed.lengths[:, section.keys]
+        )
+        lengths = torch.from_numpy(of_rows.T.ravel())  # key by key
+        runs = torch.arange(len(lengths), device="cpu").repeat_interleave(lengths)
+        positions = spread(torch.zeros_like(lengths), lengths, len(runs))
+        key, row = runs // max(num_rows, 1), runs % max(num_rows, 1)
+        seed = torch.tensor(number + 1, device="cpu")
+        total.index_add_(0, row, _mix(seed, key, positions, *words.cpu().long().unbind(1)))
+    return total.numpy()
+
+
+def _mix(*numbers: torch.Tensor) -> torch.Tensor:
+    """Returns a hash of int64 numbers, element by element."""
+    mixed = torch.zeros((), dtype=torch.int64, device="cpu")
+    for number in numbers:
+        mixed = (mixed ^ number) * -7046029254386353131
+        mixed = mixed ^ (mixed >> 29)
+    return mixed

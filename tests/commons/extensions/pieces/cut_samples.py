@@ -14,6 +14,7 @@ from commons.distributed import ShufflePlan, ShufflerSettings
 from commons.distributed.extension import Extension
 from commons.distributed.placement import arguments_of, make_plan, place
 from commons.distributed.row_table import RowTable
+from commons.extensions.pieces.cut_batch import cut_rows
 from commons.extensions.pieces.cut_rules import (
     FROM_END,
     TO_EVERY,
@@ -22,7 +23,6 @@ from commons.extensions.pieces.cut_rules import (
     CutRules,
     FieldRule,
     ItemGroup,
-    cut_rows,
 )
 from commons.extensions.pieces.cut_search import cut_and_place
 from commons.extensions.pieces.cutting import MIN_TOKENS, Cutting

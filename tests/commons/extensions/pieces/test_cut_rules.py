@@ -11,16 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from commons.extensions.pieces.cut_batch import check_cut, cut_rows
 from commons.extensions.pieces.cut_rules import (
     PIECE,
     CutRules,
     FieldRule,
     ItemGroup,
-    cut_fields,
     own_spans,
     spans,
 )
 from commons.sequence_batch.row_schema import Schema
+from commons.sequence_batch.rows import Rows
 from tests.commons.sequence_batch.drawn_fields import bytes_of_rows, draw_fields
 
 
@@ -62,7 +63,8 @@ def rows_by_key(value, num_rows: int) -> list[list[list[bytes]]]:
 @given(seed=st.integers(0, 10**6), num_rows=st.integers(1, 5))
 def test_pieces_put_together_again_are_the_sample_to_the_bit(seed, num_rows):
     rng = np.random.default_rng(seed)
-    fields = draw_fields(seed, rng, num_rows)
+    drawn = draw_fields(seed, rng, num_rows)
+    fields = Rows({name.replace(" ", "_"): value for name, value in drawn.items()}).fields
     schema = Schema.of(fields)
     names = [
         f"{field.name}.{key}" if field.kind == "keyed" else field.name
@@ -72,7 +74,10 @@ def test_pieces_put_together_again_are_the_sample_to_the_bit(seed, num_rows):
     dense = {field.name for field in schema.fields if field.is_dense}
     rules = {name: drawn_rule(rng, name in dense) for name in names}
     row_of, pieces = drawn_pieces(rng, num_rows)
-    cut = cut_fields(fields, row_of, pieces, CutRules((ItemGroup("items"),), rules))
+    loaded, cut_rules = Rows(fields), CutRules((ItemGroup("items"),), rules)
+    cut_batch = cut_rows(loaded, pieces, row_of, cut_rules)
+    check_cut(loaded, cut_batch, pieces, row_of, cut_rules)
+    cut = cut_batch.fields
     assert Schema.of(cut) == schema
     is_first, is_last = pieces["first_item"] == 0, pieces["last_item"] == pieces["num_items"]
     for field in schema.fields:
@@ -103,3 +108,17 @@ def test_rules_that_lose_elements_are_refused():
         FieldRule("middle")
     with pytest.raises(ValueError, match="unit is 0"):
         FieldRule("items", 0)
+
+
+def test_a_cut_that_changes_an_element_is_found():
+    loaded = Rows({"a": KeyedJaggedTensor(["x"], torch.arange(5.0), lengths=torch.tensor([2, 3]))})
+    rules = CutRules((ItemGroup("a"),), {"a": FieldRule("items", before=1)})
+    pieces = np.array([(0, 2, 2, 0, 0, 0), (0, 1, 3, 0, 0, 0), (1, 3, 3, 0, 0, 0)], dtype=PIECE)
+    row_of = np.array([0, 1, 1])
+    cut = cut_rows(loaded, pieces, row_of, rules)
+    assert cut.fields["a"].values().tolist() == [0, 1, 2, 2, 3, 4]
+    cut.fields["a"].values()[3] = 9  # another piece's own
+    check_cut(loaded, cut, pieces, row_of, rules)
+    cut.fields["a"].values()[4] = 9
+    with pytest.raises(RuntimeError, match="the pieces of row 1 do not make up"):
+        check_cut(loaded, cut, pieces, row_of, rules)
