@@ -169,7 +169,7 @@ CHECKSUMS = {
     "refined, capped": 1875240335,
     "refine": 2303588677,
     "rebalance": 3614562145,
-    "rebalance, giants": 1581810031,
+    "rebalance, giants": 492191555,
     "rebalance, giants, nodes": 371259864,
     "rebalance, uneven": 460347252,
     "rebalance, uneven, speeds": 2296456711,
