@@ -471,7 +471,7 @@ def _level(
 
     1. The fullest part comes first. Its partners are near the top of a heap with the emptiest part on top; of
        the shares that it has of its limits, the larger one tells how full a part is. Where few do not help,
-       `most_partners` are tried.
+       more are tried, up to `most_partners`.
     2. Of all swaps that take the excess off at once, it takes the cheapest; else of those that take half of
        it, a quarter, and so on. A partner may then end above its limit, by 3/4 of that, and follows later.
 
