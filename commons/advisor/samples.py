@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -271,6 +272,7 @@ def _read_column(path: Path, option: str, column: str | None) -> np.ndarray:
 
 
 def _column_lengths(path: Path, option: str, column: str | None) -> np.ndarray:
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # the others of pyarrow keep what is freed
     from .columns import read_column_lengths  # imports polars
 
     return read_column_lengths(path, option, column)
