@@ -69,6 +69,7 @@ def _stall(log_dir: Path) -> None:
                 (log_dir / "unfinished").rename(said)
 
         watch._say = say
+        dist.barrier()  # a rank that comes later has its stacks later
         watch.begins("step 3")
         dist.all_reduce(next(SlowLoader(said)))
         watch.begins("step 4")
