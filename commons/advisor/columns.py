@@ -125,10 +125,13 @@ def _lists(path: Path, column: str) -> Iterator[pl.Series]:
         with ParquetFile(path, buffer_size=1 << 16, pre_buffer=False) as file:
             none = file.schema_arrow.empty_table()  # a file may have no rows
             batches = file.iter_batches(_ROWS_AT_A_TIME, columns=[column], use_threads=False)
+            start = 0
             for rows in itertools.chain([none], batches):
                 values = pl.Series(column, rows[column])
+                _check_no_null(path, values, start)
+                start += len(values)
                 yield values.arr.to_list() if isinstance(values.dtype, pl.Array) else values
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
         raise _unreadable(path, error) from error
 
 
@@ -168,7 +171,7 @@ def _integers(path: Path, values: pl.Series) -> pl.Series:
     raise InputError(f"{path}: column {values.name} holds {values.dtype}{example}; expected integers")
 
 
-def _check_no_null(path: Path, values: pl.Series) -> None:
+def _check_no_null(path: Path, values: pl.Series, first_row: int = 0) -> None:
     if values.null_count():
-        row = values.is_null().arg_true()[0]
+        row = first_row + values.is_null().arg_true()[0]
         raise InputError(f"{path}, row {row}: {values.name} is null; expected an integer")

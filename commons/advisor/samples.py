@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cached_property
-from multiprocessing import get_context
+from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 FORMATS = (".csv", ".npy", ".parquet")
+# Exit codes of the process that reads a column.
+_REFUSED, _MISSING_PACKAGE = 3, 4
 # Training time ÷ forward FLOPs: the backward pass has two matrix products for each one of the forward pass.
 TRAINING_FLOPS_PER_FORWARD = 3
 
@@ -263,19 +265,41 @@ def read_lengths(path: Path, column: str | None, option: str = "--column") -> np
 
 
 def _read_column(path: Path, option: str, column: str | None) -> np.ndarray:
-    """Reads lengths in a process of its own, which takes the memory of polars along when it ends."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        try:
-            return process.submit(_column_lengths, path, option, column).result()
-        except BrokenProcessPool as error:
-            raise InputError(f"{path} cannot be read: the process that reads it ended early") from error
+    """Reads lengths in a process of its own, which takes the memory of polars along when it ends.
+
+    That imports nothing of the calling program, and ends soon if this process is gone.
+    """
+    program = f"from {__package__}.samples import write_lengths; write_lengths()"
+    given = [str(path), option, *([] if column is None else [column])]
+    environment = {
+        "ARROW_DEFAULT_MEMORY_POOL": "system",  # the others of pyarrow keep what is freed
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    ended = subprocess.run([sys.executable, "-c", program, *given], env=environment, capture_output=True)
+    if ended.returncode == 0:
+        return np.load(BytesIO(ended.stdout))
+    if ended.returncode == _MISSING_PACKAGE:
+        raise ModuleNotFoundError(name=ended.stdout.decode())
+    if ended.returncode == _REFUSED:
+        raise InputError(ended.stdout.decode(errors="surrogateescape"))
+    reason = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    raise InputError(f"{path} cannot be read: {reason or f'the process that reads it ended by {ended}'}")
 
 
-def _column_lengths(path: Path, option: str, column: str | None) -> np.ndarray:
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # the others of pyarrow keep what is freed
-    from .columns import read_column_lengths  # imports polars
+def write_lengths() -> None:
+    """Writes the lengths that the arguments of the process name to stdout; or why not, and exits."""
+    path, option, *column = sys.argv[1:]
+    try:
+        from .columns import read_column_lengths  # imports polars
 
-    return read_column_lengths(path, option, column)
+        lengths = read_column_lengths(Path(path), option, column[0] if column else None)
+    except (InputError, ModuleNotFoundError) as error:
+        is_missing = isinstance(error, ModuleNotFoundError)
+        text = str(error.name if isinstance(error, ModuleNotFoundError) else error)
+        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+        sys.exit(_MISSING_PACKAGE if is_missing else _REFUSED)
+    np.save(sys.stdout.buffer, lengths)
 
 
 def _read_array(path: Path) -> np.ndarray:

@@ -66,8 +66,9 @@ def read_ids(
         place = (~ids.cast(pl.Int64).is_between(least, most)).fill_null(True).arg_true()[0]
         value, row = values[place], row_at(place, offsets)
         found = "null" if value is None else value
+        wanted = "an integer" if value is None and most - least > 2**63 else f"{least} to {most}"
         advice = hint if value is not None and not 0 <= value < 2**31 else ""
-        raise ValueError(f"row {row}: feature {feature!r} has id {found}: expected {least} to {most}{advice}")
+        raise ValueError(f"row {row}: feature {feature!r} has id {found}: expected {wanted}{advice}")
     fits = smallest >= -(2**31) and largest < 2**31
     return ids.cast(pl.Int32 if fits else pl.Int64).to_numpy(), offsets
 

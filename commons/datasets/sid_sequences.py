@@ -38,6 +38,10 @@ class SIDSequenceSource(SIDSource):
             raise FileNotFoundError(f"{path} does not exist")
         sizes = spec.contextual_vocab_sizes
         with errors_name_file(path):
+            present = pl.scan_parquet(path, glob=False).collect_schema().names()
+            for name in (SEQUENCE_COLUMN, *sizes):
+                if name not in present:
+                    raise ValueError(f"it has no column {name!r}; it has {present}")
             table = pl.read_parquet(path, columns=[SEQUENCE_COLUMN, *sizes], glob=False)
             items, offsets = read_ids(table[SEQUENCE_COLUMN], SEQUENCE_COLUMN, in_lists=True)
             self._contextual = {

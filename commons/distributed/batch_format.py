@@ -41,6 +41,7 @@ class Format:
         agreed: what extensions agree on, by their names.
         padding: a batch of one row, the same on all ranks.
         pinned: whether this rank's batches are in pinned memory.
+        batch_type: type of this rank's batches; None if it had none.
     """
 
     schema: Schema
@@ -54,6 +55,7 @@ class Format:
     agreed: Mapping[str, Any] = field(default_factory=dict)
     padding: Rows | None = None
     pinned: bool = False
+    batch_type: type | None = None
 
     def __str__(self) -> str:
         others = f", and {', '.join(self.column_names)}" if self.column_names else ""
@@ -70,12 +72,6 @@ class Format:
     def pads(self) -> bool:
         """Whether batches know their padding rows, and so may be padded."""
         return self.real_row is None
-
-    @property
-    def batch_type(self) -> type:
-        """Type of all batches."""
-        assert self.padding is not None  # once ranks have agreed
-        return type(self.padding.batch)
 
     @property
     def width(self) -> int:

@@ -233,6 +233,7 @@ class BatchShuffler(ABC):
         | all        | None | in a pipeline, if none does                            |
         """
         self.group, self._loss_scale = group, LossScale(group)
+        self._batch_type: type | None = None  # a new planner agrees anew
         self.planner = Planner(
             group,
             job,
@@ -280,16 +281,19 @@ class BatchShuffler(ABC):
         return counters
 
     def _check_type(self, batch: Rows) -> None:
-        """Checks that batches are of one type, and whether the first can be exchanged."""
+        """Checks that this rank's batches are of one type, and whether the first can be exchanged."""
         if self.format is None:
             batch.check()
             return
+        self._batch_type = self._batch_type or self.format.batch_type
+        if self._batch_type is None:  # others had the first
+            batch.check()
+            self._batch_type = type(batch.batch)
         check_attributes(batch.tree)
-        expected = self.format.batch_type
-        if type(batch.batch) is not expected:
+        if type(batch.batch) is not self._batch_type:
             raise TypeError(
-                f"a batch is a {type_name(batch.batch)}, and the first was a {expected.__qualname__}; all "
-                "must be of one type"
+                f"a batch is a {type_name(batch.batch)}, and the first was a "
+                f"{self._batch_type.__qualname__}; all must be of one type"
             )
 
     def plan(self, batch: Any) -> ShufflePlan:
@@ -462,7 +466,7 @@ class BatchShuffler(ABC):
 
     def traffic(self, plan: ShufflePlan) -> tuple[int, int]:
         """Returns the bytes that `exchange` sends and receives on this rank for a plan."""
-        return self.route(plan).traffic if self.exchanges else (0, 0)
+        return self.route(plan).traffic if self.exchanges and plan.moves else (0, 0)
 
     def padding_batch(self) -> Any:
         """Returns a host batch of one row, for a rank whose loader has ended while others go on.

@@ -94,7 +94,7 @@ class Channel:
         padded = np.zeros(header[:, 0].max(), dtype=np.uint8)
         padded[: len(own)] = own
         table = self.all_gather(padded)
-        objects = [from_bytes(row[:size].tobytes()) for row, size in zip(table, header[:, 0], strict=True)]
+        objects = [pickle.loads(row[:size].tobytes()) for row, size in zip(table, header[:, 0], strict=True)]
         failed = np.flatnonzero(header[:, 1])
         # What a rank only passes on comes after the error of the rank that raised it.
         for rank in sorted(failed, key=lambda rank: raised_on(objects[rank]) != self.ranks[rank])[:1]:
@@ -132,19 +132,30 @@ class Channel:
                     if message is not None:
                         message.wait()
             there *= 2
-        return batch if self.rank == sender else from_bytes(buffer.numpy().tobytes())
+        return batch if self.rank == sender else pickle.loads(buffer.numpy().tobytes())
 
 
 def to_bytes(value: Any) -> bytes:
-    """Pickles anything, with tensors of all dtypes."""
+    """Pickles anything, with tensors of dtypes that pickle itself refuses, such as uint16."""
     buffer = io.BytesIO()
-    torch.save(value, buffer)
+    _Pickler(buffer).dump(value)
     return buffer.getvalue()
 
 
-def from_bytes(pickled: bytes) -> Any:
-    """Returns what `to_bytes` was given, on the host."""
-    return torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)
+class _Pickler(pickle.Pickler):
+    """Pickles dense tensors as their own bytes, without the rest of their storage, a dtype and a shape."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.dtype == torch.uint8 or value.requires_grad:
+            return NotImplemented
+        if value.layout != torch.strided or value.is_nested or value.is_quantized:
+            return NotImplemented
+        flat = value.resolve_conj().resolve_neg().reshape(-1).clone()
+        return _typed, (flat.view(torch.uint8), value.dtype, value.shape)
+
+
+def _typed(flat: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return flat.view(dtype).view(shape)
 
 
 def portable(failure: Exception) -> Any:
@@ -152,7 +163,8 @@ def portable(failure: Exception) -> Any:
     if raised_on(failure) is None:
         where, rank = "".join(traceback.format_exception(failure)), _this_rank()
         copied = _copied(failure) or _copied(_WithoutInit(failure))
-        failure = copied or RuntimeError(f"{type(failure).__name__}: {failure}")
+        text = "".join(traceback.format_exception_only(failure)).strip()  # of texts that raise, too
+        failure = copied or RuntimeError(text)
         failure.add_note(f"raised on rank {rank}:\n{where}")
         failure.__dict__[_RAISED_ON] = rank
     return failure if _copied(failure) is not None else _WithoutInit(failure)

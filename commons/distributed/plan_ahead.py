@@ -120,6 +120,8 @@ class PlanAhead:
                 try:
                     for *_, planned in after_end:
                         planned.result()  # may have what a rank found in its last step
+                except StopIteration as error:
+                    raise RuntimeError(f"planning raised {error!r}") from error
                 finally:
                     self._forget()  # once no plan is on its way
                 return None

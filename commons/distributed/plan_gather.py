@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ import numpy as np
 from ..sequence_batch.row_schema import Schema
 from ..sequence_batch.rows import Rows
 from .batch_format import LIST_REMEDY, Format
-from .channel import Channel, Ranks
+from .channel import Channel, Ranks, to_bytes
 from .extension import Extension
 from .row_table import RowTable
 
@@ -119,9 +120,15 @@ class PlanGather:
         """
         row = None
         if counted is not None and self._channel.rank == sender:
-            row = self._padding_of(counted).batch
-        padding = self._view(self._channel.broadcast(row, sender))
-        if self.format is not None:
+            try:
+                row = self._padding_of(counted).batch
+                to_bytes(row)
+            except Exception as error:  # others wait
+                row = None
+                _warn_of_old_padding(f"{type(error).__name__}: {error}")
+        row = self._channel.broadcast(row, sender)
+        if row is not None and self.format is not None:
+            padding = self._with_real_row(self._view(row), self.format)
             self.format = replace(self.format, padding=padding)
 
     def _encode(self, counted: Counted | None, status: int, expected: Format, post: np.ndarray) -> np.ndarray:
@@ -179,10 +186,11 @@ class PlanGather:
         if len(ranks) < len(formats):
             row = agrees.broadcast(None if padding is None else padding.batch, ranks[0])
             padding = self._view(row) if padding is None else padding
-        if padding is not None and first.real_row is not None:
-            padding = self._view(padding.replaced(dict(first.real_row), 1, 1).batch)
+        if padding is not None:
+            padding = self._with_real_row(padding, first)
         self._capacity = max(rows_of_each)
-        self.format = replace(first, padding=padding, pinned=pinned)
+        batch_type = None if counted is None else type(counted[2].batch)
+        self.format = replace(first, padding=padding, pinned=pinned, batch_type=batch_type)
 
     def _padding_of(self, counted: Counted) -> Rows:
         """Returns a row of padding, or else a copy of the row with fewest elements; on the host."""
@@ -190,6 +198,12 @@ class PlanGather:
         on_host, none = batch.on_host(), np.zeros(0, dtype=np.int64)
         row = none if batch.pads else rows.key_lengths.sum(1).argmin(keepdims=True)
         return self._view(on_host.select([on_host.packed()], row, 1))
+
+    def _with_real_row(self, padding: Rows, agreed: Format) -> Rows:
+        """Returns padding with the row that ranks copy: the same on all of them, and in all steps."""
+        if agreed.real_row is None:
+            return padding
+        return self._view(padding.replaced(dict(agreed.real_row), 1, 1).batch)
 
     def _raise_if_any_failed(
         self, table: np.ndarray, counted: Counted | None, failure: Exception | None, schema: Schema
@@ -201,6 +215,15 @@ class PlanGather:
             mine = None if counted is None else counted[1].schema
             schemas = self._channel.all_gather_objects(mine)
             _raise_if_different(schema, "the first batch", schemas, self._channel.ranks)
+
+
+@functools.cache
+def _warn_of_old_padding(reason: str) -> None:
+    """Warns once for each reason."""
+    logger.warning(
+        "ranks without a batch compute samples with the numbers and texts of an earlier step, because those "
+        f"of this one cannot be sent: {reason}"
+    )
 
 
 def _warn_of_shared(hashes: Sequence[Mapping[str, int]]) -> None:

@@ -10,12 +10,13 @@ import re
 import shutil
 import threading
 import time
+import weakref
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -47,6 +48,8 @@ class Checkpoints:
         path: folder of the checkpoints, visible to all ranks.
         keep: checkpoints to keep; None for all.
     """
+
+    _writer: ClassVar[Callable[[], Checkpoints | None]] = lambda: None  # the last one that saved
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
         self.path = path
@@ -106,10 +109,15 @@ class Checkpoints:
             settings: values that JSON can hold.
 
         Raises:
-            RuntimeError: `finish` was not called since the last save.
+            RuntimeError: `finish` was not called since the last save, by this object or another.
         """
-        if self._writing is not None:
-            raise RuntimeError(f"save of step {step} before the last checkpoint was finished: call finish()")
+        writer = Checkpoints._writer()
+        if writer is not None and writer._writing is not None:
+            raise RuntimeError(
+                f"save of step {step} before the last checkpoint, to {writer.path}, was finished: call its "
+                "finish() first, because both use the same process group"
+            )
+        Checkpoints._writer = weakref.ref(self)
         staged = self._copies.copy(state)
         future: Future[float] = Future()
 
@@ -322,12 +330,12 @@ def _size_and_checksum(path: Path) -> _Checksum:
 def _change_of(path: Path, written: _Checksum) -> str:
     """Returns how a file has changed since it was written; empty if it is the same."""
     try:
-        size, digest = _size_and_checksum(path)
+        size = path.stat().st_size
+        if size != written[0]:
+            return f"{path.name} has {size} bytes, expected {written[0]} bytes"
+        return "" if _size_and_checksum(path) == written else f"{path.name} has changed since it was written"
     except OSError as error:
         return f"{path.name} cannot be read ({error})"
-    if size != written[0]:
-        return f"{path.name} has {size} bytes, expected {written[0]} bytes"
-    return "" if digest == written[1] else f"{path.name} has changed since it was written"
 
 
 def _read_contents(checkpoint: Path) -> tuple[dict[str, _Checksum], str]:

@@ -88,7 +88,6 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
     with (
         locked(args.written_folders(num_steps=0)),
         HangWatch(args.log_dir, args.hang_timeout_s) as watch,
-        SynchronizedGC(args.gc_interval) as collector,
     ):
         cached = task.pipeline_name(args, device) == "prefetch"
         # Sharding takes an optimizer; this one keeps no state.
@@ -100,7 +99,10 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
         if dist.get_rank() == 0:
             tqdm.write(f"no training: evaluates {recovery.restored}")
         step = state.progress.step
-        with RunRecord(Path(args.log_dir), step, step) as record:
+        with (
+            RunRecord(Path(args.log_dir), step, step) as record,
+            SynchronizedGC(args.gc_interval) as collector,
+        ):
             figures = Evaluator(task, args, model, optimizer, device, watch, collector).evaluate()
             record.write("eval", step, figures, evaluation_text(step, figures))
     return figures

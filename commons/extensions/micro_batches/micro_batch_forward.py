@@ -57,7 +57,7 @@ def run_micro_batches(
             averaged over ranks, that of the mean over all loss tokens of the optimizer step.
         failures: record of failures, as `loss_sum` takes it.
         step_plans: plans of all batches of the optimizer step, with gradient accumulation; None for this plan
-            alone.
+            alone. A `loss_scale` of your own has to count them itself.
 
     Returns:
         A loss; in training call its backward, once, which hands out all gradients. It may be multiplied by a

@@ -118,6 +118,13 @@ def test_lists_are_read_in_few_rows_at_a_time(rows, tmp_path, monkeypatch):
         assert [read[sample].tolist() for sample in samples.tolist()] == ids[::2]
 
 
+def test_a_null_is_named_by_its_row_in_the_file(tmp_path):
+    ids = [[7]] * 2500 + [None] + [[7]] * 20
+    pl.DataFrame({"ids": ids}).write_parquet(tmp_path / "ids.parquet")
+    with pytest.raises(InputError, match="row 2500: ids is null"):
+        read_lengths(tmp_path / "ids.parquet", "ids")
+
+
 READING_IN_LITTLE_MEMORY = """
 import resource, sys
 from pathlib import Path

@@ -132,8 +132,11 @@ def test_a_batch_has_the_codes_of_the_newest_items(
 @pytest.mark.parametrize(
     "columns, message",
     [
-        ({"sequence_data": [[1, 2]]}, ' is malformed: .*"age".*sequence_data'),
-        ({"user_id": ["a"], "age": [1]}, ' is malformed: .*"sequence_data".*user_id.*age'),
+        ({"sequence_data": [[1, 2]]}, " is malformed: it has no column 'age'; it has .*sequence_data"),
+        (
+            {"user_id": ["a"], "age": [1]},
+            " is malformed: it has no column 'sequence_data'; it has .*user_id.*age",
+        ),
         ({"sequence_data": [3], "age": [1]}, " .*: column 'sequence_data' is Int64: expected lists of"),
         ({"sequence_data": [[1.0]], "age": [1]}, r" .*: column 'sequence_data' is List\(Float64\): expect"),
         ({"sequence_data": [["1"]], "age": [1]}, r" .*: column 'sequence_data' is List\(String\): expected"),

@@ -198,21 +198,20 @@ def test_batches_of_other_types_are_refused_on_all_ranks(pools):
         assert "register_batch_type" in unknown
 
 
-def _types_are_agreed_on() -> tuple[str, list[int], str]:
+def _types_are_agreed_on() -> tuple[str, list[int], list[int]]:
     """Plans a batch that fails, then one of another type, of rank 0 alone; then rank 1 has one."""
     jagged = JaggedTensor(torch.arange(2), lengths=torch.ones(2).int())
     shuffler = Costing(lambda batch: next(iter(batch.values())).lengths())
     failed = error_of(shuffler.plan, [jagged])
     first = shuffler.plan({"x": jagged} if dist.get_rank() == 0 else None)
-    later = error_of(shuffler.plan, {"x": jagged} if dist.get_rank() == 0 else [jagged])
-    return failed, first.rows.num_loaded.tolist(), later
+    later = shuffler.plan({"x": jagged})
+    return failed, first.rows.num_loaded.tolist(), later.rows.num_loaded.tolist()
 
 
 def test_the_type_of_batches_is_that_of_the_first_that_was_planned(pools):
-    for failed, loaded, later in pools(2).run(_types_are_agreed_on):
+    for failed, first, later in pools(2).run(_types_are_agreed_on):
         assert failed.startswith("AttributeError: 'list' object has no attribute 'values'")
-        assert loaded == [2, 0]
-        assert later.startswith("TypeError: a batch is a list, and the first was a dict")
+        assert (first, later) == ([2, 0], [2, 2])
 
 
 class SharingScale(Costing):
@@ -229,6 +228,20 @@ def test_a_rank_without_a_batch_has_what_the_others_samples_share():
         plan = shuffler.plan(batch if has_batch else None)
         moved = shuffler.exchange(batch if has_batch else shuffler.padding_batch(), plan)
         assert (float(moved["scale"]), moved["step"], moved["name"]) == (0.5 + step, step, str(step))
+
+
+@on_ranks(2)
+def test_what_does_not_pickle_stays_that_of_the_first_step():
+    jagged, rank = JaggedTensor(torch.arange(2), lengths=torch.ones(2).int()), dist.get_rank()
+    shuffler = Costing(lambda batch: batch["x"].lengths())
+    for step in range(2):
+        batch = {"x": jagged, "step": step, "decode": lambda text: text} if step == 0 or rank == 0 else None
+        plan = shuffler.plan(batch)
+        moved = shuffler.exchange(shuffler.padding_batch() if batch is None else batch, plan)
+        assert moved["step"] == (0 if batch is None else step) and plan.num_placed.tolist() == [
+            2 - step,
+            2 - step,
+        ]
 
 
 @dataclass
