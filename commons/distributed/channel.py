@@ -163,7 +163,9 @@ def portable(failure: Exception) -> Any:
     if raised_on(failure) is None:
         where, rank = "".join(traceback.format_exception(failure)), _this_rank()
         copied = _copied(failure) or _copied(_WithoutInit(failure))
-        text = "".join(traceback.format_exception_only(failure)).strip()  # of texts that raise, too
+        text = type(failure).__name__
+        with suppress(Exception):  # its text may raise
+            text = f"{text}: {failure}"
         failure = copied or RuntimeError(text)
         failure.add_note(f"raised on rank {rank}:\n{where}")
         failure.__dict__[_RAISED_ON] = rank
