@@ -120,7 +120,9 @@ class Channel:
         size, failed = self.all_gather(np.array([len(sent), failure is not None])).max(0)
         if failed:
             self.all_gather_objects(None, failure)
-        buffer = torch.frombuffer(bytearray(sent), dtype=torch.uint8) if sent else torch.empty(size).byte()
+        received = np.empty(size, dtype=np.uint8)
+        received[: len(sent)] = np.frombuffer(sent, dtype=np.uint8)
+        buffer = torch.from_numpy(received)
         place, there = (self.rank - sender) % self.num_ranks, 1
         while there < self.num_ranks:  # so many ranks have it
             other = place + there if place < there else place - there
@@ -132,7 +134,7 @@ class Channel:
                     if message is not None:
                         message.wait()
             there *= 2
-        return batch if self.rank == sender else pickle.loads(buffer.numpy().tobytes())
+        return batch if self.rank == sender else pickle.loads(received.tobytes())
 
 
 def to_bytes(value: Any) -> bytes:

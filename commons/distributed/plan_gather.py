@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -118,17 +119,15 @@ class PlanGather:
 
         Its numbers and texts, and tensors that all samples share, may have changed since the first step.
         """
-        row = None
+        pickled = None
         if counted is not None and self._channel.rank == sender:
             try:
-                row = self._padding_of(counted).batch
-                to_bytes(row)
+                pickled = to_bytes(self._padding_of(counted).batch)
             except Exception as error:  # others wait
-                row = None
                 _warn_of_old_padding(f"{type(error).__name__}: {error}")
-        row = self._channel.broadcast(row, sender)
-        if row is not None and self.format is not None:
-            padding = self._with_real_row(self._view(row), self.format)
+        pickled = self._channel.broadcast(pickled, sender)
+        if pickled is not None and self.format is not None:
+            padding = self._with_real_row(self._view(pickle.loads(pickled)), self.format)
             self.format = replace(self.format, padding=padding)
 
     def _encode(self, counted: Counted | None, status: int, expected: Format, post: np.ndarray) -> np.ndarray:

@@ -557,8 +557,7 @@ def _send_home(
     """Returns samples to their home, or node, alone or in a swap, where that costs less within the limits.
 
     Those in the part that `kept` has of them stay there. With two attempts, those in another node are tried
-    again once all have been, and more samples in return: MovieLens 100K's newest 200 at 256 ranks send 1.9%
-    of their bytes across nodes, in place of 2.0.
+    again once all have been, and more samples in return, which sends fewer bytes across nodes.
 
     What comes back has at least the work for which there is no room, and at most what leaves room behind. At
     most `most_moved` more samples leave home, for others that so come into their nodes.
