@@ -67,7 +67,8 @@ def read_groups(path: Path, column: str) -> np.ndarray:
 def read_column_lengths(path: Path, option: str, column: str | None) -> np.ndarray:
     """Reads the lengths that a column holds, as integers or as lists, int64 `[samples]`.
 
-    Lists are counted where they are read, and not kept."""
+    Lists are counted where they are read, and not kept.
+    """
     if format_of(path) == ".parquet":
         table, name = _parquet(path, option, column)
         if isinstance(table.collect_schema()[name], pl.List | pl.Array):

@@ -284,7 +284,7 @@ def _read_column(path: Path, option: str, column: str | None) -> np.ndarray:
     if ended.returncode == _REFUSED:
         raise InputError(ended.stdout.decode(errors="surrogateescape"))
     reason = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    raise InputError(f"{path} cannot be read: {reason or f'the process that reads it ended by {ended}'}")
+    raise InputError(f"{path} cannot be read: {reason or f'its reader ended with {ended.returncode}'}")
 
 
 def write_lengths() -> None:
