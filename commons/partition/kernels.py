@@ -556,8 +556,9 @@ def _send_home(
 ) -> None:
     """Returns samples to their home, or node, alone or in a swap, where that costs less within the limits.
 
-    Those in the part that `kept` has of them stay there. With two attempts, those in another node are tried
-    again once all have been, and more samples in return, which sends fewer bytes across nodes.
+    Those in the part that `kept` has of them stay there. What is in another node may also go to the part of
+    its own with most room. With two attempts, it may go to any part there, for more samples in return, and is
+    tried again once all have been: where there is little room, that sends fewer bytes across nodes.
 
     What comes back has at least the work for which there is no room, and at most what leaves room behind. At
     most `most_moved` more samples leave home, for others that so come into their nodes.
@@ -576,6 +577,12 @@ def _send_home(
         if is_far:
             first = node_of[own] * limits.per_node
             end = min(first + limits.per_node, len(size))
+            if attempts == 1:
+                roomiest = first
+                for to in range(first, end):
+                    if limits.load[to] - load[to] > limits.load[roomiest] - load[roomiest]:
+                        roomiest = to
+                first, end = roomiest, roomiest + 1
         best, taker, returns = ZERO, NONE, NONE
         for other_part in range(first - 1, end):  # home first, which saves most
             to = other_part if other_part >= first else own
@@ -621,7 +628,7 @@ def settle(
 ) -> bool:
     """Brings parts within their limits, near home if samples have one.
 
-    Returns whether all samples have a part, and no load is above its limit.
+    Returns whether all samples have a part, and no part is above a limit.
 
     1. Samples that no part may keep leave, and are placed near home. Swaps level the rest, inside each node
        and then over all.
@@ -671,7 +678,11 @@ def settle(
         if is_settled or is_last:
             attempts = ONE + int(num_nodes > 0 and not (has_room or swaps_only))
             _send_home(samples, limits, part_of, lists, kept, most_moved, attempts)
-            return is_settled
+            num_placed = ZERO
+            for part in range(num_parts):
+                num_placed += lists.size[part]
+                is_settled = is_settled and lists.amount[part] <= limits.other[part]
+            return is_settled and num_placed == len(part_of)
         if step == SWAPS and not has_room:
             for sample in range(len(part_of)):
                 part_of[sample] = given[sample]

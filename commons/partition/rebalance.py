@@ -89,7 +89,7 @@ def _move(problem: Problem, samples: Samples, target: int, tolerance: float, per
     """int64 `[samples]`: a partition near home that keeps to the limits, and to the target if that can be."""
     part_of = samples.home.copy()
     keep_to_tokens(problem, samples, part_of, per_node)
-    if settle(samples, problem.limits(target, per_node), part_of, *ALL) and problem.fault(part_of) is None:
+    if settle(samples, problem.limits(target, per_node), part_of, *ALL):
         return part_of
     # The next target is (1 + tolerance) × the longest time of a partition from scratch, and a tenth of the
     # tolerance more, because the last step would take more moves than all before; but not above differencing.
@@ -106,7 +106,7 @@ def _move(problem: Problem, samples: Samples, target: int, tolerance: float, per
     relaxed = max(target, min(relaxed, by_differencing, *map(problem.time, found)))
     limits = problem.limits(relaxed, per_node)
     near = samples.home.copy() if not found else found[-1].copy()
-    if settle(samples, limits, near, *ALL) and problem.fault(near) is None:
+    if settle(samples, limits, near, *ALL):
         return near
     best = min([*found, *scratch], key=problem.time).copy()
     settle(samples, problem.limits(max(relaxed, problem.time(best)), per_node), best, *ONLY_RETURN)
@@ -119,7 +119,9 @@ def _priced(problem: Problem, home: ArrayLike, sizes: ArrayLike | None) -> Sampl
     num_samples, num_parts = len(problem.work), problem.num_parts
     if homes.shape != (num_samples,):
         raise ValueError(f"home has shape {homes.shape}, expected one part for each of {num_samples} samples")
-    is_part = (homes >= 0) & (homes < num_parts) & (homes == np.floor(homes))  # NaN compares as False
+    is_part = (homes >= 0) & (homes < num_parts)  # NaN compares as False
+    if homes.dtype.kind == "f":
+        is_part &= homes == np.floor(homes)
     if not is_part.all():
         bad = int(np.argmin(is_part))
         raise ValueError(f"home[{bad}] is {homes[bad]}, expected a part from 0 to {num_parts - 1}")
