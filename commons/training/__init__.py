@@ -1,5 +1,13 @@
 """The training run: its arguments, its loop, its figures."""
 
+from importlib.util import find_spec
+
+if find_spec("gin") is None:  # of that name, there is another package than gin-config
+    raise ModuleNotFoundError(
+        'gin-config is not installed; it comes with the extra "train": in a checkout, pip install ".[train]"',
+        name="gin",
+    )
+
 from .catalogue_metrics import CatalogueMetrics
 from .entry_point import train_from_gin
 from .metrics import EvaluationMetrics, RankingMetrics, RetrievalMetrics

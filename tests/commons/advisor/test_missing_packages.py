@@ -80,3 +80,14 @@ def test_what_needs_more_names_the_extra(arguments, package, folder):
         'checkout, pip install ".[train]"\n'
     )
     assert result.stdout == ""
+
+
+def test_the_trainer_without_gin_names_the_extra():
+    program = "import sys; sys.modules['gin'] = None; import commons.training"
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=240
+    )
+    last = result.stderr.splitlines()[-1]
+    assert last.endswith(
+        'gin-config is not installed; it comes with the extra "train": in a checkout, pip install ".[train]"'
+    )
