@@ -31,14 +31,15 @@ ACROSS_NODES = 1000
 FEW_PARTNERS, MANY_PARTNERS, FROM_ALL = cast(tuple[int, int, int], tuple(np.array([7, 63, 64])))
 # Halvings of what a swap has to take off a part; fewer inside a node, after which all parts follow, and where
 # moves cost nothing, because the next target will do.
-HALVINGS, NODE_HALVINGS, FEW_HALVINGS = 10, 2, 2
-# A part that came above its limit so often passes nothing on to one that is then above its own.
+HALVINGS, FEW_HALVINGS = 10, 2
+# A part that came above its limit so often passes nothing on to one that is then above its own. Without this,
+# samples that are sorted over parts by work may take ten times as long.
 MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
 TRIES = 4
-# Loads below this share of all limits leave room. Samples next to a giant then leave at once, where it would
-# take more swaps than that, which is faster. Nearer to the limits, twice as many samples would move.
-MUCH_ROOM, MOST_SWAPPED = 0.9, 2
+# Loads below this share of all limits leave room. Samples next to a giant then leave at once, which is faster
+# than swaps. Nearer to the limits, twice as many samples would move.
+MUCH_ROOM = 0.9
 # Leveling looks at so many samples in all, for each that there is. Searches that end too soon cost more time.
 LOOKS = 2048
 # Runs of a merge sort that insertion sorts.
@@ -363,7 +364,7 @@ def _evict(
             )
             changes += 1
         skipped = min(skipped, count - surplus)
-        if only_surplus and not (has_room and skipped > 0 and changes > surplus + MOST_SWAPPED):
+        if only_surplus and not (has_room and skipped > 0):
             changes = min(changes, surplus)
         light = max(surplus - changes, 0)
         for at in range(changes):
@@ -498,7 +499,7 @@ def _level(
             queue[write], is_queued[number] = first + number, 1
             write += 1
     num_stuck, is_free = ZERO, len(price) > 0 and price[0] == 0  # any swap is as cheap as others
-    halvings = FEW_HALVINGS if is_free else HALVINGS if count == len(limits.load) else NODE_HALVINGS
+    halvings = HALVINGS if count == len(limits.load) and not is_free else FEW_HALVINGS
     while read != write and num_stuck < most_stuck:
         full = queue[read]
         read, is_queued[full - first] = (read + 1) % len(queue), 0
@@ -508,7 +509,6 @@ def _level(
             halving = max(halving - 1, 0)  # what did not help before will hardly do now
             while taker == NONE and looks > 0:
                 least = max((load[full] - limits.load[full]) >> halving, 1)
-                # Parts that pass on what others passed to them would do so for long.
                 beyond = least - least // 4 if halving > 0 and visits[full - first] < MOST_VISITS else 0
                 stride = -(-count // MANY_PARTNERS) if num_partners == FROM_ALL else ONE
                 num_tried = min(num_partners, -(-count // stride))
