@@ -14,7 +14,7 @@ from .token_levels import level_tokens
 from .workloads import check_tolerance
 
 # Where parts have at most this many samples in the mean, the search is cheap but often gets stuck: it tries
-# several starts.
+# several starts, and goes on to the bound, because searches for other targets end elsewhere.
 FEW_SAMPLES = 8
 # With unequal sizes, differencing takes time in proportion to samples × parts. Where there are many of both
 # it is left out: it lowers the largest load by at most 0.01%.
@@ -148,31 +148,22 @@ def best_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
 
     Never worse than differencing with equal sizes, where that keeps to the limits.
     """
-    if len(problem.work) == 0:
-        return problem.work
-    target, num_parts = problem.target(tolerance), problem.num_parts
+    work, num_parts = problem.work, problem.num_parts
+    if len(work) == 0:
+        return work
+    is_small = len(work) <= FEW_SAMPLES * num_parts
+    target = problem.target(0.0 if is_small else tolerance)
     best = place_longest_first(problem, target)
     time = _lower_start(problem, best, target)
-    if time <= target:
-        return best
-    is_small = len(best) <= FEW_SAMPLES * num_parts
-    has_free_sizes = problem.fewest == 0 and problem.most > 1
-    widths = [num_parts]
-    if is_small and has_free_sizes and len(best) * num_parts <= SHORT_DIFFERENCING:
-        widths.append(1)
-    least = bound_differencing(problem.work, num_parts)
-    for width in widths:
-        if time > target and (is_small or time > least):
+    is_short = is_small and problem.fewest == 0 and len(work) * num_parts <= SHORT_DIFFERENCING
+    for width in (num_parts, 1) if is_short else (num_parts,):
+        if time > target and (is_small or time > bound_differencing(work, num_parts)):
             start = difference(problem, width)
             reached = problem.time_within_limits(start)
             if is_small or reached < time:
                 reached = _lower_start(problem, start, target)
             if reached < time:
                 best, time = start, reached
-    if is_small and time > target and tolerance > 0:  # other targets lead elsewhere
-        nearer = best_from_scratch(problem, 0.0)
-        if problem.time_within_limits(nearer) < time:
-            return nearer
     return best
 
 
