@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ...distributed.extension import Extension, Fields, Place
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.leaf_fields import num_rows
-from ...sequence_batch.packed_rows import PackedRows, select_rows, spread
+from ...sequence_batch.packed_rows import PackedRows, Selection, select_rows, to_chunks
+from ...sequence_batch.row_schema import hash_bytes
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -124,26 +124,9 @@ def _raise_if_different(fingerprints: np.ndarray) -> None:
 
 
 def _row_hashes(packed: PackedRows) -> np.ndarray:
-    """Returns a hash of each row, int64 `[rows]`: a sum over its words, wrapping around."""
-    num_rows = len(packed.lengths)
-    total = torch.zeros(num_rows, dtype=torch.int64, device="cpu")
-    for number, (section, words) in enumerate(zip(packed.schema.sections, packed.sections, strict=True)):
-        of_rows = (
-            np.ones((num_rows, 1), dtype=np.int64) if section.is_dense else packed.lengths[:, section.keys]
-        )
-        lengths = torch.from_numpy(of_rows.T.ravel())  # key by key
-        runs = torch.arange(len(lengths), device="cpu").repeat_interleave(lengths)
-        positions = spread(torch.zeros_like(lengths), lengths, len(runs))
-        key, row = runs // max(num_rows, 1), runs % max(num_rows, 1)
-        seed = torch.tensor(number + 1, device="cpu")
-        total.index_add_(0, row, _mix(seed, key, positions, *words.cpu().long().unbind(1)))
-    return total.numpy()
-
-
-def _mix(*numbers: torch.Tensor) -> torch.Tensor:
-    """Returns a hash of int64 numbers, element by element."""
-    mixed = torch.zeros((), dtype=torch.int64, device="cpu")
-    for number in numbers:
-        mixed = (mixed ^ number) * -7046029254386353131
-        mixed = mixed ^ (mixed >> 29)
-    return mixed
+    """Returns a hash of the words of each row, int64 `[rows]`."""
+    rows = np.arange(len(packed.lengths))
+    selection = Selection.of(packed.schema, [packed.lengths], np.split(rows, len(rows)))
+    words = to_chunks(packed, selection).cpu().numpy()
+    of_rows = np.split(words, np.cumsum(selection.chunk_bytes)[:-1])
+    return np.array([hash_bytes(row.tobytes()) for row in of_rows])

@@ -67,6 +67,20 @@ def _verified_container(kind: str) -> None:
     )
 
 
+def _verified_without_a_batch(kind: str) -> None:
+    """Rank 1's loader ends after the first step, and it runs a copy of a row."""
+    shuffler, rank = ContainerShuffler(extensions=[Verification()]), dist.get_rank()
+    batches = [make_batch(kind, 0, 1000 * (rank + 1) + step, 4) for step in (0, 100)]
+    for batch in (batches[0], None if rank else batches[1]):
+        plan = shuffler.plan(batch)
+        shuffler.exchange(shuffler.padding_batch() if batch is None else batch, plan)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_without_a_batch_passes(pools, kind):
+    pools(2).run(_verified_without_a_batch, kind)
+
+
 def _collectives(exchange: str) -> list[str]:
     verification = Verification()
     shuffler = DictShuffler(exchange=exchange, extensions=[verification])
