@@ -11,14 +11,13 @@ import torch
 from ..sequence_batch.base_batch import BaseBatch
 from ..sequence_batch.container_types import container_type, is_plain, join_path
 from ..sequence_batch.leaf_fields import Leaf, as_field, num_rows
-from ..sequence_batch.packed_rows import checked_lengths, jagged_parts, read_together
+from ..sequence_batch.packed_rows import PackedRows, checked_lengths, jagged_parts, read_together, select_rows
 from ..sequence_batch.row_lists import (
     PlainList,
     check_no_samples,
     hash_lists,
     hash_shared,
     lists_of,
-    select_entries,
 )
 from ..sequence_batch.row_schema import FieldValue, hash_bytes
 from ..sequence_batch.rows import Rows
@@ -28,74 +27,75 @@ from ..sequence_batch.tree import check_replaceable, take_apart, tensors_and_arr
 class RowsWithObjects(Rows):
     """Rows of tensors, of numpy arrays of any dtype, and of lists that have an entry per row.
 
-    The field of an array or list is the numbers of its rows, from 1 on, 0 for padding.
+    The field of an array or list is a byte for each of its rows, which are selected beside it.
 
     Args:
         batch: batch of any type that `Rows` takes; a `BaseBatch` has no arrays.
         shared: paths of what all samples share, of lists, too.
-        first: number of the first row among those of all batches that are joined.
         num_rows: rows of the batch, if it is known.
 
     Attributes:
-        arrays: arrays with one row per sample, by path.
-        lists: lists with an entry per row, or per sample, by path.
+        objects: by path, arrays with one row per sample; and lists with an entry per row, or per sample, as
+            arrays of objects.
         shared_lists: lists of any other length, by path.
     """
 
-    def __init__(
-        self, batch: Any, shared: Collection[str] = (), first: int = 0, num_rows: int | None = None
-    ) -> None:
+    def __init__(self, batch: Any, shared: Collection[str] = (), num_rows: int | None = None) -> None:
         super().__init__(batch, shared)
-        self._first, self.arrays = first, {}
+        self._given, self.objects = shared, dict[str, np.ndarray]()
         if not self.pads:  # of subclasses of arrays, a masked one would lose its mask
             parts = [part for part in self.tree.each() if type(part.value) is np.ndarray and part.value.ndim]
-            self.arrays = {part.path: part.value for part in parts if not part.is_shared}
-            self._shared = {*shared, *self.arrays}
+            self.objects = {part.path: part.value for part in parts if not part.is_shared}
+            self._shared = {*shared, *self.objects}
             del self.tree
-        self._given = shared
         every = {path: of for path, of in lists_of(self.tree).items() if not isinstance(of, dict)}
-        if num_rows is None and not self.pads:
+        if self.pads:
+            num_rows = batch.batch_size
+        elif num_rows is None:
             num_rows = self._count_rows(every)
-        counts = {batch.batch_size, batch.num_samples} if self.pads else {num_rows}
-        self.lists: dict[str, PlainList] = {path: of for path, of in every.items() if len(of) in counts}
-        self.shared_lists = {path: of for path, of in every.items() if path not in self.lists}
+        counts = {num_rows, batch.num_samples} if self.pads else {num_rows}
+        lists = {path: of for path, of in every.items() if len(of) in counts}
+        self.shared_lists = {path: of for path, of in every.items() if path not in lists}
+        self._list_types = {path: tuple if isinstance(of, tuple) else list for path, of in lists.items()}
+        for path, of in lists.items():
+            entries = [*of, *[None] * ((num_rows or 0) - len(of))]
+            self.objects[path] = np.fromiter(entries, object, len(entries))
 
     def _count_rows(self, lists: Mapping[str, PlainList]) -> int | None:
         """Returns the rows of tensors and arrays; without any, those of lists, if these agree."""
         for name, value in super().tensor_fields().items():
             if not isinstance(value, torch.Tensor) or value.dim():
                 return num_rows(name, value)
-        counts = {len(of) for of in (*self.arrays.values(), *lists.values())}
+        counts = {len(of) for of in (*self.objects.values(), *lists.values())}
         return counts.pop() if len(counts) == 1 else None
 
     def tensor_fields(self) -> dict[str, FieldValue]:
-        """Returns the tensors among the fields, and the numbers of rows of arrays and lists."""
+        """Returns the tensors among the fields, and those of arrays and lists."""
         fields = dict(super().tensor_fields())
         some = next(iter(fields.values()), torch.empty(0, device="cpu"))
         device = (some if isinstance(some, torch.Tensor) else some.values()).device
-        for name, (_, held) in self._objects().items():
-            numbers = torch.arange(1, (self.batch.batch_size if self.pads else len(held)) + 1, device=device)
-            fields[name] = (self._first + numbers) * (numbers <= len(held))
+        for path, rows in self.objects.items():
+            name = f"{path} ({'list' if path in self._list_types else 'array'})"
+            fields[name] = torch.zeros(len(rows), dtype=torch.uint8, device=device)
         return fields
 
-    def _objects(self) -> dict[str, tuple[str, Any]]:
-        """Returns the path of each array and list, and itself, by the name of its field."""
-        arrays = {f"{path} (array)": (path, array) for path, array in self.arrays.items()}
-        return arrays | {f"{path} (list)": (path, entries) for path, entries in self.lists.items()}
+    def select(self, sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int) -> Any:
+        """Returns a batch of these rows; arrays and lists have None or zero in padding."""
+        made = self.replaced(select_rows(sources, positions, num_rows), num_rows, len(positions))
+        made.objects = {path: _select(rows, positions, num_rows) for path, rows in self.objects.items()}
+        return made.batch
 
     def others(self) -> dict[str, Any]:
-        """Returns arrays and lists of the rows that their fields number; None or zero in padding."""
-        made: dict[str, Any] = {}
-        for name, (path, held) in self._objects().items():
-            numbers = self.fields[name].cpu().numpy()
-            rows = numbers[numbers > 0] - 1
-            if isinstance(held, np.ndarray):
-                empty = None if held.dtype == object else np.zeros((), held.dtype)
-                made[path] = np.full((len(numbers), *held.shape[1:]), empty, held.dtype)
-                made[path][numbers > 0] = held[rows]
-            else:
-                made |= select_entries({path: held}, rows, len(numbers))
-        return made
+        """Returns arrays and lists."""
+        lists = {path: of(self.objects[path]) for path, of in self._list_types.items()}
+        return self.objects | lists
+
+
+def _select(rows: np.ndarray, positions: np.ndarray, num_rows: int) -> np.ndarray:
+    empty = None if rows.dtype == object else np.zeros((), rows.dtype)
+    selected = np.full((num_rows, *rows.shape[1:]), empty, rows.dtype)
+    selected[: len(positions)] = rows[positions]
+    return selected
 
 
 def join(
@@ -126,7 +126,7 @@ def join(
     views: list[RowsWithObjects] = []
     positions, first = np.empty(sum(map(len, partition)), dtype=np.int64), 0
     for number, (batch, samples, expected) in enumerate(zip(batches, partition, part_rows, strict=True)):
-        view = RowsWithObjects(batch, shared, first, expected if len(samples) else None)
+        view = RowsWithObjects(batch, shared, expected if len(samples) else None)
         check_results(view.fields, whose)
         if view.num_rows != expected and (view.num_rows or len(samples)):
             raise ValueError(
@@ -165,20 +165,14 @@ def _join_objects(views: Sequence[RowsWithObjects]) -> None:
                     f"batches 0 and {number} differ in {path!r}, which has not an entry for each of their "
                     f"{first.num_rows} and {view.num_rows} rows: {here!r:.60} and {there!r:.60}"
                 )
-    for path in first.arrays:
-        arrays = [view.arrays[path] for view in views]
+    for path in first.objects:
+        arrays = [view.objects[path] for view in views]
         filled = [array for array in arrays if len(array)] or arrays[:1]  # empty ones may have any dtype
         if len(dtypes := {_joined_dtype(array.dtype) for array in filled}) > 1:
             raise ValueError(
                 f"batches have other dtypes in {path!r}: {sorted(map(str, dtypes))}; expected one"
             )
-        first.arrays[path] = np.concatenate(filled)
-    for path, entries in first.lists.items():
-        joined: list[Any] = []
-        for view in views:
-            own = view.lists[path]
-            joined += [*own, *[None] * (view.num_rows - len(own))]
-        first.lists[path] = tuple(joined) if isinstance(entries, tuple) else joined
+        first.objects[path] = np.concatenate(filled)
 
 
 def check_results(fields: Mapping[str, FieldValue], whose: str) -> None:
