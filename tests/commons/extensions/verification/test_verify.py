@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed.extension import Extension
 from commons.extensions.verification import Verification
@@ -185,6 +186,31 @@ def test_a_sample_that_one_rank_loses_or_doubles_is_an_error_on_all(pools):
         for count in (3, 5)
     ]
     assert pools(3).run(_errors_of_wrong_exchanges) == [expected] * 3
+
+
+class Regrouping(DictShuffler):
+    """On rank 1, its exchange gives a row's values to other keys."""
+
+    def get_workloads(self, batch):
+        return torch.ones(1, dtype=torch.int64)
+
+    def _move_rows(self, loaded, plan):
+        moved = super()._move_rows(loaded, plan)
+        if dist.get_rank() == 1:
+            ids = moved["ids"]
+            lengths = ids.lengths().flip(0)
+            moved["ids"] = KeyedJaggedTensor(ids.keys(), ids.values(), lengths=lengths, stride=1)
+        return moved
+
+
+def _error_of_other_lengths() -> str:
+    ids = KeyedJaggedTensor(["a", "b"], torch.arange(3), lengths=torch.tensor([2, 1]))
+    return error_of(Regrouping(extensions=[Verification()]).shuffle, {"ids": ids})
+
+
+def test_a_row_with_other_lengths_is_an_error_on_all_ranks(pools):
+    for error in pools(2).run(_error_of_other_lengths):
+        assert "row 0 of rank 1 of the ranks to balance among has other contents" in error
 
 
 @dataclasses.dataclass
