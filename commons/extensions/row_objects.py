@@ -9,19 +9,13 @@ import numpy as np
 import torch
 
 from ..sequence_batch.base_batch import BaseBatch
-from ..sequence_batch.container_types import container_type, is_plain, join_path
+from ..sequence_batch.container_types import is_plain, join_path
 from ..sequence_batch.leaf_fields import Leaf, as_field, num_rows
 from ..sequence_batch.packed_rows import PackedRows, checked_lengths, jagged_parts, read_together, select_rows
-from ..sequence_batch.row_lists import (
-    PlainList,
-    check_no_samples,
-    hash_lists,
-    hash_shared,
-    lists_of,
-)
+from ..sequence_batch.row_lists import PlainList, check_no_samples, hash_lists, hash_shared, lists_of
 from ..sequence_batch.row_schema import FieldValue, hash_bytes
 from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import check_replaceable, take_apart, tensors_and_arrays
+from ..sequence_batch.tree import Part, check_replaceable, take_apart, tensors_and_arrays
 
 
 class RowsWithObjects(Rows):
@@ -42,7 +36,7 @@ class RowsWithObjects(Rows):
 
     def __init__(self, batch: Any, shared: Collection[str] = (), num_rows: int | None = None) -> None:
         super().__init__(batch, shared)
-        self._given, self.objects = shared, dict[str, np.ndarray]()
+        self.objects: dict[str, np.ndarray] = {}
         if not self.pads:  # of subclasses of arrays, a masked one would lose its mask
             parts = [part for part in self.tree.each() if type(part.value) is np.ndarray and part.value.ndim]
             self.objects = {part.path: part.value for part in parts if not part.is_shared}
@@ -156,15 +150,7 @@ def join(
 def _join_objects(views: Sequence[RowsWithObjects]) -> None:
     """Gives the first view the rows of all views' arrays and lists."""
     first = views[0]
-    _check_plain_values(views)
-    for number, view in enumerate(views):
-        for path in first.shared_lists.keys() | view.shared_lists.keys():
-            here, there = first.shared_lists.get(path), view.shared_lists.get(path)
-            if here != there:
-                raise ValueError(
-                    f"batches 0 and {number} differ in {path!r}, which has not an entry for each of their "
-                    f"{first.num_rows} and {view.num_rows} rows: {here!r:.60} and {there!r:.60}"
-                )
+    _check_without_rows(views)
     for path in first.objects:
         arrays = [view.objects[path] for view in views]
         filled = [array for array in arrays if len(array)] or arrays[:1]  # empty ones may have any dtype
@@ -265,29 +251,31 @@ def _joined_dtype(dtype: np.dtype) -> Any:
     return dtype if dtype.kind in "biufcV" else "OSU" if dtype.kind in "OSU" else dtype.kind
 
 
-def _check_plain_values(views: Sequence[RowsWithObjects]) -> None:
-    """Raises a ValueError if a number or text that no row has, such as a loss, differs between parts."""
-    first = _plain_values(views[0].batch, views[0]._given)
+def _check_without_rows(views: Sequence[RowsWithObjects]) -> None:
+    """Raises a ValueError if parts differ in a list, number or text that no row has, such as a loss."""
+    values = [view.shared_lists | _plain_values(view.tree, view._shared) for view in views]
+    hashes = [hash_lists(of_view) for of_view in values]
     for number, view in enumerate(views):
-        for path, value in _plain_values(view.batch, view._given).items():
-            if path in first and repr(value) != repr(first[path]):
+        for path in sorted(values[0].keys() | values[number].keys()):
+            if hashes[0].get(path) != hashes[number].get(path):
+                here, there = values[0].get(path), values[number].get(path)
                 raise ValueError(
-                    f"batches 0 and {number} differ in {path!r}, which belongs to no row: "
-                    f"{first[path]!r:.60} and {value!r:.60}; leave it out, or give it a row per sample"
+                    f"batches 0 and {number} differ in {path!r}, which has not an entry for each of their "
+                    f"{views[0].num_rows} and {view.num_rows} rows: {here!r:.60} and {there!r:.60}; leave it "
+                    "out, or give it a row per sample"
                 )
 
 
-def _plain_values(value: Any, shared: Collection[str], path: str = "") -> dict[str, Any]:
-    if path in shared or isinstance(value, list | tuple):
-        return {}
-    if is_plain(value):
-        return {path: value}
-    container = None if isinstance(value, Leaf) else container_type(value)
-    parts = dict(container.parts(value)) if container else {}
-    if isinstance(value, BaseBatch):  # of its rows
-        parts = {key: part for key, part in parts.items() if key not in ("batch_size", "actual_batch_size")}
+def _plain_values(tree: Part, shared: Collection[str]) -> dict[str, Any]:
+    """Returns the numbers and texts of a batch that are in no list, and not shared, by path."""
     found: dict[str, Any] = {}
-    for key, part in parts.items():
-        if container is not None and key not in container.shared:
-            found |= _plain_values(part, shared, join_path(path, key))
+    if tree.is_shared or tree.container is None or isinstance(tree.value, list | tuple):
+        return found
+    of_rows = {"batch_size", "actual_batch_size"} if isinstance(tree.value, BaseBatch) else set()
+    for key, value in tree.container.parts(tree.value).items():
+        path = join_path(tree.path, key)
+        if not is_plain(value):
+            found |= _plain_values(tree.parts[key], shared)
+        elif path not in shared and key not in tree.container.shared | of_rows:
+            found[path] = value
     return found
