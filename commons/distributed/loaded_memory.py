@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 
@@ -14,19 +12,10 @@ from ..sequence_batch.rows import Rows
 _SAMPLED = 64  # elements of each tensor, evenly spread
 
 
-class _Noted(NamedTuple):
-    """A batch as it was loaded."""
+class LoadedBatch:
+    """The rows of a batch as they were loaded, to compare with what their memory holds later.
 
-    rows: Rows
-    contents: dict[str, bytes]  # some bytes of each host tensor, by its name
-    places: frozenset[int]  # addresses of these tensors
-    containers: frozenset[int]  # of what holds tensors and may be given others
-
-
-class LoadedMemory:
-    """Compares batches as they were loaded with what their memory holds before they are handed out.
-
-    Planning ahead takes the next batches from the loader before this one is copied to the device. A loader
+    Planning ahead takes the next batch from the loader before this one is copied to the device. A loader
     that fills the same memory again would train on the wrong data without an error. A loader that gives the
     same unchanged batch again is fine.
 
@@ -34,55 +23,29 @@ class LoadedMemory:
     about 5 µs per tensor, twice per step. A change of other elements alone goes unnoticed.
     """
 
-    def __init__(self) -> None:
-        self._waiting: deque[_Noted] = deque()
-
-    def loaded(self, rows: Rows) -> None:
-        """Notes the rows of a batch from the loader, and checks those that wait to be handed out.
-
-        Raises:
-            ValueError: one of them changed since it was loaded.
-        """
-        newest = self._noted(rows)
-        for number, earlier in enumerate(self._waiting):
-            is_again = bool(earlier.containers & newest.containers)
-            if number == 0 or is_again or earlier.places & newest.places:
-                _check(earlier, rows.view(earlier.rows.batch) if is_again else earlier.rows)
-        self._waiting.append(newest)
-
-    def handed_out(self) -> None:
-        """Forgets the oldest batch, which is copied now."""
-        if self._waiting:
-            self._waiting.popleft()
-
-    def forget(self) -> None:
-        """Forgets all batches."""
-        self._waiting.clear()
-
-    def _noted(self, rows: Rows) -> _Noted:
-        tensors = dict(_host_tensors(rows))
-        places = frozenset(tensor.data_ptr() for tensor in tensors.values() if tensor.numel())
-        containers = frozenset(
+    def __init__(self, rows: Rows) -> None:
+        self.rows, self.on_host = rows, rows.on_host()
+        self._contents = {name: _sample_of(tensor) for name, tensor in _host_tensors(rows)}
+        # Objects that hold tensors and may be given others.
+        self._containers = {
             id(part.value)
             for part in rows.tree.each()
             if not isinstance(part.value, tuple)
             and any(isinstance(of.value, Leaf) for of in part.parts.values())
-        )
-        contents = {name: _sample_of(tensor) for name, tensor in tensors.items()}
-        return _Noted(rows, contents, places, containers)
+        }
 
-
-def _check(noted: _Noted, rows: Rows) -> None:
-    """Compares a batch as it was loaded with its rows now."""
-    now = dict(_host_tensors(rows))
-    for name, contents in noted.contents.items():
-        if name not in now or _sample_of(now[name]) != contents:
-            raise ValueError(
-                f"{name} of a batch changed after the loader gave it, while it waited to be copied: "
-                "yield new tensors for every batch, such as clones. With planning ahead, the memory of a "
-                "batch may be filled again for the second batch after it. If it is get_workloads that "
-                "computes in place, have it do so on a clone"
-            )
+    def check_unchanged(self, newer: LoadedBatch) -> None:
+        """Raises a ValueError if the batch changed, as the loader gave a `newer` one."""
+        is_again = not self._containers.isdisjoint(newer._containers)
+        now = dict(_host_tensors(self.rows.view(self.rows.batch) if is_again else self.rows))
+        for name, contents in self._contents.items():
+            if name not in now or _sample_of(now[name]) != contents:
+                raise ValueError(
+                    f"{name} of a batch changed after the loader gave it, while it waited to be copied: "
+                    "yield new tensors for every batch, such as clones. With planning ahead, the memory of a "
+                    "batch may be filled again for the second batch after it. If it is get_workloads that "
+                    "computes in place, have it do so on a clone"
+                )
 
 
 def _host_tensors(rows: Rows) -> Iterator[tuple[str, torch.Tensor]]:

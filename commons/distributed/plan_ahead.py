@@ -20,7 +20,7 @@ import torch
 from ..named_ranges import named_range
 from ..sequence_batch.rows import Rows
 from .channel import raised_on
-from .loaded_memory import LoadedMemory
+from .loaded_memory import LoadedBatch
 from .plan_gather import View
 from .planner import Planner
 from .rank_group import close_connections
@@ -63,12 +63,12 @@ class PlanAhead:
         device: torch.device | None = None,
     ) -> None:
         self._planner, self._view, self._prepare = planner, view, prepare
-        self._thread, self._memory = _Thread(device), LoadedMemory()
+        self._thread = _Thread(device)
         self._faster, self._warns_if_slow = faster, planner.ranks.rank == 0
         self._times: list[tuple[float, float, float]] = []
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = False
-        self._planned: deque[tuple[Iterator[Any], bool, Future[Step | None]]] = deque()
+        self._planned: deque[tuple[Iterator[Any], LoadedBatch | None, Future[Step | None]]] = deque()
         self._handed_out_at = time.perf_counter()
         self.failure: Exception | None = None
 
@@ -100,17 +100,11 @@ class PlanAhead:
             while len(self._planned) <= _STEPS_AHEAD:
                 loaded, failure = self._load(loader)
                 planned = self._thread.submit(self._plan, loaded, failure, mode)
-                self._planned.append((loader, loaded is not None, planned))
-            from_loader, has_batch, planned = self._planned.popleft()
+                self._planned.append((loader, loaded, planned))
+            from_loader, _, planned = self._planned.popleft()
             start = time.perf_counter()
-            try:
-                with named_range("## wait for plan ##"):
-                    step = planned.result()
-            except StopIteration as error:  # from here it would look like the end of the data
-                raise RuntimeError(f"planning raised {error!r}") from error
-            finally:
-                if has_batch:
-                    self._memory.handed_out()
+            with named_range("## wait for plan ##"):
+                step = planned.result()
             seconds += time.perf_counter() - start
             if step is not None:
                 step.wait_seconds = seconds
@@ -120,8 +114,6 @@ class PlanAhead:
                 try:
                     for *_, planned in after_end:
                         planned.result()  # may have what a rank found in its last step
-                except StopIteration as error:
-                    raise RuntimeError(f"planning raised {error!r}") from error
                 finally:
                     self._forget()  # once no plan is on its way
                 return None
@@ -149,7 +141,7 @@ class PlanAhead:
     @property
     def has_batches(self) -> bool:
         """Whether this rank has loaded batches that were not handed out."""
-        return any(has_batch for _, has_batch, *_ in self._planned)
+        return any(loaded is not None for _, loaded, _ in self._planned)
 
     def drop(self) -> None:
         """Drops batches that were loaded and not handed out; all ranks have to in the same place.
@@ -165,11 +157,10 @@ class PlanAhead:
 
     def _forget(self) -> None:
         self._loader, self._this_rank_ended = None, False
-        self._memory.forget()
         self._planner.release(self._thread.ident)
 
-    def _load(self, loader: Iterator[Any]) -> tuple[tuple[Rows, Rows] | None, Exception | None]:
-        """Returns the next batch on the host and as it came, None after the end; and the error of loading."""
+    def _load(self, loader: Iterator[Any]) -> tuple[LoadedBatch | None, Exception | None]:
+        """Returns the next batch, None after the end; and the error of loading."""
         if self._this_rank_ended:  # some loaders hang if asked again after their end
             return None, None
         try:
@@ -183,25 +174,26 @@ class PlanAhead:
                 self._this_rank_ended = batch is _ENDED
                 if batch is _ENDED:
                     return None, None
-                rows = self._view(batch)
-                on_host = rows.on_host()
-                self._memory.loaded(rows)
-                if on_host is not rows and self._planner.ranks.rank == 0:
+                loaded = LoadedBatch(self._view(batch))
+                for _, waiting, _ in self._planned:
+                    if waiting is not None:
+                        waiting.check_unchanged(loaded)
+                if loaded.on_host is not loaded.rows and self._planner.ranks.rank == 0:
                     _warn_of_device_batches()
-                return (on_host, rows), None
+                return loaded, None
         except Exception as error:  # the other ranks are told when this step is planned
             return None, error
 
-    def _plan(self, loaded: tuple[Rows, Rows] | None, failure: Exception | None, mode: Any) -> Step | None:
+    def _plan(self, loaded: LoadedBatch | None, failure: Exception | None, mode: Any) -> Step | None:
         """Plans a step, in the planning thread; None if no rank has loaded a batch. Collective."""
         self._planner.reserve()
         if failure is None:
             failure, self.failure = self.failure, None
-        on_host, given = loaded or (None, None)
-        plan = self._planner.plan(on_host, failure)
+        plan = self._planner.plan(None if loaded is None else loaded.on_host, failure)
         if not plan.whole.has_batch:
             return None
-        return Step(self._prepare(given, plan), plan, mode)  # what came on the device stays there
+        rows = None if loaded is None else loaded.rows  # what came on the device stays there
+        return Step(self._prepare(rows, plan), plan, mode)
 
 
 @functools.cache
@@ -263,9 +255,11 @@ def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:
         future, function, arguments = job
         try:
             with named_range("## plan ##"):
-                planned = function(*arguments)
-            future.set_result(planned)
-            del planned
+                future.set_result(function(*arguments))
+        except StopIteration as error:  # from `result`, it would look like the end of the data
+            future.set_exception(
+                RuntimeError(f"planning raised {error!r}").with_traceback(error.__traceback__)
+            )
         except BaseException as error:
             future.set_exception(error)
         del job, future, function, arguments  # else they would live until the next job comes

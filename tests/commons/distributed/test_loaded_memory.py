@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed.loaded_memory import LoadedMemory
+from commons.distributed.loaded_memory import LoadedBatch
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.rows import Rows
 from tests.commons.distributed.errors_and_warnings import error_of
@@ -103,17 +103,12 @@ def test_memory_that_does_not_change_too_early_is_fine(pools, own_loop):
 
 
 def test_equal_contents_are_fine_whatever_holds_them():
-    memory, batch = LoadedMemory(), _batch(0)
+    batch = _batch(0)
+    loaded = LoadedBatch(Rows(batch))
     for _ in range(3):
         batch.scores.copy_(_batch(0).scores)
         batch.features = _batch(0).features
-        memory.loaded(Rows(batch))
-    memory.forget()
-    batch.scores.zero_()
-    memory.loaded(Rows(batch))
-    memory.handed_out()
-    batch.scores.fill_(1)
-    memory.loaded(Rows(batch))
+        loaded.check_unchanged(LoadedBatch(Rows(batch)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
@@ -124,22 +119,20 @@ def test_every_kind_of_tensor_is_looked_at(dtype, shape, transposed):
     if transposed:
         tensor = tensor.t().contiguous().t()
     rows = {"rows": tensor, "none": torch.zeros(shape[0], 0)}
-    memory = LoadedMemory()
-    memory.loaded(Rows(rows))
-    memory.loaded(Rows({"rows": tensor.clone()}))
+    loaded = LoadedBatch(Rows(rows))
+    loaded.check_unchanged(LoadedBatch(Rows({"rows": tensor.clone()})))
     rows["rows"][-1] = 1
     with pytest.raises(ValueError, match="rows of a batch changed"):
-        memory.loaded(Rows({"rows": tensor.clone()}))
+        loaded.check_unchanged(LoadedBatch(Rows({"rows": tensor.clone()})))
 
 
 def test_a_container_that_gets_other_tensors_is_noticed():
     for make in (dict, lambda values: [*values.values()]):
-        memory = LoadedMemory()
         inner = make({"ids": torch.arange(3)})
-        memory.loaded(Rows((inner, torch.zeros(3))))
+        loaded = LoadedBatch(Rows((inner, torch.zeros(3))))
         inner["ids" if isinstance(inner, dict) else 0] = torch.arange(3) + 10
         with pytest.raises(ValueError, match="of a batch changed after the loader gave it"):
-            memory.loaded(Rows((inner, torch.ones(3))))
+            loaded.check_unchanged(LoadedBatch(Rows((inner, torch.ones(3)))))
 
 
 class _FailsOnce:
