@@ -144,12 +144,23 @@ class Format:
         made.fields = {**rows.fields, "features": made.batch.features}
         return made
 
+    def check_schema(self, other: Format, rank: int, whose: str) -> None:
+        """Raises a ValueError if a batch of a rank has other fields than this format, which is of `whose`."""
+        if other.schema != self.schema:
+            raise ValueError(
+                f"rank {rank} has a batch that differs from that of {whose}: "
+                f"{self.schema.difference(other.schema)}; batches of all ranks and steps must have the same "
+                "fields, keys, dtypes and trailing shapes. Give an empty or zero tensor for what a step "
+                "lacks; for other fields from now on, make a new shuffler, and a pipeline of it"
+            )
+
     def check_same(self, first: int, rank: int, other: Format) -> None:
         """Compares the format of rank `first`, this one, with that of another rank.
 
         Raises:
-            ValueError: they differ, in more than the schema.
+            ValueError: they differ.
         """
+        self.check_schema(other, rank, f"rank {first}")
         for path in sorted(self.lists.keys() | other.lists.keys()):
             if self.lists.get(path) != other.lists.get(path):
                 raise ValueError(

@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from ..sequence_batch.row_schema import Schema
 from ..sequence_batch.rows import Rows
 from .batch_format import LIST_REMEDY, Format
-from .channel import Channel, Ranks, to_bytes
+from .channel import Channel, to_bytes
 from .extension import Extension
 from .row_table import RowTable
 
 logger = logging.getLogger(__name__)
 _OK, _NO_BATCH, _FAILED = range(3)
-# What a rank gathers begins with its status, the schema's fingerprint, its rows and real rows. Then come the
-# lengths of its padding, its posts, and the rows.
-_HEADER, _NUM_ROWS, _NUM_REAL = 4, 2, 3
+# What a rank gathers begins with its status, its rows and real rows. Then come the lengths of its padding,
+# its posts, and the rows.
+_HEADER, _NUM_ROWS, _NUM_REAL = 3, 1, 2
 
 # The rows of this rank's batch, their format, and the batch.
 Counted = tuple[RowTable, Format, Rows]
@@ -91,7 +90,8 @@ class PlanGather:
         if most > self._capacity:
             self._capacity = most
             table = self._channel.all_gather(self._encode(counted, status, expected, post))
-        self._raise_if_any_failed(table, counted, failure, expected.schema)
+        if (table[:, 0] == _FAILED).any():
+            self._channel.all_gather_objects(None, failure)
         has_batch = table[:, 0] == _OK
         if self._moves and has_batch.any() and not has_batch.all():
             self._renew_padding(int(has_batch.argmax()), counted)
@@ -103,7 +103,7 @@ class PlanGather:
         return expected.decode(real, per_rank), posted.copy()
 
     def _check_like_first(self, row_format: Format, batch: Rows, expected: Format) -> None:
-        """Raises a ValueError if rows have other columns, or a list is not as it was in the first batch."""
+        """Raises a ValueError if rows have other columns or fields, or a list is not as it was at first."""
         if row_format.columns != expected.columns:
             raise ValueError(f"a batch has {row_format}; the first one had {expected}")
         lists = batch.list_hashes() if self._moves else {}
@@ -113,6 +113,7 @@ class PlanGather:
                     f"{path or 'a batch'} is a list that was equal on all ranks in the first batch, and has "
                     f"changed since: {LIST_REMEDY}"
                 )
+        expected.check_schema(row_format, self._channel.ranks[self._channel.rank], "the first batch")
 
     def _renew_padding(self, sender: int, counted: Counted | None) -> None:
         """Takes the padding of a rank that has a batch; collective.
@@ -138,9 +139,9 @@ class PlanGather:
         encoded[0], encoded[before_post:header] = status, post
         if counted is None:
             return encoded
-        rows, row_format, _ = counted
-        encoded[1:_HEADER] = row_format.schema.fingerprint, rows.batch_sizes[0], rows.num_loaded[0]
-        if rows.batch_sizes[0] <= self._capacity and row_format.schema == expected.schema:
+        rows = counted[0]
+        encoded[1:_HEADER] = rows.batch_sizes[0], rows.num_loaded[0]
+        if rows.batch_sizes[0] <= self._capacity:
             encoded[_HEADER:before_post] = rows.padding_lengths[0]
             numbers = expected.encode(rows).ravel()
             encoded[header : header + len(numbers)] = numbers
@@ -176,8 +177,6 @@ class PlanGather:
         if not ranks:
             return
         first: Format = formats[ranks[0]]
-        schemas = [None if of_rank is None else of_rank.schema for of_rank in formats]
-        _raise_if_different(first.schema, f"rank {names[ranks[0]]}", schemas, names)
         for rank in ranks:
             first.check_same(names[ranks[0]], names[rank], formats[rank])
         if agrees.rank == 0:
@@ -204,17 +203,6 @@ class PlanGather:
             return padding
         return self._view(padding.replaced(dict(agreed.real_row), 1, 1).batch)
 
-    def _raise_if_any_failed(
-        self, table: np.ndarray, counted: Counted | None, failure: Exception | None, schema: Schema
-    ) -> None:
-        status, fingerprints = table[:, 0], table[:, 1]
-        if (status == _FAILED).any():
-            self._channel.all_gather_objects(None, failure)
-        if (fingerprints != schema.fingerprint)[status != _NO_BATCH].any():
-            mine = None if counted is None else counted[1].schema
-            schemas = self._channel.all_gather_objects(mine)
-            _raise_if_different(schema, "the first batch", schemas, self._channel.ranks)
-
 
 @functools.cache
 def _warn_of_old_padding(reason: str) -> None:
@@ -234,15 +222,3 @@ def _warn_of_shared(hashes: Sequence[Mapping[str, int]]) -> None:
             "with their rank when samples move, which is right for records of a rank. Data of samples need a "
             "row per sample, or a JaggedTensor"
         )
-
-
-def _raise_if_different(expected: Schema, whose: str, schemas: Sequence[Schema | None], ranks: Ranks) -> None:
-    for rank, schema in zip(ranks, schemas, strict=True):
-        difference = "" if schema is None else expected.difference(schema)
-        if difference:
-            raise ValueError(
-                f"rank {rank} has a batch that differs from that of {whose}: {difference}; batches of all "
-                "ranks and steps must have the same fields, keys, dtypes and trailing shapes. Give an empty "
-                "or zero tensor for what a step lacks; for other fields from now on, make a new shuffler, "
-                "and a pipeline of it"
-            )
