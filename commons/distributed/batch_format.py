@@ -16,18 +16,12 @@ from .row_table import RowTable
 
 _NUM_TOKENS = 2  # after the workloads of a row: its tokens and loss tokens
 
-LIST_REMEDY = (
-    "it would stay behind when its samples move. Make it integers in a tensor, a row per sample, or of texts "
-    "a JaggedTensor of their bytes. If it belongs to the rank, name it in the shuffler's shared_fields, "
-    'or mark the field of a BaseBatch with field(metadata={"per_sample": False})'
-)
-
 
 @dataclass(frozen=True)
 class Format:
     """The knowledge of each row, and of batches, that is the same on all ranks and in all steps.
 
-    What follows `loss_dtype` is of the first batch alone, in which ranks agree on the format.
+    What follows `lists` is of the first batch alone, in which ranks agree on the format.
 
     Attributes:
         schema: fields of the batch.
@@ -35,8 +29,9 @@ class Format:
         count_names: names of the batch's `row_counts`.
         column_names: names of the extensions' columns.
         loss_dtype: of loss tokens, "int64" or "float64".
+        pads: whether batches know their padding rows, and so may be padded.
+        lists: hashes of lists that nobody declared, by path, where samples move; equal, and so shared.
         real_row: fields of one sample, where batches do not know their padding.
-        lists: hashes of lists that nobody declared, by path; equal on all ranks, and so shared.
         shared: hashes of tensors that are declared as shared, by path.
         agreed: what extensions agree on, by their names.
         padding: a batch of one row, the same on all ranks.
@@ -49,8 +44,9 @@ class Format:
     count_names: tuple[str, ...]
     column_names: tuple[str, ...]
     loss_dtype: str = "int64"
-    real_row: Mapping[str, FieldValue] | None = None
+    pads: bool = True
     lists: Mapping[str, int] = field(default_factory=dict)
+    real_row: Mapping[str, FieldValue] = field(default_factory=dict)
     shared: Mapping[str, int] = field(default_factory=dict)
     agreed: Mapping[str, Any] = field(default_factory=dict)
     padding: Rows | None = None
@@ -67,11 +63,6 @@ class Format:
     def columns(self) -> tuple[Any, ...]:
         """The numbers of each row, beside its lengths."""
         return self.num_work, self.count_names, self.column_names, self.loss_dtype
-
-    @property
-    def pads(self) -> bool:
-        """Whether batches know their padding rows, and so may be padded."""
-        return self.real_row is None
 
     @property
     def width(self) -> int:
@@ -144,8 +135,14 @@ class Format:
         made.fields = {**rows.fields, "features": made.batch.features}
         return made
 
-    def check_schema(self, other: Format, rank: int, whose: str) -> None:
-        """Raises a ValueError if a batch of a rank has other fields than this format, which is of `whose`."""
+    def check_same(self, first: int | None, rank: int, other: Format) -> None:
+        """Compares this format, that of rank `first` or of the first batch, with that of a rank's batch.
+
+        Raises:
+            ValueError: they differ.
+        """
+        whose = "the first batch" if first is None else f"rank {first}"
+        where = f"rank {rank} and in the first batch" if first is None else f"the ranks {first} and {rank}"
         if other.schema != self.schema:
             raise ValueError(
                 f"rank {rank} has a batch that differs from that of {whose}: "
@@ -153,32 +150,28 @@ class Format:
                 "fields, keys, dtypes and trailing shapes. Give an empty or zero tensor for what a step "
                 "lacks; for other fields from now on, make a new shuffler, and a pipeline of it"
             )
-
-    def check_same(self, first: int, rank: int, other: Format) -> None:
-        """Compares the format of rank `first`, this one, with that of another rank.
-
-        Raises:
-            ValueError: they differ.
-        """
-        self.check_schema(other, rank, f"rank {first}")
         for path in sorted(self.lists.keys() | other.lists.keys()):
             if self.lists.get(path) != other.lists.get(path):
                 raise ValueError(
-                    f"{path} is a list that differs on the ranks {first} and {rank}: {LIST_REMEDY}"
+                    f"{path or 'a batch'} is a list that differs on {where}: it would stay behind when its "
+                    "samples move. Make it integers in a tensor, a row per sample, or of texts a "
+                    "JaggedTensor of their bytes. If it belongs to the rank, name it in the shuffler's "
+                    "shared_fields, or mark the field of a BaseBatch with "
+                    'field(metadata={"per_sample": False})'
                 )
         for name, value in other.agreed.items():
             if value != self.agreed[name]:
                 raise ValueError(
-                    f"rank {rank}'s batch has {value} for {name}, that of rank {first} {self.agreed[name]}; "
-                    "all ranks need the same"
+                    f"rank {rank}'s batch has {value} for {name}, that of {whose} {self.agreed[name]}; all "
+                    "ranks need the same"
                 )
         if other.columns != self.columns:
             raise ValueError(
-                f"rank {rank} has a batch with {other}; rank {first} with {self}. All ranks need the "
-                "same shuffler and row_counts"
+                f"rank {rank} has a batch with {other}; {whose} with {self}. All ranks need the same "
+                "shuffler and row_counts, in all steps"
             )
         if other.pads != self.pads:
             raise ValueError(
-                f"batches of rank {first} and rank {rank} are of different types, of which only one knows "
-                "its padding rows; all ranks must have batches of one type"
+                f"batches of {whose} and rank {rank} are of different types, of which only one knows its "
+                "padding rows; all ranks must have batches of one type"
             )

@@ -264,7 +264,7 @@ class BatchShuffler(ABC):
         view = loaded.on_host()
         self._check_type(view)
         columns = {extension.name: extension.columns for extension in self.extensions}
-        return count_rows(view, self._counters(view), columns)
+        return count_rows(view, self._counters(view), columns, self.exchanges)
 
     def _counters(self, rows: Rows) -> dict[str, Counter]:
         """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""

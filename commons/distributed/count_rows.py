@@ -19,7 +19,7 @@ Columns = Callable[[Any], Mapping[str, torch.Tensor]]
 
 
 def count_rows(
-    batch: Rows, counters: Mapping[str, Counter], columns: Mapping[str, Columns]
+    batch: Rows, counters: Mapping[str, Counter], columns: Mapping[str, Columns], moves: bool = False
 ) -> tuple[RowTable, Format]:
     """Counts the real rows of a batch on the host.
 
@@ -29,6 +29,7 @@ def count_rows(
             names that messages call them. They see int64 lengths.
         columns: functions that return the columns of an extension by name, int64 `[batch_size]` each, by the
             extensions' names.
+        moves: whether samples may leave this rank, without lists that they have beside them.
 
     Raises:
         ValueError: counts that `check_work` refuses; lengths that do not account for the batch's values; a
@@ -66,8 +67,16 @@ def count_rows(
         work=work,
         columns=extension_columns,
     )
-    names = tuple(row_counts), tuple(extension_columns)
-    return table, Format(schema, work.shape[1], *names, loss_dtype=str(loss_tokens.dtype))
+    row_format = Format(
+        schema,
+        work.shape[1],
+        tuple(row_counts),
+        tuple(extension_columns),
+        loss_dtype=str(loss_tokens.dtype),
+        pads=batch.pads,
+        lists=batch.list_hashes() if moves else {},
+    )
+    return table, row_format
 
 
 def _check_lengths(lengths: np.ndarray, schema: Schema) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..sequence_batch.rows import Rows
-from .batch_format import LIST_REMEDY, Format
+from .batch_format import Format
 from .channel import Channel, to_bytes
 from .extension import Extension
 from .row_table import RowTable
@@ -79,7 +79,8 @@ class PlanGather:
         expected, status = self.format, _NO_BATCH
         try:
             if counted is not None:
-                self._check_like_first(*counted[1:], expected)
+                rank = self._channel.ranks[self._channel.rank]
+                expected.check_same(None, rank, counted[1])
                 status = _OK
         except Exception as error:
             failure = error
@@ -101,19 +102,6 @@ class PlanGather:
         is_real = (np.arange(self._capacity) < table[:, _NUM_REAL, None]).ravel()
         real = rows_of_all if is_real.all() else rows_of_all[is_real]
         return expected.decode(real, per_rank), posted.copy()
-
-    def _check_like_first(self, row_format: Format, batch: Rows, expected: Format) -> None:
-        """Raises a ValueError if rows have other columns or fields, or a list is not as it was at first."""
-        if row_format.columns != expected.columns:
-            raise ValueError(f"a batch has {row_format}; the first one had {expected}")
-        lists = batch.list_hashes() if self._moves else {}
-        for path in sorted(expected.lists.keys() | lists.keys()):
-            if expected.lists.get(path) != lists.get(path):
-                raise ValueError(
-                    f"{path or 'a batch'} is a list that was equal on all ranks in the first batch, and has "
-                    f"changed since: {LIST_REMEDY}"
-                )
-        expected.check_schema(row_format, self._channel.ranks[self._channel.rank], "the first batch")
 
     def _renew_padding(self, sender: int, counted: Counted | None) -> None:
         """Takes the padding of a rank that has a batch; collective.
@@ -157,8 +145,7 @@ class PlanGather:
                 padding = self._padding_of(counted)
                 mine = replace(
                     row_format,
-                    real_row=None if padding.pads else padding.fields,
-                    lists=on_host.list_hashes() if self._moves else {},
+                    real_row={} if padding.pads else padding.fields,
                     shared=on_host.shared_hashes() if self._moves else {},
                     agreed={of.name: of.agree(on_host.batch, row_format) for of in self._extensions},
                 )
@@ -199,7 +186,7 @@ class PlanGather:
 
     def _with_real_row(self, padding: Rows, agreed: Format) -> Rows:
         """Returns padding with the row that ranks copy: the same on all of them, and in all steps."""
-        if agreed.real_row is None:
+        if agreed.pads:
             return padding
         return self._view(padding.replaced(dict(agreed.real_row), 1, 1).batch)
 

@@ -543,7 +543,7 @@ def test_columns_that_cannot_be_gathered_are_the_same_error_on_all_ranks(pools):
     first, second = pools(2).run(_errors_of_columns)
     assert first == second
     expected = [f"returning.columns()['known'] {message}" for _, message in BAD_COLUMNS] * 2
-    expected.append("the first one had 1 columns of get_workloads, row_counts of (), and known")
+    expected.append("the first batch with 1 columns of get_workloads, row_counts of (), and known")
     expected.append("b.columns()['known']: another extension has a column of this name, too")
     for error, message in zip(first, expected, strict=True):
         assert error.startswith("ValueError: ") and message in error
