@@ -7,7 +7,6 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
 from typing import Any
 
 # "cuda" for a GPU per process, and NCCL next to gloo; `make gpu-check` sets it.
@@ -17,11 +16,9 @@ _MAX_THREADS = 400 if DEVICE_TYPE == "cuda" else 40
 _PATIENCE = 5 if DEVICE_TYPE == "cuda" else 1
 
 
-def forkserver() -> ForkServerContext:
-    """Returns a context whose processes have imported TorchRec when they start."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.preload"])
-    return context
+# Processes have imported TorchRec when they start.
+forkserver = multiprocessing.get_context("forkserver")
+forkserver.set_forkserver_preload(["tests.preload"])
 
 
 def free_port() -> int:
@@ -98,7 +95,7 @@ class ProcessPool:
 
     def _start(self) -> None:
         # CUDA cannot be used in a fork of a process that has asked for GPUs, as imports may.
-        context = multiprocessing.get_context("spawn") if DEVICE_TYPE == "cuda" else forkserver()
+        context = multiprocessing.get_context("spawn") if DEVICE_TYPE == "cuda" else forkserver
         port = free_port()
         for rank in range(self.num_ranks):
             ours, theirs = context.Pipe()
@@ -133,7 +130,8 @@ def _serve(connection: Connection, rank: int, num_ranks: int, port: int) -> None
     import torch
     import torch.distributed as dist
 
-    multiprocessing.current_process().daemon = False  # a daemon may not start a DataLoader's workers
+    multiprocessing.current_process().daemon = False  # a daemon may not start a DataLoader's workers,
+    multiprocessing.set_start_method("fork", force=True)  # which would import torch anew
     torch.set_num_threads(1)
     os.environ.update(
         MASTER_ADDR="localhost", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(num_ranks)

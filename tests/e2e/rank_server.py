@@ -27,7 +27,7 @@ def forked_python() -> tuple[str, ...]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("\0" + name)
         listener.listen()
-        server = forkserver().Process(target=_serve, args=(listener,))
+        server = forkserver.Process(target=_serve, args=(listener,))
         server.start()
     atexit.register(server.terminate)  # runs before multiprocessing waits for its processes
     return (sys.executable, "-I", "-S", str(Path(__file__).with_name("rank_client.py")), name)

@@ -105,7 +105,7 @@ def check_once(steps: list[list[int]], loaded: list[int]) -> None:
 
 def with_workers(dataset: Dataset, **more: Any) -> DataLoader:
     """Makes a loader whose worker lives on, and whose iterator is the same in each epoch."""
-    return DataLoader(dataset, num_workers=1, persistent_workers=True, multiprocessing_context="fork", **more)
+    return DataLoader(dataset, num_workers=1, persistent_workers=True, **more)
 
 
 @pytest.mark.parametrize("resets", [False, True])

@@ -223,7 +223,7 @@ def users_of(batches) -> list[list[int]]:
     return sorted(batch.features["user"].values().tolist() for batch in batches)
 
 
-@pytest.mark.parametrize(("num_workers", "context"), [(0, None), (1, "fork"), (2, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(("num_workers", "context"), [(0, None), (1, "fork"), (2, "fork")])
 def test_persistent_workers_follow_the_epoch_and_where_it_starts(num_workers, context):
     source = CountingSource(24)
     dataset = SequenceDataset(source, 2, 0, 2, shuffle=True, seed=3)

@@ -32,8 +32,8 @@ def other_run():
     started = []
 
     def start(folders: dict[str, str], fork: bool = False):
-        ours, theirs = forkserver().Pipe()
-        process = forkserver().Process(target=_hold, args=(free_port(), theirs, folders, fork))
+        ours, theirs = forkserver.Pipe()
+        process = forkserver.Process(target=_hold, args=(free_port(), theirs, folders, fork))
         process.start()
         started.append((process, child := ours.recv()))
         return process, child
