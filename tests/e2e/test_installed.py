@@ -50,6 +50,7 @@ def test_two_ranks_exchange_batches_beside_a_foreign_commons(site, tmp_path, mon
     monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(site))
     out = torchrun(tmp_path, "program.py", "none", fresh=True)
     assert out.count("trained") == 2 and out.count("Another project's package.") == 2
+    assert "terminate called" not in out  # a program may leave while the next step is planned
 
 
 def test_one_process_imports_the_library_by_one_name(site, tmp_path):

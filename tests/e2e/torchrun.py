@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +38,17 @@ def torchrun(
         fails: whether the run should fail.
         ranks: processes to start.
         restarts: how often torchrun may restart them.
-        fresh: True for new interpreters, as users have them, which costs ten seconds of CPU time. Otherwise
-            torchrun and its ranks are forked from a process that has imported TorchRec.
+        fresh: True for ranks that are new interpreters, as users have them, which costs ten seconds of CPU
+            time. Otherwise ranks are forked from a process that has imported TorchRec, as torchrun always is.
 
     Raises:
         AssertionError: the run fails and should not, or the reverse, or takes too long. The message has the
             output.
     """
-    module = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", f"--max-restarts={restarts}"]
-    if fresh:
-        command = [sys.executable, *module, "--standalone"]
-    else:  # a fixed port is cheaper than the rendezvous of --standalone
-        command = [*forked_python(), *module, f"--master-port={free_port()}", "--no-python", *forked_python()]
-    return _run(directory, [*command, *map(str, arguments)], fails)
+    options = [f"--nproc_per_node={ranks}", f"--max-restarts={restarts}"]
+    options += [f"--master-port={free_port()}"]  # cheaper than the rendezvous of --standalone
+    options += [] if fresh else ["--no-python", *forked_python()]
+    return python(directory, "-m", "torch.distributed.run", *options, *arguments, fails=fails)
 
 
 def python(directory: Path, *arguments: str | Path, fails: bool = False) -> str:
