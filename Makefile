@@ -36,8 +36,9 @@ help:  ## print this list
 demo: $(INSTALLED)  ## train with and without balancing, replay 8 ranks, draw a picture: minutes on 2 cores, as it says at its start
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
 
-test: core-alone  ## run all tests, on real gloo processes
+test: $(INSTALLED)  ## run all tests, on real gloo processes
 	$(RUN) -m pytest $(addprefix --ignore=tests/commons/,sequence_batch partition distributed pipeline)
+	$(RUN) -m ci.core_alone
 
 core-alone: $(INSTALLED)  ## test the core in a copy without extensions; WITHOUT: with all extensions but these
 	$(RUN) -m ci.core_alone $(if $(WITHOUT),--without $(WITHOUT))

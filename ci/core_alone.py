@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def copy_core(folder: Path, extensions: list[str]) -> None:
-    """Copies the core, what it stands on, its tests, and these extensions with theirs."""
+    """Copies the core, what it stands on, its tests, these extensions with theirs, and what is compiled."""
     paths = [f"commons/{name}" for name in (*CORE, *BELOW)] + list(SUPPORT)
     paths += [f"tests/commons/{name}" for name in CORE]
     if extensions:
@@ -71,6 +71,11 @@ def copy_core(folder: Path, extensions: list[str]) -> None:
         if (REPOSITORY / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / name, folder / name)
+    for cached in (REPOSITORY / "commons").rglob("__pycache__/*.nb[ic]"):  # numba's, as of the same sources
+        copy = folder / cached.relative_to(REPOSITORY)
+        if copy.parents[1].exists():
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copy2(cached, copy)
 
 
 if __name__ == "__main__":
