@@ -1,7 +1,6 @@
 """The GPU check ends well without a GPU, and its parts run: here on the CPU, with TorchRec and without."""
 
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -13,16 +12,9 @@ from benchmarks.gpu_check import ranks
 from benchmarks.gpu_check.parts import PARTS, REPOSITORY, Part, run
 from benchmarks.gpu_check.report import make_report
 from benchmarks.gpu_check.training_step import record_synchronizations
+from tests.e2e.torchrun import ENVIRONMENT, python
 
 CPU = torch.device("cpu")
-WITHOUT_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-
-
-def _output_of(module: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, env=WITHOUT_GPU, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def _row(name: str, printed: str) -> list[str]:
@@ -32,7 +24,7 @@ def _row(name: str, printed: str) -> list[str]:
 
 
 def test_without_a_gpu_it_says_of_every_part_why_it_was_not_run():
-    printed = _output_of("benchmarks.gpu_check")
+    printed = python(REPOSITORY, "-m", "benchmarks.gpu_check")
     for part in PARTS:
         gpus = "a GPU" if part.num_gpus == 1 else "2 GPUs"
         assert _row(part.name, printed)[1:] == ["not run", f"needs {gpus}; there is none"]
@@ -43,9 +35,15 @@ def test_without_a_gpu_it_says_of_every_part_why_it_was_not_run():
 
 @pytest.mark.parametrize("hidden", [(), ("torchrec", "tensordict", "fbgemm_gpu")])
 def test_parts_for_one_gpu_run_with_torchrec_and_with_stand_ins(hidden):
-    stand_ins, results = json.loads(_output_of("tests.benchmarks.gpu_check_on_cpu", *hidden))
+    command = [sys.executable, "-m", "tests.benchmarks.gpu_check_on_cpu", *hidden]
+    done = subprocess.run(command, cwd=REPOSITORY, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    stand_ins, results = json.loads(done.stdout)
     assert [name.partition(" ")[0] for name in stand_ins] == sorted(set(hidden) & {"tensordict", "torchrec"})
-    for part, result in zip(PARTS, results, strict=True):
+    parts = {part.name: part for part in PARTS}
+    assert len(results) == len(PARTS) - bool(hidden)
+    for result in results:
+        part = parts[result["part"]]
         if part.num_gpus > 1:
             reason = "needs 2 GPUs; there is one"
         elif set(hidden) & set(part.packages):

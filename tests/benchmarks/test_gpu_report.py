@@ -1,19 +1,15 @@
 """The report for strangers with GPUs, rehearsed with gloo on CPUs."""
 
 import json
-import subprocess
-import sys
 
 from benchmarks.gpu_check.parts import PARTS, REPOSITORY
-from tests.benchmarks.test_gpu_check import WITHOUT_GPU
+from tests.e2e.torchrun import python
 
 
 def test_a_rehearsal_writes_the_whole_report(tmp_path):
     file = tmp_path / "report.json"
-    command = [sys.executable, "-m", "benchmarks.gpu_report", str(file)]
-    done = subprocess.run(command, cwd=REPOSITORY, env=WITHOUT_GPU, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f"A rehearsal without GPUs. Report in {file}" in done.stdout
+    printed = python(REPOSITORY, "-m", "benchmarks.gpu_report", file)
+    assert f"A rehearsal without GPUs. Report in {file}" in printed
     report = json.loads(file.read_text())
     assert report["is_rehearsal"] and len(report["check"]) == len(PARTS) - 1
     training = report["training"]
