@@ -50,7 +50,7 @@ def test_a_missing_cost_file_is_named_at_once(tmp_path):
         TrainerArgs(train_batch_size=1, balance_cost=str(tmp_path / "cost.json"))
 
 
-STEPS, STOP = 240, 130
+STEPS, STOP = 120, 70
 
 
 def _learn(folder: str, num_steps: int) -> None:
@@ -58,8 +58,8 @@ def _learn(folder: str, num_steps: int) -> None:
         f"{folder}/logs",
         max_train_iters=num_steps,
         log_interval=10,
-        eval_interval=60,
-        ckpt_save_interval=65,
+        eval_interval=30,
+        ckpt_save_interval=35,
         ckpt_save_dir=f"{folder}/checkpoints",
         enable_balanced_shuffler=True,
         balance_cost="learned",
