@@ -23,10 +23,10 @@ SMALL = [
 ]
 
 
-def train(directory: Path, log_dir: str, *bindings: str, fresh: bool = False) -> list[dict[str, float]]:
+def train(directory: Path, log_dir: str, *bindings: str) -> list[dict[str, float]]:
     """Returns the log of a run."""
     settings = bind(*SMALL, *bindings, f"TrainerArgs.log_dir = '{log_dir}'")
-    torchrun(directory, *CONFIG, *settings, fresh=fresh)
+    torchrun(directory, *CONFIG, *settings)
     return train_log(directory / log_dir)
 
 
@@ -39,7 +39,7 @@ def workspace(tmp_path_factory) -> Path:
 
 
 def test_micro_batches_train_and_evaluate_the_same(workspace):
-    as_loaded = train(workspace, "as_loaded", 'TrainerArgs.pipeline_type = "none"', fresh=True)
+    as_loaded = train(workspace, "as_loaded", 'TrainerArgs.pipeline_type = "none"')
     balanced = "TrainerArgs.enable_balanced_shuffler = True"
     log = train(workspace, "micro_batches", balanced, "TrainerArgs.max_tokens_per_micro_batch = 60")
     assert [line["kind"] for line in log] == ["start", *["train", "eval"] * 3]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -43,6 +43,7 @@ def deal(rows: int = ROWS, ranks: int = RANKS) -> list[list[np.ndarray]]:
     return [[np.array(batch) for batch in step] for step in zip(*by_rank, strict=True)]
 
 
+@settings(max_examples=30)
 @given(rows=st.integers(1, 40), ranks=st.integers(1, 9))
 def test_steps_have_the_samples_of_the_stream_in_order_and_ranks_equal_rows(rows, ranks):
     steps = deal(rows, ranks)
