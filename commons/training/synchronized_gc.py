@@ -16,11 +16,11 @@ class SynchronizedGC:
     def __init__(self, interval: int | None) -> None:
         self._interval = interval
         self._steps = 0
-        self._was_enabled = False
+        self._was_enabled = self._had_frozen = False
 
     def __enter__(self) -> SynchronizedGC:
         if self._interval is not None:
-            self._was_enabled = gc.isenabled()
+            self._was_enabled, self._had_frozen = gc.isenabled(), gc.get_freeze_count() > 0
             gc.disable()
             gc.collect()
             gc.freeze()
@@ -28,7 +28,8 @@ class SynchronizedGC:
 
     def __exit__(self, *_: object) -> None:
         if self._interval is not None:
-            gc.unfreeze()
+            if not self._had_frozen:  # what the program froze cannot be told from what this has
+                gc.unfreeze()
             if self._was_enabled:
                 gc.enable()
 
