@@ -1,6 +1,6 @@
 """Models whose gradients are compared, with batches on which the ranks' loads differ widely."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -134,3 +134,18 @@ CASES = {
     "sid_gr, last item": _sid_case(only_last=True),
     "sid_gr, all items": _sid_case(only_last=False),
 }
+# Of each model, those of even settings and of odd ones.
+_PIPELINES = {
+    "ranking": ("none", "native"),
+    "retrieval": ("native", "none"),
+    "ranking with candidates and tasks": ("native", "native"),
+    "ranking, not causal": ("native", "native"),
+    "sid_gr, last item": ("none", "none"),
+    "sid_gr, all items": ("none", "none"),
+}
+
+
+def in_turn(models: Iterable[str], settings: Iterable[Any]) -> list[tuple[str, str, Any]]:
+    """Returns each model with each setting, and one of its pipelines, which take turns."""
+    numbered = list(enumerate(settings))
+    return [(name, _PIPELINES[name][number % 2], setting) for name in models for number, setting in numbered]

@@ -10,17 +10,11 @@ from commons.extensions.micro_batches import MicroBatches
 from commons.extensions.verification import Verification
 from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
 from tests.gradient_comparison import Comparison, check_equal, comparison, dense_differences, steps
-from tests.gradient_models import CASES, ROWS
+from tests.gradient_models import CASES, ROWS, in_turn
 
 AS_LOADED = {"type": "identity"}
+MODELS = ("ranking", "retrieval", "sid_gr, last item", "sid_gr, all items")
 CAPPED = {"capped": True}  # micro-batches under the model's cap
-# Pipelines of each model, which take turns.
-MODELS = {
-    "ranking": ("none", "native"),
-    "retrieval": ("native", "none"),
-    "sid_gr, last item": ("none",),
-    "sid_gr, all items": ("none",),
-}
 
 
 def _compare(
@@ -67,10 +61,9 @@ SETTINGS: dict[str, tuple[tuple[int, ...], bool, list[dict[str, Any]]]] = {
 @pytest.mark.parametrize(
     ("name", "pipeline", "settings"),
     [
-        (name, pipelines[number % len(pipelines)], settings)
-        for name, pipelines in MODELS.items()
-        for number, (settings, (_, labeled, _)) in enumerate(SETTINGS.items())
-        if labeled or not name.startswith("sid_gr")  # whose samples all have a loss
+        (name, pipeline, settings)
+        for name, pipeline, settings in in_turn(MODELS, SETTINGS)
+        if SETTINGS[settings][1] or not name.startswith("sid_gr")  # whose samples all have a loss
     ],
 )
 def test_gradients_are_those_of_a_plain_step(pools, name, pipeline, settings):

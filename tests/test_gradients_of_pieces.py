@@ -20,20 +20,9 @@ from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts, is_cut
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
 from tests.gradient_comparison import Comparison, check_equal, comparison, steps
-from tests.gradient_models import CASES
+from tests.gradient_models import CASES, in_turn
 from tests.on_ranks import on_ranks
 from tests.process_pool import rank_device
-
-# Pipelines of each model, which take turns.
-MODELS = {
-    "ranking": ("none", "native"),
-    "retrieval": ("native", "none"),
-    "ranking with candidates and tasks": ("native",),
-    "ranking, not causal": ("native",),
-    "sid_gr, last item": ("none",),
-    "sid_gr, all items": ("none",),
-}
-NUM_REAL = [(6, 6), (6, 3, 0), (2, 6, 1, 4)]
 
 
 def _shuffler(config: dict[str, Any], *extensions: Extension, **settings: Any) -> BatchShuffler:
@@ -58,14 +47,7 @@ def compare(name: str, pipeline: str, num_real: tuple[int, ...], seeds: list[int
 
 @settings(max_examples=1)
 @given(seeds=st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4))
-@pytest.mark.parametrize(
-    ("name", "pipeline", "num_real"),
-    [
-        (name, pipelines[number % len(pipelines)], num_real)
-        for name, pipelines in MODELS.items()
-        for number, num_real in enumerate(NUM_REAL)
-    ],
-)
+@pytest.mark.parametrize(("name", "pipeline", "num_real"), in_turn(CASES, [(6, 6), (6, 3, 0), (2, 6, 1, 4)]))
 def test_gradients_of_pieces_are_those_of_whole_samples(pools, name, pipeline, num_real, seeds):
     ranks = pools(len(num_real)).run(compare, name, pipeline, num_real, seeds)
     for results in zip(*ranks, strict=True):

@@ -111,10 +111,3 @@ def test_costs_are_measured_for_a_file_that_already_names_them(tmp_path):
     assert "for each sample of T tokens and workloads w" in output
     assert Cost.load(tmp_path / "costs/hstu.json").median_error < 1
     assert not (tmp_path / "logs").exists()
-
-
-def test_a_gin_file_is_checked_by_a_flag(tmp_path):
-    (tmp_path / "config.gin").write_text(RANDOM_DATA)
-    printed = torchrun(tmp_path, *RANKING, "--gin-config-file", "config.gin", "--check-equal", "3")
-    assert "equal: 3 steps, " in printed and "and differs by at most" in printed
-    assert not (tmp_path / "logs").exists()

@@ -100,7 +100,9 @@ def test_random_data_needs_no_files(tmp_path):
 def test_a_check_takes_another_learning_rate(tmp_path):
     check = "--check-equal", "5", "--gin-bindings", "OptimizerArgs.learning_rate = 1.0"
     printed = torchrun(tmp_path, *SID_GR, "--gin-config-file", CONFIGS / "sid_random.gin", *check)
-    assert "equal: 5 steps, " in printed  # with the default, 0.1, rounding hides what weights change by
+    # With the default, 0.1, rounding hides what weights change by.
+    assert "equal: 5 steps, " in printed and "and differs by at most" in printed
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_amazon_data_trains_as_its_configuration_says(tmp_path):

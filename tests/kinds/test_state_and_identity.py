@@ -374,11 +374,7 @@ def test_going_on_with_an_iterator_of_a_loop_that_was_left_is_refused(between, l
 
 @on_ranks(2)
 def test_persistent_workers_start_anew_after_a_loop_that_was_left():
-    batches = numbered(0, 4)
-    loader = torch.utils.data.DataLoader(
-        batches, batch_size=1, collate_fn=_collated, num_workers=1, persistent_workers=True
-    )
-    shuffler = Costly()
+    shuffler, loader = Costly(), with_workers(numbered(0, 4), batch_size=1, collate_fn=_collated)
     assert len(ids_of(shuffler, loader, 2)) == 2
     assert len(ids_of(shuffler, loader)) == 4
 

@@ -223,12 +223,12 @@ def users_of(batches) -> list[list[int]]:
     return sorted(batch.features["user"].values().tolist() for batch in batches)
 
 
-@pytest.mark.parametrize(("num_workers", "context"), [(0, None), (1, "fork"), (2, "fork")])
-def test_persistent_workers_follow_the_epoch_and_where_it_starts(num_workers, context):
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_persistent_workers_follow_the_epoch_and_where_it_starts(num_workers):
     source = CountingSource(24)
     dataset = SequenceDataset(source, 2, 0, 2, shuffle=True, seed=3)
-    workers = {"persistent_workers": True, "multiprocessing_context": context} if num_workers else {}
-    loader = DataLoader(dataset, batch_size=None, num_workers=num_workers, **workers)
+    workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+    loader = DataLoader(dataset, batch_size=None, **workers)
     for epoch, start in ((0, 8), (1, 0), (2, 4), (2, 0), (5, 20)):
         dataset.set_epoch(epoch, start)
         alone = SequenceDataset(source, 2, 0, 2, shuffle=True, seed=3)

@@ -11,33 +11,28 @@ import pytest
 
 import commons.partition
 
+CACHE = Path("commons/partition/__pycache__")
 WARNING = "numba's cache cannot be used ("
 BOUND = "from commons.partition import lower_bound; print(lower_bound([1, 2, 3], 2))"
 HITS = f"{BOUND}\nfrom commons.partition import kernels\nprint(len(kernels.shortest_time.stats.cache_hits))"
 
 
-def _copy(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory) -> Path:
+    """A folder to import `commons.partition` from, with a cache."""
+    folder = tmp_path_factory.mktemp("cached")
     (folder / "commons").mkdir()
     for name in ("__init__.py", "lazy_names.py"):
         shutil.copy(Path(commons.__file__).parent / name, folder / "commons")
     source = Path(commons.partition.__file__).parent
-    target = folder / "commons" / "partition"
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(source, folder / CACHE.parent, ignore=shutil.ignore_patterns("__pycache__"))
+    _run(HITS, folder)
     return folder
 
 
 @pytest.fixture
-def copied(tmp_path) -> Path:
-    """A folder to import `commons.partition` from, without a cache."""
-    return _copy(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def cached(tmp_path_factory) -> Path:
-    """Such a folder, with a cache."""
-    folder = _copy(tmp_path_factory.mktemp("cached"))
-    _run(HITS, folder)
-    return folder
+def copied(cached, tmp_path) -> Path:
+    return shutil.copytree(cached, tmp_path / "copied")
 
 
 def _run(program: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
@@ -52,27 +47,26 @@ def _run(program: str, folder: Path, **environment: str) -> subprocess.Completed
 
 
 def test_without_a_place_for_the_cache_it_works_and_says_so_once(copied):
-    (copied / "commons" / "partition" / "__pycache__").touch()  # a file, so that no folder can be made there
+    shutil.rmtree(copied / CACHE)
+    (copied / CACHE).touch()  # a file, so that no folder can be made there
     result = _run(BOUND, copied, HOME="/dev/null")
     assert result.stdout == "1.0\n", result.stderr
     assert result.stderr.count("set NUMBA_CACHE_DIR to a folder that can be written") == 1
 
 
-def test_a_change_in_one_file_makes_the_cache_of_all_out_of_date(cached, tmp_path):
-    folder = shutil.copytree(cached, tmp_path / "changed")
-    outputs = [_run(HITS, folder).stdout]
-    with (folder / "commons" / "partition" / "kernels.py").open("a") as other:
+def test_a_change_in_one_file_makes_the_cache_of_all_out_of_date(copied):
+    outputs = [_run(HITS, copied).stdout]
+    with (copied / CACHE.with_name("kernels.py")).open("a") as other:
         other.write("# changed\n")
-    outputs.append(_run(HITS, folder).stdout)
+    outputs.append(_run(HITS, copied).stdout)
     assert [output.split()[-1] for output in outputs] == ["1", "0"]
 
 
 @pytest.mark.parametrize(
     ("kind", "damage"), [("nbi", "emptied"), ("nbi", "garbage"), ("nbc", "truncated"), ("nbc", "unreadable")]
 )
-def test_damaged_files_are_compiled_and_written_again(cached, tmp_path, kind, damage):
-    folder = shutil.copytree(cached, tmp_path / "damaged")
-    files = list(folder.rglob(f"*.{kind}"))
+def test_damaged_files_are_compiled_and_written_again(copied, kind, damage):
+    files = list(copied.rglob(f"*.{kind}"))
     assert files
     for file in files:
         contents = file.read_bytes()
@@ -82,14 +76,15 @@ def test_damaged_files_are_compiled_and_written_again(cached, tmp_path, kind, da
         else:
             written = {"emptied": b"", "truncated": contents[:-9], "garbage": contents[::-1]}
             file.write_bytes(written[damage])
-    result = _run(HITS, folder)
+    result = _run(HITS, copied)
     assert result.stdout.startswith("1.0") and result.stdout.split()[-1] == "0", result.stderr
     assert result.stderr.count(WARNING) == result.stderr.count("\n") == 1, result.stderr
     if damage != "unreadable":
-        assert _run(HITS, folder).stdout.split()[-1] == "1"
+        assert _run(HITS, copied).stdout.split()[-1] == "1"
 
 
 def test_with_a_full_disk_it_works_and_says_so_once(copied):
+    shutil.rmtree(copied / CACHE)
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))\n"
     result = _run(full + HITS, copied)
     assert result.stdout.startswith("1.0"), result.stderr

@@ -25,12 +25,10 @@ def test_python_collects_as_before_once_training_has_failed(enabled):
 
 def test_what_a_program_froze_stays_frozen():
     gc.freeze()
-    try:
-        with SynchronizedGC(2):
-            pass
-        assert gc.get_freeze_count()
-    finally:
-        gc.unfreeze()
+    with SynchronizedGC(2):
+        pass
+    assert gc.get_freeze_count()
+    gc.unfreeze()
 
 
 def test_without_an_interval_python_collects_when_it_sees_fit():
