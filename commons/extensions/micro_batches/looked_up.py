@@ -38,7 +38,7 @@ class LookedUp:
         return _mapped(lambda tensor: tensor.part(self._rows[number], number), self._whole)
 
     def collect_gradients(self) -> None:
-        """Copies the gradients of the last part to their places."""
+        """Adds the gradients of the last part in their places."""
         for tensor in self.tensors:
             tensor.collect_gradient()
 
@@ -77,13 +77,14 @@ class _Tensor:
         return _padded(self._select(rows))
 
     def collect_gradient(self) -> None:
-        """Copies the gradient of the last part to its place."""
+        """Adds the gradient of the last part in its place."""
         if self._last is not None and self._last[1].requires_grad:
             positions, leaf = self._last
             if self.gradient is None:
                 self.gradient = torch.zeros_like(self.values)
             if leaf.grad is not None:
-                self.gradient.index_copy_(0, positions, leaf.grad)
+                # Copies of a row stand in for samples in a part without any, and their gradient is zero.
+                self.gradient.index_add_(0, positions, leaf.grad)
         self._last = None
 
     def _select(self, positions: torch.Tensor) -> torch.Tensor:
