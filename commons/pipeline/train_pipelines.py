@@ -244,6 +244,15 @@ class ShuffleStageMixin(_WithStage):
             self._stage.end_epoch()
             raise
 
+    def fill_pipeline(self, dataloader_iter: Iterator[Any]) -> None:
+        """Fills the pipeline as TorchRec does, and goes on where an error of the loader ended that.
+
+        TorchRec takes a batch that waits alone for the last one, and never starts the next one's lookup.
+        """
+        if len(self.batches) == 1 and self._execute_all_batches:  # type: ignore[attr-defined]
+            self.enqueue_batch(dataloader_iter)  # type: ignore[attr-defined]
+        super().fill_pipeline(dataloader_iter)  # type: ignore[misc]
+
     def copy_batch_to_gpu(self, dataloader_iter: Iterator[Any]) -> tuple[Any | None, Any]:
         """Returns the next batch on the device: planned before the copy, exchanged after it on its stream."""
         batch, context = super().copy_batch_to_gpu(dataloader_iter)  # type: ignore[misc]

@@ -113,7 +113,7 @@ def _train_on(
 
 
 @pytest.mark.parametrize("pipeline_name", ["none", "native"])
-@pytest.mark.parametrize("failing", [{0}, {5}, {6, 7, 11}])
+@pytest.mark.parametrize("failing", [{0}, {1, 2}, {5}, {6, 7, 11}, {0, 2, 3}])
 def test_a_loader_that_fails_and_goes_on_loses_the_failed_step_alone(pools, pipeline_name, failing):
     expected = pools(2).run(_train_on, pipeline_name, failing, True)
     results = pools(2).run(_train_on, pipeline_name, failing, False)
