@@ -68,9 +68,9 @@ class Step(Pipelineable):
         self.rows = None  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("batch", "rows"):  # not there yet, as in copy.copy
+        if name == "rows":  # not there yet, as in copy.copy
             raise AttributeError(name)
-        return getattr(self.batch, name)
+        return getattr(self.rows.batch, name)  # also of `batch`, whose own error would be lost
 
     def __getitem__(self, key: Any) -> Any:
         return self.batch[key]

@@ -29,7 +29,7 @@ class RowsWithObjects(Rows):
         num_rows: rows of the batch, if it is known.
 
     Attributes:
-        objects: by path, arrays with one row per sample; and lists with an entry per row, or per sample, as
+        objects: arrays with one row per sample, by path; and lists with an entry per row, or per sample, as
             arrays of objects.
         shared_lists: lists of any other length, by path.
     """
