@@ -10,17 +10,17 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .problem import heaviest_first, indices_of_parts
-from .refined import refine, refined
-from .workloads import MOST_TOKENS, as_integers, as_tokens, as_workloads, check_count
+from .problem import Problem, heaviest_first, indices_of_parts
+from .refined import place_from_scratch, refine
+from .workloads import MOST_TOKENS, as_integers, as_tokens, as_workloads, bits_of_loads, check_count
 
 # Bits of the sum of all work, by which micro-batches are in order.
 SUM_BITS = 62
 # The heaviest micro-batch of a rank is light enough this close above what is possible.
 TOLERANCE = 0.005
-# Numbers of micro-batches are tried for half a second: each takes about their product with samples ÷ 2, in
-# nanoseconds.
-MOST_EFFORT = 1_000_000_000
+# To try a number of micro-batches takes about samples × (that + 4096) nanoseconds. Numbers are tried for 0.8
+# seconds: one after another while there is time for all that are left, else by bisection.
+OVERHEAD, MOST_EFFORT = 4096, 800_000_000
 
 
 def pack_micro_batches(
@@ -78,17 +78,42 @@ def pack(
 
 def _share(work: np.ndarray, tokens: np.ndarray, max_tokens: int, count: int, step: int) -> list[np.ndarray]:
     """Parts under the cap: the fewest of count, count + step, … for which a partition is found."""
-    # 1. Best-fit decreasing never needs more than the last of these numbers.
+    # As `Problem.of` does, but checked once, not for each rank and count.
+    most_parts = count + step * len(work)
+    coarse = np.maximum(work >> (SUM_BITS - bits_of_loads(max(len(work), most_parts))), 1)
+    heaviest = heaviest_first(coarse)
+    given = heaviest, coarse[heaviest], tokens[heaviest], 0, len(work), max_tokens
+
+    def attempt(count: int) -> list[np.ndarray] | None:
+        problem = Problem(np.ones(count), *given)
+        with suppress(ValueError):  # no placement was found
+            return indices_of_parts(problem.unsort(place_from_scratch(problem, TOLERANCE)), count)
+        return None
+
+    effort = len(work) * (count + OVERHEAD)
+    found = attempt(count) if effort <= MOST_EFFORT else None
+    if found is not None:
+        return found
+    # 1. Best-fit decreasing needs `high` steps at most; try fewer.
     order, part_of = heaviest_first(tokens), np.empty_like(tokens)
     part_of[order] = _best_fit(tokens[order].tolist(), max_tokens)
-    counts = range(count, max(int(part_of.max(initial=0)) + 1, count) + step, step)
-    # 2. Try them from the first on, or every so many where there is no time for all.
-    attempts = MOST_EFFORT // max(len(work) * count, 1)
-    for number in counts[:: -(-len(counts) // attempts)] if attempts > 0 else ():
-        with suppress(ValueError):  # no placement was found
-            return refined(work, number, False, tolerance=TOLERANCE, tokens=tokens, max_tokens=max_tokens)
-    # 3. Else start from best-fit decreasing, with a sample in each part.
-    most, first = counts[-1], np.unique(part_of[order], return_index=True)[1]
+    low, high = 1, max(-(-(int(part_of.max()) + 1 - count) // step), 0)
+    most = count + high * step
+    while low <= high:
+        left = (MOST_EFFORT - effort) // (len(work) * (most + OVERHEAD))  # attempts
+        if left <= 0:
+            break
+        trial = low if high - low < left else (low + high) // 2
+        effort += len(work) * (count + trial * step + OVERHEAD)
+        parts = attempt(count + trial * step)
+        if parts is None:
+            low = trial + 1
+        else:
+            found, high = parts, trial - 1
+    if found is not None:
+        return found
+    # 2. Start from best-fit decreasing, with a sample in each part.
+    first = np.unique(part_of[order], return_index=True)[1]
     others = np.delete(order, first)[: most - len(first)]
     part_of[others] = len(first) + np.arange(len(others))
     parts = indices_of_parts(part_of, most)
