@@ -153,7 +153,7 @@ def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
 @pytest.mark.parametrize("partitioner", ["refined", "rebalance"])
 def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
     fewer = 0
-    for seed in range(5):
+    for seed in range(12):
         lengths = np.random.default_rng(seed).lognormal(5, 1.4, 128).clip(1, 4096).astype(np.int64)
         samples, cutting = loaded_by([16] * 8, batch_of("history", lengths))
         plans = [
@@ -164,7 +164,7 @@ def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
         if not plans[0].rows.starts_sample.all():
             assert loads[1] <= loads[0] and tokens[1] <= tokens[0]
             fewer += tokens[1] < tokens[0]
-    assert fewer >= 3
+    assert fewer >= 6
 
 
 @pytest.mark.parametrize(
