@@ -30,7 +30,7 @@ ACROSS_NODES = 1000
 # slowest default plans in "plans at size", lognormal, 1,024 ranks, take 21 ms, not 9. No literals, like ZERO.
 FEW_PARTNERS, MANY_PARTNERS, FROM_ALL = cast(tuple[int, int, int], tuple(np.array([7, 63, 64])))
 # Halvings of what a swap has to take off a part; fewer inside a node, after which all parts follow, and where
-# moves cost nothing, because the next target will do. With more of them, the slowest plans in "plans at size",
+# moves cost nothing, because the next target will do. With ten, the slowest default plans in "plans at size",
 # lognormal, 64 ranks, take more than three times as long as the median.
 HALVINGS, FEW_HALVINGS = 7, 2
 # A part that came above its limit so often passes nothing on to one that is then above its own. Without this,
