@@ -79,8 +79,8 @@ READ: dict[str, tuple[Callable[[Table], Any], str]] = {
     "ShardedTensor": (_sharded_tensor, "_init_from_local_shards_and_global_metadata _process_group"),
     "TrainPipelineSparseDist": (
         lambda t: _pipeline(TrainPipelineSparseDist, t),
-        "_data_dist_stream _memcpy_stream _model _next_batch _pipeline_model _pipelined_modules "
-        "_stream_context",
+        "_data_dist_stream _execute_all_batches _memcpy_stream _model _next_batch _pipeline_model "
+        "_pipelined_modules _stream_context",
     ),
     "prefetching": (lambda t: _pipeline(PrefetchTrainPipelineSparseDist, t), "_prefetch_stream"),
     "eviction policy": (lambda t: LRU_EvictionPolicy, "_compute_selected_eviction_and_replacement_indices"),
