@@ -1,13 +1,18 @@
 """Plans of drawn problems by their checksums: the same on every machine, and changed only on purpose.
 
-`python -m tests.commons.partition.test_same_plans` prints the checksums of today, for a change of the search.
+`python -m tests.commons.partition.test_same_plans` prints the checksums of today, for a change of the search;
+with a number, those of so many sizes.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +35,7 @@ WORKLOADS = {
     "ties": lambda rng, count: rng.integers(0, 6, count),
 }
 SIZES = ((2, 3), (4, 16), (16, 8), (32, 32), (64, 16))  # parts, and samples of each
+FEW_SIZES = 3  # the first ones, small enough for Python
 HOMES = {
     "loaded": lambda rng, parts, rows: np.repeat(np.arange(parts), rows),
     "anywhere": lambda rng, parts, rows: rng.integers(0, parts, parts * rows),
@@ -206,6 +212,26 @@ def test_plans_are_the_same_on_every_machine(name):
     assert checksum(CASES[name]()) == CHECKSUMS[name]
 
 
+def test_plans_are_the_same_without_compiling(monkeypatch):
+    """Python checks the bounds of arrays, which compiled functions may write past without a word."""
+    monkeypatch.setattr(sys.modules[__name__], "SIZES", SIZES[:FEW_SIZES])
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.commons.partition.test_same_plans", str(FEW_SIZES)],
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == show_checksums()
+
+
+def show_checksums() -> str:
+    return "".join(f'    "{name}": {checksum(call())},\n' for name, call in CASES.items())
+
+
 if __name__ == "__main__":
-    for name, call in CASES.items():
-        print(f'    "{name}": {checksum(call())},')
+    if len(sys.argv) > 1:
+        SIZES = SIZES[: int(sys.argv[1])]
+    print(show_checksums(), end="")
