@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def copy_core(folder: Path, extensions: list[str]) -> None:
-    """Copies the core, what it stands on, its tests, these extensions with theirs, and what is compiled."""
+    """Copies the core, what it stands on, its tests, these extensions with theirs, and numba's cache."""
     paths = [f"commons/{name}" for name in (*CORE, *BELOW)] + list(SUPPORT)
     paths += [f"tests/commons/{name}" for name in CORE]
     if extensions:

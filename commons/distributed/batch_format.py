@@ -30,7 +30,7 @@ class Format:
         column_names: names of the extensions' columns.
         loss_dtype: of loss tokens, "int64" or "float64".
         pads: whether batches know their padding rows, and so may be padded.
-        lists: hashes of lists that nobody declared, by path, where samples move; equal, and so shared.
+        lists: hashes of lists that nobody declared, by path; equal, and so shared. None where samples stay.
         real_row: fields of one sample, where batches do not know their padding.
         shared: hashes of tensors that are declared as shared, by path.
         agreed: what extensions agree on, by their names.
@@ -45,7 +45,7 @@ class Format:
     column_names: tuple[str, ...]
     loss_dtype: str = "int64"
     pads: bool = True
-    lists: Mapping[str, int] = field(default_factory=dict)
+    lists: Mapping[str, int] | None = None
     real_row: Mapping[str, FieldValue] = field(default_factory=dict)
     shared: Mapping[str, int] = field(default_factory=dict)
     agreed: Mapping[str, Any] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Format:
             ValueError: they differ.
         """
         whose = "the first batch" if first is None else f"rank {first}"
-        where = f"rank {rank} and in the first batch" if first is None else f"the ranks {first} and {rank}"
+        where = f"between rank {rank} and {whose}" if first is None else f"on the ranks {first} and {rank}"
         if other.schema != self.schema:
             raise ValueError(
                 f"rank {rank} has a batch that differs from that of {whose}: "
@@ -150,10 +150,12 @@ class Format:
                 "fields, keys, dtypes and trailing shapes. Give an empty or zero tensor for what a step "
                 "lacks; for other fields from now on, make a new shuffler, and a pipeline of it"
             )
-        for path in sorted(self.lists.keys() | other.lists.keys()):
-            if self.lists.get(path) != other.lists.get(path):
+        lists = self.lists or {}
+        others = lists if other.lists is None else other.lists
+        for path in sorted(lists.keys() | others.keys()):
+            if lists.get(path) != others.get(path):
                 raise ValueError(
-                    f"{path or 'a batch'} is a list that differs on {where}: it would stay behind when its "
+                    f"{path or 'a batch'} is a list that differs {where}: it would stay behind when its "
                     "samples move. Make it integers in a tensor, a row per sample, or of texts a "
                     "JaggedTensor of their bytes. If it belongs to the rank, name it in the shuffler's "
                     "shared_fields, or mark the field of a BaseBatch with "
@@ -172,6 +174,6 @@ class Format:
             )
         if other.pads != self.pads:
             raise ValueError(
-                f"batches of {whose} and rank {rank} are of different types, of which only one knows its "
-                "padding rows; all ranks must have batches of one type"
+                f"a batch of rank {rank} and that of {whose} are of different types, of which only one knows "
+                "its padding rows; all ranks must have batches of one type"
             )

@@ -29,7 +29,7 @@ def count_rows(
             names that messages call them. They see int64 lengths.
         columns: functions that return the columns of an extension by name, int64 `[batch_size]` each, by the
             extensions' names.
-        moves: whether samples may leave this rank, without lists that they have beside them.
+        moves: whether samples may leave this rank. Lists would stay behind, so the format has their hashes.
 
     Raises:
         ValueError: counts that `check_work` refuses; lengths that do not account for the batch's values; a
@@ -74,7 +74,7 @@ def count_rows(
         tuple(extension_columns),
         loss_dtype=str(loss_tokens.dtype),
         pads=batch.pads,
-        lists=batch.list_hashes() if moves else {},
+        lists=batch.list_hashes() if moves else None,
     )
     return table, row_format
 

@@ -35,7 +35,7 @@ class LoadedBatch:
         }
 
     def check_unchanged(self, newer: LoadedBatch) -> None:
-        """Raises a ValueError if the batch changed, as the loader gave a `newer` one."""
+        """Raises a ValueError if the batch changed since it was loaded, and before the `newer` one was."""
         is_again = not self._containers.isdisjoint(newer._containers)
         now = dict(_host_tensors(self.rows.view(self.rows.batch) if is_again else self.rows))
         for name, contents in self._contents.items():

@@ -257,9 +257,10 @@ def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:
             with named_range("## plan ##"):
                 future.set_result(function(*arguments))
         except StopIteration as error:  # from `result`, it would look like the end of the data
-            future.set_exception(
-                RuntimeError(f"planning raised {error!r}").with_traceback(error.__traceback__)
-            )
+            failure = RuntimeError(f"planning raised {error!r}")
+            failure.__cause__ = error
+            future.set_exception(failure)
+            del failure
         except BaseException as error:
             future.set_exception(error)
         del job, future, function, arguments  # else they would live until the next job comes

@@ -163,6 +163,7 @@ class PlanGather:
         ranks = [rank for rank, of_rank in enumerate(formats) if of_rank is not None]
         if not ranks:
             return
+        ranks.sort(key=lambda rank: formats[rank].lists is None)  # the first knows lists, if one does
         first: Format = formats[ranks[0]]
         for rank in ranks:
             first.check_same(names[ranks[0]], names[rank], formats[rank])

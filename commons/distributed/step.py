@@ -70,7 +70,8 @@ class Step(Pipelineable):
     def __getattr__(self, name: str) -> Any:
         if name == "rows":  # not there yet, as in copy.copy
             raise AttributeError(name)
-        return getattr(self.rows.batch, name)  # also of `batch`, whose own error would be lost
+        batch = self.rows.batch  # raises what kept the property of this name from returning
+        return batch if name == "batch" else getattr(batch, name)
 
     def __getitem__(self, key: Any) -> Any:
         return self.batch[key]

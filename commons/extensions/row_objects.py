@@ -21,7 +21,7 @@ from ..sequence_batch.tree import Part, check_replaceable, take_apart, tensors_a
 class RowsWithObjects(Rows):
     """Rows of tensors, of numpy arrays of any dtype, and of lists that have an entry per row.
 
-    The field of an array or list is a byte for each of its rows, which are selected beside it.
+    The field of an array or list is a placeholder of one byte per row; `select` takes the rows themselves.
 
     Args:
         batch: batch of any type that `Rows` takes; a `BaseBatch` has no arrays.
@@ -255,14 +255,13 @@ def _check_without_rows(views: Sequence[RowsWithObjects]) -> None:
     """Raises a ValueError if parts differ in a list, number or text that no row has, such as a loss."""
     values = [view.shared_lists | _plain_values(view.tree, view._shared) for view in views]
     hashes = [hash_lists(of_view) for of_view in values]
-    for number, view in enumerate(views):
+    for number in range(len(views)):
         for path in sorted(values[0].keys() | values[number].keys()):
             if hashes[0].get(path) != hashes[number].get(path):
                 here, there = values[0].get(path), values[number].get(path)
                 raise ValueError(
-                    f"batches 0 and {number} differ in {path!r}, which has not an entry for each of their "
-                    f"{views[0].num_rows} and {view.num_rows} rows: {here!r:.60} and {there!r:.60}; leave it "
-                    "out, or give it a row per sample"
+                    f"batches 0 and {number} differ in {path!r}, which does not have an entry for each row: "
+                    f"{here!r:.60} and {there!r:.60}; leave it out, or give it a row per sample"
                 )
 
 

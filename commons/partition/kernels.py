@@ -558,8 +558,8 @@ def _send_home(
     """Returns samples to their home, or node, alone or in a swap, where that costs less within the limits.
 
     Those in the part that `kept` has of them stay there. What is in another node may also go to the part of
-    its own with most room. With two attempts, it may go to any part there, for more samples in return, and is
-    tried again once all have been: where there is little room, that sends fewer bytes across nodes.
+    its home's node with most room. With two attempts, it may go to any part there, for more samples in
+    return, and is tried again once all have been: with little room, that sends fewer bytes across nodes.
 
     What comes back has at least the work for which there is no room, and at most what leaves room behind. At
     most `most_moved` more samples leave home, for others that so come into their nodes.
@@ -629,7 +629,7 @@ def settle(
 ) -> bool:
     """Brings parts within their limits, near home if samples have one.
 
-    Returns whether all samples have a part, and no part is above a limit.
+    Returns True only if all samples have a part, and no part is above a limit.
 
     1. Samples that no part may keep leave, and are placed near home. Swaps level the rest, inside each node
        and then over all.

@@ -120,7 +120,7 @@ def _priced(problem: Problem, home: ArrayLike, sizes: ArrayLike | None) -> Sampl
     if homes.shape != (num_samples,):
         raise ValueError(f"home has shape {homes.shape}, expected one part for each of {num_samples} samples")
     is_part = (homes >= 0) & (homes < num_parts)  # NaN compares as False
-    if homes.dtype.kind == "f":
+    if homes.dtype.kind not in "biu":
         is_part &= homes == np.floor(homes)
     if not is_part.all():
         bad = int(np.argmin(is_part))

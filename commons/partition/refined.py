@@ -14,7 +14,7 @@ from .token_levels import level_tokens
 from .workloads import check_tolerance
 
 # Where parts have at most this many samples in the mean, the search is cheap but often gets stuck: it tries
-# several starts, and goes on to the bound, because searches for other targets end elsewhere.
+# several starts, and goes on to the bound, because other targets often lead to worse partitions.
 FEW_SAMPLES = 8
 # With unequal sizes, differencing takes time in proportion to samples × parts. Where there are many of both
 # it is left out: it lowers the largest load by at most 0.01%.
@@ -78,6 +78,7 @@ def refined(
     It also starts from equal-size `karmarkar_karp` where that may be better, and is never worse than it.
 
     Arguments, result, and errors are those of the two functions; `token_tolerance` is that of `rebalance`.
+    With at most 8 samples per part on average, the search goes on to the lower bound, past the tolerance.
     """
     tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)

@@ -245,7 +245,7 @@ class ShuffleStageMixin(_WithStage):
             raise
 
     def fill_pipeline(self, dataloader_iter: Iterator[Any]) -> None:
-        """Fills the pipeline as TorchRec does, and goes on where an error of the loader ended that.
+        """Fills the pipeline as TorchRec does, and resumes where an error of the loader interrupted it.
 
         TorchRec takes a batch that waits alone for the last one, and never starts the next one's lookup.
         """

@@ -1,12 +1,12 @@
 """The training run: its arguments, its loop, its figures."""
 
-from importlib.util import find_spec
-
-if find_spec("gin") is None:  # of that name, there is another package than gin-config
+try:
+    import gin  # noqa: F401
+except ModuleNotFoundError as error:  # PyPI's package of that name is another one
     raise ModuleNotFoundError(
         'gin-config is not installed; it comes with the extra "train": in a checkout, pip install ".[train]"',
         name="gin",
-    )
+    ) from error
 
 from .catalogue_metrics import CatalogueMetrics
 from .entry_point import train_from_gin

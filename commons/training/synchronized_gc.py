@@ -28,7 +28,7 @@ class SynchronizedGC:
 
     def __exit__(self, *_: object) -> None:
         if self._interval is not None:
-            if not self._had_frozen:  # what the program froze cannot be told from what this has
+            if not self._had_frozen:  # the program's objects cannot be told apart
                 gc.unfreeze()
             if self._was_enabled:
                 gc.enable()

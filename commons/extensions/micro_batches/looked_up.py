@@ -38,7 +38,7 @@ class LookedUp:
         return _mapped(lambda tensor: tensor.part(self._rows[number], number), self._whole)
 
     def collect_gradients(self) -> None:
-        """Adds the gradients of the last part in their places."""
+        """Adds the gradients of the last part at their rows."""
         for tensor in self.tensors:
             tensor.collect_gradient()
 
@@ -77,7 +77,7 @@ class _Tensor:
         return _padded(self._select(rows))
 
     def collect_gradient(self) -> None:
-        """Adds the gradient of the last part in its place."""
+        """Adds the gradient of the last part at its rows."""
         if self._last is not None and self._last[1].requires_grad:
             positions, leaf = self._last
             if self.gradient is None:

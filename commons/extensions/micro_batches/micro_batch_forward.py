@@ -211,7 +211,7 @@ class _Lookups:
         self._calls = [0] * len(self._modules)
 
     def collect_gradients(self) -> None:
-        """Copies the gradients of the micro-batch's parts to their places."""
+        """Adds the gradients of the micro-batch's parts at their rows."""
         for found in self._found.values():
             found.collect_gradients()
 

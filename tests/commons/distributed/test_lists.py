@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
+from commons.distributed.rank_group import RankGroup
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.rows import Rows
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
@@ -67,7 +68,18 @@ def test_lists_that_are_equal_on_all_ranks_stay_and_may_not_change_later():
         assert moved["names"] == names["names"] and moved["deep"] == names["deep"]
     names["names"] = ["a", "b", "c", "e" if rank else "d"]
     error = error_of(shuffler.plan, batch_of(rank, **names))
-    assert "names is a list that differs on rank 1 and in the first batch" in error
+    assert "names is a list that differs between rank 1 and the first batch" in error
+
+
+@on_ranks(3)
+def test_equal_lists_stay_where_a_rank_is_alone_in_its_group():
+    groups, rank = [dist.new_group(ranks) for ranks in ([0], [1, 2])], dist.get_rank()
+    shuffler = Costs(groups[min(rank, 1)])
+    shuffler.plan_over(RankGroup.of())
+    for _ in range(2):
+        assert shuffler.shuffle(batch_of(rank, names=["a", "b"]))["names"] == ["a", "b"]
+    error = error_of(shuffler.plan, batch_of(rank, names=["a", "c" if rank == 2 else "b"]))
+    assert "names is a list that differs between rank 2 and the first batch" in error
 
 
 @dataclass

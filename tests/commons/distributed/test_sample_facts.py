@@ -192,7 +192,7 @@ def _errors_of_types() -> list[str]:
 
 def test_batches_of_other_types_are_refused_on_all_ranks(pools):
     for ranks, steps, unknown in pools(2).run(_errors_of_types):
-        assert "batches of rank 0 and rank 1 are of different types" in ranks
+        assert "a batch of rank 1 and that of rank 0 are of different types" in ranks
         assert steps.startswith("TypeError: a batch is a list, and the first was a dict; all must be of one")
         assert unknown.startswith(f"TypeError: {Batch.__module__}.Batch has no rows to place")
         assert "register_batch_type" in unknown

@@ -108,7 +108,9 @@ def test_lists_that_are_neither_shared_nor_of_rows_are_refused():
     chunks, order = split_balanced({"ids": torch.arange(ROWS)}, 2, COSTS)
     for number, chunk in enumerate(chunks):
         chunk["log"] = ["worker"] * (7 + number)
-    with pytest.raises(ValueError, match="batches 0 and 1 differ in 'log', which has not an entry for each"):
+    with pytest.raises(
+        ValueError, match="batches 0 and 1 differ in 'log', which does not have an entry for each"
+    ):
         merge(chunks, order)
 
 
