@@ -33,8 +33,8 @@ FEW_PARTNERS, MANY_PARTNERS, FROM_ALL = cast(tuple[int, int, int], tuple(np.arra
 # moves cost nothing, because the next target will do. With ten, the slowest default plans in "plans at size",
 # lognormal, 64 ranks, take more than three times as long as the median.
 HALVINGS, FEW_HALVINGS = 7, 2
-# A part that came above its limit so often passes nothing on to one that is then above its own. Without this,
-# samples that are sorted over parts by work may take ten times as long.
+# A part that came above its limit so often passes nothing on to one that is then above its own. Parts
+# that pass on what others passed to them may do so for long, as where samples are sorted over them by work.
 MOST_VISITS = 3
 # Samples tried in return for one, where the lightest would break the limit of the other measure.
 TRIES = 4

@@ -129,11 +129,6 @@ class Schema:
         return _interned(tuple(field for name, value in fields.items() for field in Field.of(name, value)))
 
     @cached_property
-    def fingerprint(self) -> int:
-        """A 63-bit hash, the same in every process."""
-        return hash_bytes(repr(self.fields).encode())
-
-    @cached_property
     def jagged_fields(self) -> tuple[Field, ...]:
         """Fields whose rows differ in length, each once."""
         return tuple(field for field in self.fields if not (field.is_dense or field.is_weights))
