@@ -36,7 +36,7 @@ class Format:
         agreed: what extensions agree on, by their names.
         padding: a batch of one row, the same on all ranks.
         pinned: whether this rank's batches are in pinned memory.
-        batch_type: type of this rank's batches; None if it had none.
+        batch_type: type of this rank's batches; None until it has one.
     """
 
     schema: Schema

@@ -233,7 +233,6 @@ class BatchShuffler(ABC):
         | all        | None | in a pipeline, if none does                            |
         """
         self.group, self._loss_scale = group, LossScale(group)
-        self._batch_type: type | None = None  # a new planner agrees anew
         self.planner = Planner(
             group,
             job,
@@ -282,18 +281,15 @@ class BatchShuffler(ABC):
 
     def _check_type(self, batch: Rows) -> None:
         """Checks that this rank's batches are of one type, and whether the first can be exchanged."""
-        if self.format is None:
+        expected = None if self.format is None else self.format.batch_type
+        if expected is None:
             batch.check()
             return
-        self._batch_type = self._batch_type or self.format.batch_type
-        if self._batch_type is None:  # others had the first
-            batch.check()
-            self._batch_type = type(batch.batch)
         check_attributes(batch.tree)
-        if type(batch.batch) is not self._batch_type:
+        if type(batch.batch) is not expected:
             raise TypeError(
-                f"a batch is a {type_name(batch.batch)}, and the first was a "
-                f"{self._batch_type.__qualname__}; all must be of one type"
+                f"a batch is a {type_name(batch.batch)}, and the first was a {expected.__qualname__}; all "
+                "must be of one type"
             )
 
     def plan(self, batch: Any) -> ShufflePlan:

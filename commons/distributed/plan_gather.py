@@ -81,6 +81,8 @@ class PlanGather:
             if counted is not None:
                 rank = self._channel.ranks[self._channel.rank]
                 expected.check_same(None, rank, counted[1])
+                if expected.batch_type is None:  # others had the first batch
+                    self.format = expected = replace(expected, batch_type=type(counted[2].batch))
                 status = _OK
         except Exception as error:
             failure = error

@@ -198,19 +198,21 @@ def test_batches_of_other_types_are_refused_on_all_ranks(pools):
         assert "register_batch_type" in unknown
 
 
-def _types_are_agreed_on() -> tuple[str, list[int], list[int]]:
-    """Plans a batch that fails, then one of another type, of rank 0 alone; then rank 1 has one."""
+def _types_are_agreed_on() -> tuple[list[str], list[int], list[int]]:
+    """Plans a batch that fails, then one of another type, of rank 0 alone; then rank 1 has one that fails."""
     jagged = JaggedTensor(torch.arange(2), lengths=torch.ones(2).int())
     shuffler = Costing(lambda batch: next(iter(batch.values())).lengths())
-    failed = error_of(shuffler.plan, [jagged])
+    failed = [error_of(shuffler.plan, [jagged])]
     first = shuffler.plan({"x": jagged} if dist.get_rank() == 0 else None)
+    failed.append(error_of(shuffler.plan, {"x": jagged} if dist.get_rank() == 0 else [jagged]))
     later = shuffler.plan({"x": jagged})
     return failed, first.rows.num_loaded.tolist(), later.rows.num_loaded.tolist()
 
 
 def test_the_type_of_batches_is_that_of_the_first_that_was_planned(pools):
     for failed, first, later in pools(2).run(_types_are_agreed_on):
-        assert failed.startswith("AttributeError: 'list' object has no attribute 'values'")
+        for error in failed:
+            assert error.startswith("AttributeError: 'list' object has no attribute 'values'")
         assert (first, later) == ([2, 0], [2, 2])
 
 
