@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import reprlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,9 @@ from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
 from .shuffler_settings import OWN_PARTITIONERS, PARTITIONERS, ShufflerSettings
 from .slow_start import show_if_slow
+
+# Where a rank has no loss tokens, so many rows that have some are tried first, to each side by work.
+NEAR_GIVERS = 32
 
 
 def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
@@ -54,34 +58,36 @@ def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | N
     of most similar work with loss tokens, of a rank that keeps others. No rank takes longer than the slowest
     did, nor has more than `max_tokens`.
     """
-    has_loss = rows.loss_tokens > 0
-    with_loss = np.bincount(rank_of[has_loss], minlength=rows.num_ranks)
-    for rank in np.flatnonzero(with_loss == 0):
-        givers = np.flatnonzero(has_loss & (with_loss[rank_of] > 1))
-        for returned in np.flatnonzero(rank_of == rank).tolist() if givers.size else ():
-            change = np.abs(rows.workloads[givers] - rows.workloads[returned])
-            fits = _may_swap(rows, rank_of, givers, returned, max_tokens)
+    givers = np.flatnonzero(rows.loss_tokens > 0)
+    with_loss = np.bincount(rank_of[givers], minlength=rows.num_ranks)
+    if with_loss.all():
+        return
+    givers = givers[np.argsort(rows.workloads[givers], kind="stable")]
+    amounts = np.stack([rows.workloads, rows.tokens])
+    sums = np.stack([np.bincount(rank_of, of, minlength=rows.num_ranks) for of in amounts])
+    most, speeds = np.full(sums.shape, max_tokens or np.inf), relative_speeds(rows)
+    slightly_less = 1.0 if speeds is None else speeds * (1 - 2.0**-40)  # a product may be rounded up
+    most[0] = np.maximum(sums[0], times(rows, rank_of).max() * slightly_less)
+    for rank in np.flatnonzero(with_loss == 0).tolist():
+        able, own = givers[with_loss[rank_of[givers]] > 1], np.flatnonzero(rank_of == rank)
+        work, by_work, room = rows.workloads[own], rows.workloads[able], most[0] - sums[0]
+        starts = np.searchsorted(by_work, work)
+        # Rows with less or more work than these take a rank above the longest time.
+        lows = np.searchsorted(by_work, work - room.max())
+        highs = np.searchsorted(by_work, work + room[rank], side="right")
+        for reach, number in itertools.product((NEAR_GIVERS, len(able)), np.flatnonzero(lows < highs)):
+            start = starts[number]
+            near = able[max(start - reach, lows[number]) : min(start + reach, highs[number])]
+            source, more = rank_of[near], amounts[:, near] - amounts[:, own[number], None]
+            fits = sums[:, rank, None] + more <= most[:, rank, None]
+            fits = (fits & (sums[:, source] - more <= most[:, source])).all(0)
             if fits.any():
-                given = givers[np.where(fits, change, np.inf).argmin()]
-                with_loss[[rank, rank_of[given]]] += 1, -1
-                rank_of[[given, returned]] = rank_of[[returned, given]]
+                chosen = np.where(fits, np.abs(more[0]), np.inf).argmin()
+                with_loss[[rank, source[chosen]]] += 1, -1
+                sums[:, rank] += more[:, chosen]
+                sums[:, source[chosen]] -= more[:, chosen]
+                rank_of[[near[chosen], own[number]]] = rank, source[chosen]
                 break
-
-
-def _may_swap(
-    rows: RowTable, rank_of: np.ndarray, givers: np.ndarray, returned: int, max_tokens: int | None
-) -> np.ndarray:
-    """Returns bool `[givers]`: whether to swap each of these rows for another keeps the limits."""
-    loads, speeds = times(rows, rank_of), relative_speeds(rows)
-    speed = np.ones(len(loads)) if speeds is None else speeds
-    to, source, more = rank_of[returned], rank_of[givers], rows.workloads[givers] - rows.workloads[returned]
-    may = loads[to] + more / speed[to] <= loads.max()
-    may &= loads[source] - more / speed[source] <= loads.max()
-    if max_tokens is not None:
-        tokens = np.bincount(rank_of, rows.tokens, minlength=len(loads))
-        more = rows.tokens[givers] - rows.tokens[returned]
-        may &= (tokens[to] + more <= max_tokens) & (tokens[source] - more <= max_tokens)
-    return may
 
 
 def partition(rows: RowTable, settings: ShufflerSettings, **arguments: Any) -> np.ndarray:
