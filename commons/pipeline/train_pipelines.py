@@ -249,8 +249,10 @@ class ShuffleStageMixin(_WithStage):
 
         TorchRec takes a batch that waits alone for the last one, and never starts the next one's lookup.
         """
-        if len(self.batches) == 1 and self._execute_all_batches:  # type: ignore[attr-defined]
-            self.enqueue_batch(dataloader_iter)  # type: ignore[attr-defined]
+        waits_alone = len(self.batches) == 1 and self._execute_all_batches  # type: ignore[attr-defined]
+        has_next = waits_alone and self.enqueue_batch(dataloader_iter)  # type: ignore[attr-defined]
+        if has_next and isinstance(self, PrefetchTrainPipelineSparseDist):  # others do so in `progress`
+            self.start_sparse_data_dist(self.batches[1], self.contexts[1])
         super().fill_pipeline(dataloader_iter)  # type: ignore[misc]
 
     def copy_batch_to_gpu(self, dataloader_iter: Iterator[Any]) -> tuple[Any | None, Any]:

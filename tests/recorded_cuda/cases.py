@@ -10,7 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torchrec.datasets.utils import Batch as TorchRecBatch
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory, IdentityShuffler
@@ -60,7 +61,16 @@ class Place:
             yield batch.pin_memory() if self.on_cuda else batch
 
     def pipeline(self, model: Any, optimizer: Any, shuffler: BatchShuffler, name: str = "native") -> Any:
-        """Makes a pipeline."""
+        """Makes a pipeline. "prefetch" runs on the recorded GPU alone, and gets tables planned for a cache.
+
+        There is none: the kernels are those of the CPU, which have nothing to fetch.
+        """
+        if name == "prefetch" and not self.on_cuda:
+            name = "native"
+        elif name == "prefetch":
+            for module in model.modules():
+                for sharding in getattr(module, "module_sharding_plan", {}).values():
+                    sharding.compute_kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
         return TrainPipelineFactory.create(
             name,
             model=model,
@@ -98,16 +108,17 @@ def parameters(model: torch.nn.Module) -> Results:
     ]
 
 
-def torchrec_alone(place: Place) -> Results:
-    """The control: TorchRec's own pipeline."""
+def torchrec_alone(place: Place, kind: Any = TrainPipelineSparseDist) -> Results:
+    """The control: TorchRec's own pipelines; the one that prefetches does not run on the CPU."""
     model, optimizer = sharded_ranking_model()
     place.adopt(model)
+    kind = kind if place.on_cuda else TrainPipelineSparseDist
 
     def forward(batch: Any) -> tuple[torch.Tensor, Any]:
         losses, output = model(batch)
         return losses.sum(), output
 
-    pipeline = TrainPipelineSparseDist(model, optimizer, place.device, custom_model_fwd=forward)
+    pipeline = kind(model, optimizer, place.device, custom_model_fwd=forward)
     loader, outputs = place.load(histories(4)), []
     while True:
         try:
@@ -117,12 +128,16 @@ def torchrec_alone(place: Place) -> Results:
 
 
 def native(
-    place: Place, extensions: Sequence[Any] = (), make: Any = RankingModel, **settings: Any
+    place: Place,
+    extensions: Sequence[Any] = (),
+    make: Any = RankingModel,
+    kind: str = "native",
+    **settings: Any,
 ) -> Results:
     """The loader of rank 1 ends early."""
     model, optimizer = sharded(make())
     place.adopt(model)
-    pipeline = place.pipeline(model, optimizer, TokenShuffler(extensions=list(extensions), **settings))
+    pipeline = place.pipeline(model, optimizer, TokenShuffler(extensions=list(extensions), **settings), kind)
     results = steps(pipeline, place.load(histories(3 if dist.get_rank() else 5)))
     return [results, steps(pipeline, place.load(histories(2, seed=1))), parameters(model)]
 
@@ -203,11 +218,11 @@ class DictShuffler(BatchShuffler):
         return batch["features"].lengths().view(3, -1).sum(0) ** 2
 
 
-def of_dicts(place: Place) -> Results:
+def of_dicts(place: Place, kind: str = "native") -> Results:
     """Batches are dicts of a KeyedJaggedTensor and a tensor."""
     model, optimizer = sharded(OfDicts())
     place.adopt(model)
-    pipeline = place.pipeline(model, optimizer, DictShuffler())
+    pipeline = place.pipeline(model, optimizer, DictShuffler(), kind)
     batches = [
         {"features": batch.features, "weight": torch.arange(1.0, 1 + batch.batch_size)}
         for batch in histories(4)
@@ -234,11 +249,11 @@ def unbounded(place: Place) -> Results:
     return [results, parameters(model)]
 
 
-def evaluated(place: Place) -> Results:
+def evaluated(place: Place, kind: str = "native") -> Results:
     """A second pipeline evaluates the model in the middle of an epoch."""
     model, optimizer = sharded_ranking_model()
     place.adopt(model)
-    training, evaluation = (place.pipeline(model, optimizer, TokenShuffler()) for _ in range(2))
+    training, evaluation = (place.pipeline(model, optimizer, TokenShuffler(), kind) for _ in range(2))
     loader, results = place.load(histories(6)), []
     for seed in (1, 2):
         results += steps(training, loader, 2)
@@ -249,14 +264,48 @@ def evaluated(place: Place) -> Results:
     return [results, steps(training, loader), parameters(model)]
 
 
-def reset(place: Place) -> Results:
+def reset(place: Place, kind: str = "native") -> Results:
     """Batches on their way are dropped."""
     model, optimizer = sharded_ranking_model()
     place.adopt(model)
-    pipeline = place.pipeline(model, optimizer, TokenShuffler())
+    pipeline = place.pipeline(model, optimizer, TokenShuffler(), kind)
     results = steps(pipeline, place.load(histories(6)), 2)
     pipeline.reset()
     return [results, steps(pipeline, place.load(histories(3, seed=1))), parameters(model)]
+
+
+class Failing:
+    """A loader that fails at some batches of rank 1, and goes on with the next."""
+
+    def __init__(self, batches: Iterator[Any], numbers: set[int]) -> None:
+        self._batches, self._numbers = enumerate(batches), numbers
+
+    def __iter__(self) -> Failing:
+        return self
+
+    def __next__(self) -> Any:
+        number, batch = next(self._batches)
+        if number in self._numbers and dist.get_rank() == 1:
+            raise OSError(f"file {number} cannot be read")
+        return batch
+
+
+def failing(place: Place, kind: str = "native") -> Results:
+    """Loaders fail, and the pipeline goes on."""
+    model, optimizer = sharded_ranking_model()
+    place.adopt(model)
+    pipeline, results, errors = place.pipeline(model, optimizer, TokenShuffler(), kind), [], []
+    for seed, numbers in enumerate([{0}, {1, 2}, {0, 1, 4}, {3, 5}]):
+        loader = Failing(place.load(histories(6, seed)), numbers)
+        ended = False
+        while not ended:
+            try:
+                results.append((pipeline.progress(loader), pipeline.loss_sum))
+            except OSError as error:
+                errors.append(str(error))
+            except StopIteration:
+                ended = True
+    return [results, errors, parameters(model)]
 
 
 def own_loop(place: Place, among_all: bool = True, micro: bool = False) -> Results:
@@ -366,8 +415,21 @@ CASES: dict[str, Callable[[Place], Results]] = {
     "native": native,
     "native, labels first": partial(native, make=LabelsFirst),
     "native, all-gather": partial(native, exchange="all_gather"),
+    "TorchRec's prefetch alone": partial(torchrec_alone, kind=PrefetchTrainPipelineSparseDist),
+    "prefetch": partial(native, kind="prefetch"),
+    "prefetch, labels first": partial(native, make=LabelsFirst, kind="prefetch"),
+    "prefetch, evaluation": partial(evaluated, kind="prefetch"),
+    "prefetch, reset": partial(reset, kind="prefetch"),
+    "prefetch, failing loaders": partial(failing, kind="prefetch"),
+    "prefetch, dicts": partial(of_dicts, kind="prefetch"),
+    "prefetch, micro-batches": lambda place: native(place, [MicroBatches(40)], kind="prefetch"),
+    "prefetch, pieces": lambda place: native(
+        place, [DrawnCuts(0)], RankingOnPieces, "prefetch", equal_rows=False
+    ),
+    "prefetch, HSTU": partial(of_model, name="ranking", kind="prefetch"),
     "evaluation": evaluated,
     "reset": reset,
+    "failing loaders": failing,
     "dicts": of_dicts,
     "TorchRec's batches": of_torchrec_batches,
     "unbounded ids": unbounded,

@@ -36,6 +36,7 @@ WAITS = {
         _READ: 8,
     },
     "micro-batches": {_LOOKED_UP: 7},
+    "prefetch, micro-batches": {_LOOKED_UP: 7},
     "micro-batches of HSTU": {_LOOKED_UP: 8},  # one per sharded module,
     "verification": {
         "commons/extensions/verification/verification.py _row_hashes copy to the host": 14,
@@ -48,7 +49,7 @@ WAITS = {
     "votes": {"commons/training/step_vote.py read Event.synchronize": 6},
 }
 # The model reads from the device what a plan would have told.
-WITHOUT_A_PLAN = ("torchrec alone", "forward of a batch as loaded")
+WITHOUT_A_PLAN = ("torchrec alone", "TorchRec's prefetch alone", "forward of a batch as loaded")
 # The case that finds a fault; `native` does the others.
 FOUND_BY = {
     "default does not wait at the step": "native, labels first",
@@ -97,6 +98,26 @@ def test_a_case_is_equal_to_the_cpu_and_clean(pool, case):
 def test_an_exchange_launches_so_many_kernels_and_waits_for_nothing(pool, batch, kernels):
     expected = {"kernels": kernels, "collectives": 1, "waits": 0}
     assert pool.run(count, batch) == [expected] * 2
+
+
+# Faults of the stage within a pipeline; TorchRec's two pipelines use streams in their own ways.
+IN_PREFETCH = {
+    "data_dist does not wait for memcpy": "prefetch",
+    "a batch is not recorded": "prefetch",
+    "the exchange on the default stream": "prefetch",
+    "the exchange is not waited for": "prefetch",
+    "streams of its own for evaluation": "prefetch, evaluation",
+    "default does not wait at the step": "prefetch, labels first",
+    "a tensor is not recorded": "prefetch, dicts",
+    "default never waits": "prefetch",
+    "labels are not recorded": "prefetch",
+    "the exchange on the default stream after the copy": "prefetch",
+}
+
+
+@pytest.mark.parametrize("mutant", IN_PREFETCH)
+def test_a_fault_is_found_where_rows_are_prefetched(pool, mutant):
+    assert any(found.findings for found in pool.run(record, IN_PREFETCH[mutant], mutant, False))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
