@@ -308,14 +308,18 @@ def failing(place: Place, kind: str = "native") -> Results:
     return [results, errors, parameters(model)]
 
 
+def group_alone() -> Any:
+    """Makes a group for each rank, and returns this rank's."""
+    return [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+
+
 def own_loop(place: Place, among_all: bool = True, micro: bool = False) -> Results:
     """Copy and exchange run on a stream of their own, one batch ahead, as `own-loop.md` has it."""
     model, optimizer = sharded_ranking_model()
     place.adopt(model)
-    groups = [None] if among_all else [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     unshuffle = Unshuffle()
     extensions = [unshuffle, *([MicroBatches(40)] if micro else [])]
-    shuffler = TokenShuffler(groups[0 if among_all else dist.get_rank()], extensions=extensions)
+    shuffler = TokenShuffler(None if among_all else group_alone(), extensions=extensions)
     stream = torch.cuda.Stream() if place.on_cuda else None
     results: Results = []
     for batch, plan in shuffler.plan_ahead(place.load(histories(4))):
@@ -415,6 +419,8 @@ CASES: dict[str, Callable[[Place], Results]] = {
     "native": native,
     "native, labels first": partial(native, make=LabelsFirst),
     "native, all-gather": partial(native, exchange="all_gather"),
+    "native, off": partial(native, enabled=False),
+    "native among some": lambda place: native(place, process_group=group_alone()),
     "TorchRec's prefetch alone": partial(torchrec_alone, kind=PrefetchTrainPipelineSparseDist),
     "prefetch": partial(native, kind="prefetch"),
     "prefetch, labels first": partial(native, make=LabelsFirst, kind="prefetch"),
