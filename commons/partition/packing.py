@@ -10,6 +10,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .kernels import sum_per_part
 from .problem import Problem, heaviest_first, indices_of_parts
 from .refined import place_from_scratch, refine
 from .workloads import MOST_TOKENS, as_integers, as_tokens, as_workloads, bits_of_loads, check_count
@@ -57,7 +58,8 @@ def pack_micro_batches(
     """
     samples = check_samples(workloads, tokens, max_tokens, multiple_of, min_count)
     report_above_cap(*samples[1:], strict)
-    ranks = [pack(*samples, int(multiple_of), max(int(min_count), least_count(*samples[1:])))]
+    least = int(least_counts(*samples[1:], np.zeros_like(samples[1]), 1)[0])
+    ranks = [pack(*samples, int(multiple_of), max(int(min_count), least))]
     if strict:
         refuse_empty(ranks)
     return ranks[0]
@@ -67,7 +69,7 @@ def pack(
     work: np.ndarray, tokens: np.ndarray, max_tokens: int, multiple_of: int, least: int
 ) -> list[np.ndarray]:
     """As `pack_micro_batches`, of samples as `check_samples` returns them, and without a warning; `least` is
-    `least_count` or more."""
+    that of `least_counts`, or more."""
     alone, shared = np.flatnonzero(tokens > max_tokens), np.flatnonzero(tokens <= max_tokens)
     count = -(-least // multiple_of) * multiple_of - len(alone)
     parts = _share(work[shared], tokens[shared], max_tokens, count, multiple_of) if count > 0 else []
@@ -167,15 +169,19 @@ def report_above_cap(tokens: np.ndarray, max_tokens: int, strict: bool) -> None:
     )
 
 
-def least_count(tokens: np.ndarray, max_tokens: int) -> int:
-    """Micro-batches that any division of int64 `[samples]` needs."""
-    shared = tokens[tokens <= max_tokens]
-    more_than_half = int((2 * shared > max_tokens).sum())  # no two of them fit together
-    with_tokens = shared[shared > 0]
-    most_together = max_tokens // int(with_tokens.min(initial=max_tokens))
-    by_number = -(-len(with_tokens) // most_together)
-    by_tokens = -(-int(shared.sum()) // max_tokens)
-    return len(tokens) - len(shared) + max(by_tokens, more_than_half, by_number, min(len(shared), 1))
+def least_counts(tokens: np.ndarray, max_tokens: int, rank_of: np.ndarray, num_ranks: int) -> np.ndarray:
+    """Micro-batches that any division of each rank's samples needs, int64 `[ranks]`."""
+    is_above, is_half = tokens > max_tokens, 2 * tokens > max_tokens
+    shared = np.where(is_above, 0, tokens)
+    smallest = np.full(num_ranks, max_tokens)
+    np.minimum.at(smallest, rank_of[shared > 0], shared[shared > 0])
+    num_above, num_half, num_shared, num_with_tokens = (
+        np.bincount(rank_of[chosen], minlength=num_ranks)  # no two above half fit together
+        for chosen in (is_above, is_half & ~is_above, ~is_above, shared > 0)
+    )
+    by_number = -(-num_with_tokens // (max_tokens // smallest))
+    by_tokens = -(-sum_per_part(shared, rank_of, num_ranks) // max_tokens)
+    return num_above + np.maximum.reduce([by_tokens, num_half, by_number, np.minimum(num_shared, 1)])
 
 
 def has_empty(ranks: Sequence[Sequence[np.ndarray]]) -> bool:

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ...partition import imbalance, refined
-from ...partition.kernels import NO_CAP
+from ...partition.kernels import NO_CAP, NONE
 from ...partition.packing import (
     TOLERANCE,
     check_samples,
     has_empty,
-    least_count,
+    least_counts,
     pack,
     refuse_empty,
     report_above_cap,
@@ -61,21 +61,26 @@ def balance_micro_batches(
     # 1. Divide the placement with the best balance.
     partition = refined(workloads, num_partitions, equal_size, speeds=speeds)
     num_ranks = len(partition)
-    least = max(-(-least_count(amounts, cap) // num_ranks), min_count)
+    least = max(-(-int(least_counts(amounts, cap, np.zeros_like(amounts), 1)[0]) // num_ranks), min_count)
     fewest = -(-least // multiple_of) * multiple_of
-    ranks = _divide(work, amounts, cap, partition, multiple_of, min_count)
+
+    def divide(partition: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+        rank_of = number_of_part(partition, len(work))
+        numbered = number_micro_batches(work, amounts, cap, rank_of, num_ranks, multiple_of, min_count)
+        return _in_lists(rank_of, num_ranks, *numbered)
+
+    ranks = divide(partition)
     # 2. Try one that leaves ranks some room under their caps.
     if len(ranks[0]) > fewest:
         roomy = _place_with_room(workloads, amounts, cap, partition, fewest, equal_size, speeds)
         if roomy is not None:
-            divided = _divide(work, amounts, cap, roomy, multiple_of, min_count)
-            ranks = min(ranks, divided, key=lambda each: len(each[0]))
+            ranks = min(ranks, divide(roomy), key=lambda each: len(each[0]))
     # 3. Try one with a sample for each micro-batch.
     if not equal_size and has_empty(ranks):
         rows = min(len(ranks[0]), len(work) // num_ranks)
         problem = replace(Problem.of(workloads, num_ranks, equal_size=False, speeds=speeds), fewest=rows)
         filled = indices_of_parts(problem.unsort(place_from_scratch(problem, 0.0)), num_ranks)
-        divided = _divide(work, amounts, cap, filled, multiple_of, min_count)
+        divided = divide(filled)
         if len(divided[0]) <= len(ranks[0]):
             ranks = divided
     if strict:
@@ -121,69 +126,88 @@ def divide_into_micro_batches(
     check_count("num_partitions", len(partition))
     work, amounts, cap = check_samples(workloads, tokens, max_tokens)
     rank_of = number_of_part(partition, len(work))
-    return _divide(work, amounts, cap, indices_of_parts(rank_of, len(partition)), 1, 1)
+    return _in_lists(
+        rank_of, len(partition), *number_micro_batches(work, amounts, cap, rank_of, len(partition))
+    )
 
 
-def _divide(
+def number_micro_batches(
     work: np.ndarray,
     tokens: np.ndarray,
     max_tokens: int,
-    partition: Sequence[np.ndarray],
-    multiple_of: int,
-    min_count: int,
-) -> list[list[np.ndarray]]:
-    """Divides every rank's samples, into the smallest number of micro-batches that is found for all."""
-    ranks: list[list[np.ndarray]] = [[] for _ in partition]
-    count = max(min_count, *(least_count(tokens[part], max_tokens) for part in partition))
-    while any(len(rank) < count for rank in ranks):
-        quick = _divide_longest_first(
-            work, tokens, max_tokens, partition, -(-count // multiple_of) * multiple_of
-        )
-        for number, part in enumerate(partition):
-            if len(ranks[number]) < count:
-                ranks[number] = quick[number]
-            if len(ranks[number]) < count:
-                divided = pack(work[part], tokens[part], max_tokens, multiple_of, count)
-                ranks[number] = [part[samples] for samples in divided]
-            count = max(count, len(ranks[number]))
-    return ranks
+    rank_of: np.ndarray,
+    num_ranks: int,
+    multiple_of: int = 1,
+    min_count: int = 1,
+    even: bool = True,
+) -> tuple[np.ndarray, int]:
+    """Divides every rank's samples, into the smallest number of micro-batches that is found for all.
+
+    Returns int64 `[samples]`, the micro-batch of each on its rank, the lightest first; and how many there
+    are. Unless they have to be `even`, any division under the cap will do, which takes less time.
+    """
+    count = max(min_count, int(least_counts(tokens, max_tokens, rank_of, num_ranks).max()))
+    while True:
+        count = -(-count // multiple_of) * multiple_of
+        number = _divide_longest_first(work, tokens, max_tokens, rank_of, num_ranks, count, even)
+        for rank in np.unique(rank_of[number == NONE]).tolist():
+            own = np.flatnonzero(rank_of == rank)
+            divided = pack(work[own], tokens[own], max_tokens, multiple_of, count)
+            if len(divided) > count:
+                count = len(divided)
+                break
+            number[own] = number_of_part(divided, len(own))
+        else:
+            return number, count
+
+
+def _in_lists(rank_of: np.ndarray, num_ranks: int, number: np.ndarray, count: int) -> list[list[np.ndarray]]:
+    parts = indices_of_parts(rank_of * count + number, num_ranks * count)
+    return [parts[start : start + count] for start in range(0, len(parts), count)]
 
 
 def _divide_longest_first(
-    work: np.ndarray, tokens: np.ndarray, max_tokens: int, partition: Sequence[np.ndarray], count: int
-) -> list[list[np.ndarray]]:
-    """Divides all ranks' samples at once into `count` micro-batches; none for a rank that needs a search.
+    work: np.ndarray,
+    tokens: np.ndarray,
+    max_tokens: int,
+    rank_of: np.ndarray,
+    num_ranks: int,
+    count: int,
+    even: bool,
+) -> np.ndarray:
+    """Divides all ranks' samples at once into `count` micro-batches; NONE for a rank that needs a search.
 
     Each sample, a rank's heaviest first, goes where the least work is, of those with room for its tokens.
+    Before them, each above the cap goes to an empty micro-batch.
     """
-    rows = max(map(len, partition))
-    if rows > MOST_ROWS_PER_RANK * len(partition):
-        return [[] for _ in partition]
+    sizes = np.bincount(rank_of, minlength=num_ranks)
+    if sizes.max() > MOST_ROWS_PER_RANK * num_ranks:
+        return np.full_like(rank_of, NONE)
     # 1. A row for each rank, of its samples from the heaviest on, and then of nothing.
-    is_real = np.arange(rows) < np.array([len(part) for part in partition])[:, None]
-    sample = np.zeros(is_real.shape, dtype=np.int64)
-    sample[is_real] = np.concatenate(partition)
-    order = np.argsort(np.where(is_real, -work[sample], 1), axis=1, kind="stable")
-    sample = np.take_along_axis(sample, order, 1)
-    costs, amounts = work[sample] * is_real, tokens[sample] * is_real
+    order = np.lexsort((-work, tokens <= max_tokens, rank_of))
+    is_real = np.arange(sizes.max()) < sizes[:, None]
+    costs, amounts = np.zeros((2, *is_real.shape), dtype=np.int64)
+    costs[is_real], amounts[is_real] = work[order], tokens[order]
     # 2. Place a sample of every rank at a time.
-    ranks, chosen = np.arange(len(partition)), np.empty_like(sample)
-    loads, filled = np.zeros((2, len(partition), count), dtype=np.int64)
-    for column in range(rows):
-        has_room = filled + amounts[:, column, None] <= max_tokens
+    ranks, chosen = np.arange(num_ranks), np.empty_like(costs)
+    loads, filled = np.zeros((2, num_ranks, count), dtype=np.int64)
+    is_good = np.ones(num_ranks, dtype=bool)
+    for column in range(sizes.max()):
+        needed = amounts[:, column, None]
+        has_room = (filled + needed <= max_tokens) | ((needed > max_tokens) & (filled == 0))
         part = np.where(has_room, loads, NO_CAP).argmin(1)
+        is_good &= has_room[ranks, part] | ~is_real[:, column]
         loads[ranks, part] += costs[:, column]
         filled[ranks, part] += amounts[:, column]
         chosen[:, column] = part
     # 3. Keep what a search could hardly improve.
-    least = np.maximum(loads.sum(1) / count, costs.max(1, initial=0))
-    is_good = (filled.max(1) <= max_tokens) & (loads.max(1) <= (1 + TOLERANCE) * least)
+    if even:
+        least = np.maximum(loads.sum(1) / count, costs.max(1, initial=0))
+        is_good &= loads.max(1) <= (1 + TOLERANCE) * least
     by_load = np.argsort(np.argsort(loads, axis=1, kind="stable"), axis=1)
-    number = ranks[:, None] * count + np.take_along_axis(by_load, chosen, 1)
-    part_of = np.empty_like(work)
-    part_of[sample[is_real]] = number[is_real]
-    parts = indices_of_parts(part_of, len(partition) * count)
-    return [parts[rank * count : (rank + 1) * count] if is_good[rank] else [] for rank in ranks]
+    number = np.empty_like(rank_of)
+    number[order] = np.where(is_good[:, None], np.take_along_axis(by_load, chosen, 1), NONE)[is_real]
+    return number
 
 
 def micro_batch_imbalance(workloads: ArrayLike, micro_batches: Sequence[Sequence[np.ndarray]]) -> float:

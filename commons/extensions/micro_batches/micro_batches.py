@@ -17,11 +17,11 @@ from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.slow_start import show_if_slow
 from ...distributed.step import Step
-from ...partition.problem import number_of_part
+from ...partition.packing import check_samples
 from ...sequence_batch import BaseBatch
 from ..row_objects import join, shared_in_results
 from .divided_batch import COLUMN, micro_batch_of_rows, micro_batches, rows_of_micro_batches
-from .division import divide_into_micro_batches, time_relative_to_mean
+from .division import divide_into_micro_batches, number_micro_batches, time_relative_to_mean
 from .micro_batch_forward import check_no_hooks, run_micro_batches
 
 if TYPE_CHECKING:
@@ -164,12 +164,13 @@ class MicroBatches(Extension):
 
 
 def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
-    """Returns the plan with the rows of every rank in micro-batches of at most `max_tokens`."""
+    """Returns the plan with the rows of every rank in micro-batches of at most `max_tokens`.
+
+    They need not be even: ranks wait for each other once per step.
+    """
     rows = plan.rows
-    by_rank = divide_into_micro_batches(rows.workloads, rows.tokens, plan.partition, max_tokens)
-    count = len(by_rank[0])
-    parts = [part for rank_parts in by_rank for part in rank_parts]
-    micro_batch = number_of_part(parts, len(rows.workloads)) % count
+    work, tokens, cap = check_samples(rows.workloads, rows.tokens, max_tokens)
+    micro_batch, count = number_micro_batches(work, tokens, cap, plan.destination, plan.num_ranks, even=False)
     columns = {**rows.columns, COLUMN: micro_batch}
     return replace(plan, rows=replace(rows, columns=columns), num_parts=count)
 

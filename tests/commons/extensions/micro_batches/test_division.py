@@ -16,7 +16,9 @@ from commons.extensions.micro_batches import (
     divide_into_micro_batches,
     micro_batch_imbalance,
 )
+from commons.extensions.micro_batches.division import number_micro_batches
 from commons.partition import imbalance, loads, lower_bound, pack_micro_batches, refined
+from commons.partition.packing import check_samples
 from commons.perf_model import HSTUFlops
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, is_even, parts_at
 from tests.commons.partition.drawn_workloads import ARRAYS, PARTS, SMALL, WORKLOADS, homes
@@ -245,6 +247,23 @@ def test_divide_keeps_every_sample_on_its_rank(data, drawn, num_ranks):
     of_ranks = [np.array(tokens, dtype=np.int64)[samples] for samples in partition]
     assert max(1, *(fewest_for(of_rank, cap) for of_rank in of_ranks)) <= len(ranks[0])
     assert len(ranks[0]) <= max(1, *(best_fit_decreasing(of_rank, cap) for of_rank in of_ranks))
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), drawn=drawn_samples(), num_ranks=NUM_RANKS)
+def test_divisions_that_need_not_be_even_keep_to_the_cap_and_the_count(data, drawn, num_ranks):
+    workloads, tokens, cap = drawn
+    rank_of = np.array(data.draw(homes(len(workloads), num_ranks, even=False)), dtype=np.int64)
+    number, count = number_micro_batches(
+        *check_samples(workloads, tokens, cap), rank_of, num_ranks, even=False
+    )
+    ranks = [
+        [np.flatnonzero((rank_of == rank) & (number == of_rank)) for of_rank in range(count)]
+        for rank in range(num_ranks)
+    ]
+    check_ranks(workloads, tokens, ranks, cap)
+    needed = [best_fit_decreasing(np.array(tokens)[rank_of == rank], cap) for rank in range(num_ranks)]
+    assert count <= max(1, *needed)
 
 
 @pytest.mark.parametrize("room", [1.02, 1.3])
