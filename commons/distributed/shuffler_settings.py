@@ -50,9 +50,9 @@ class ShufflerSettings:
         max_tokens: tokens per rank at most, as `get_tokens` counts them; None for no limit. A batch that
             cannot be placed under it is an error on every rank.
         token_tolerance: the fullest rank may have (1 + token_tolerance) × the mean tokens, as far as the
-            largest load allows it, for at most 4% more samples moved. It bounds activations where
-            `max_tokens` does not, and never fails. Partitioners without the argument ignore it. None to leave
-            tokens alone.
+            target load allows it, for at most 4% more samples moved, and others of their groups. It bounds
+            activations where `max_tokens` does not, and never fails. Partitioners without the argument ignore
+            it. None to leave tokens alone.
         exchange: "all_to_all" sends each sample straight to its destination. "all_gather" sends all samples
             to all ranks.
 

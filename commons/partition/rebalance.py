@@ -54,13 +54,14 @@ def rebalance(
             samples in each of its parts than this may stay in several.
         equal_size, tokens, max_tokens, speeds: Options as of `longest_processing_time`.
         token_tolerance: Share by which the fullest part's tokens may exceed the mean. At most 4% of all
-            samples move for that, and no load grows above the largest. It needs `tokens`, not `max_tokens`.
+            samples move for that, and others of their groups. No load grows above the largest, or above what
+            the tolerance allows. It needs `tokens`, not `max_tokens`.
 
     Returns:
         Indices of each part, as of `longest_processing_time`. Without groups, the balance is never worse than
-        that of `home`, if that keeps to the limits. With groups, it is within the tolerance, or no worse than
-        without. Where a part of `home` has too many samples, its lightest leave, and as many of its heaviest
-        as the loads demand.
+        that of `home`, if that keeps to the limits, but for what `token_tolerance` allows. With groups, it is
+        within the tolerance, or no worse than without. Where a part of `home` has too many samples, its
+        lightest leave, and as many of its heaviest as the loads demand.
 
     Raises:
         ValueError: As `longest_processing_time`. Or `home` is not one part, or `groups` not one integer, for

@@ -75,7 +75,8 @@ def refined(
 ) -> np.ndarray:
     """Runs `longest_processing_time`, then `refine`: the best balance of all functions here.
 
-    It also starts from equal-size `karmarkar_karp` where that may be better, and is never worse than it.
+    Where it has not reached the tolerance, it also starts from equal-size `karmarkar_karp`, and so is never
+    worse than that, or within the tolerance.
 
     Arguments, result, and errors are those of the two functions; `token_tolerance` is that of `rebalance`.
     With at most 8 samples per part on average, the search goes on to the lower bound, past the tolerance.

@@ -40,6 +40,7 @@ def balance_window(
     Every step gets a target load for its parts, from the first step, which takes the largest samples, to the
     last. Samples are placed longest first by what is missing to the target, and refined. Two other plans are
     taken where they come out better: the same target for all steps, and consecutive samples in each step.
+    If none keeps the limit, samples are divided among steps evenly, and then among parts.
 
     Args:
         workloads: Costs of the samples of all steps, `[samples]`, non-negative.
@@ -58,6 +59,7 @@ def balance_window(
     """
     check_count("num_steps", num_steps)
     check_count("num_partitions", num_partitions)
+    num_steps, num_partitions = int(num_steps), int(num_partitions)  # narrower ones would overflow
     if max_step_ratio is not None and not max_step_ratio >= 1:
         raise ValueError(f"max_step_ratio is {max_step_ratio}, expected at least 1, or None for no limit")
     tiled = np.tile(as_speeds(speeds, num_partitions), num_steps)
@@ -65,7 +67,8 @@ def balance_window(
     limit = np.inf if max_step_ratio is None else max_step_ratio
     plans = _make_plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
     if num_steps == 1 or len(problem.work) % (num_steps * num_partitions) == 0:
-        plans.append(_plan_each_step(problem, num_partitions, num_steps))
+        step_of = problem.order // max(len(problem.work) // num_steps, 1)
+        plans.append(_plan_each_step(problem, step_of, num_partitions, equal_size))
     for margin in MARGINS:
         targets = _set_targets(problem, num_partitions, num_steps, max(limit * margin, 1.0))
         found = _make_plans(problem, targets)
@@ -74,6 +77,11 @@ def balance_window(
         if not is_beyond:
             break
     best = min(plans, key=lambda plan: _rank(problem, plan, num_steps, limit))
+    if _rank(problem, best, num_steps, limit)[0]:  # beyond it
+        fewest, most = problem.fewest * num_partitions, problem.most * num_partitions
+        steps = replace(problem, speeds=np.ones(num_steps), fewest=fewest, most=most)
+        even = _plan_each_step(problem, best_from_scratch(steps, 0.0), num_partitions, equal_size)
+        best = min(best, even, key=lambda plan: _rank(problem, plan, num_steps, limit))
     parts = indices_of_parts(problem.unsort(best), problem.num_parts)
     return [parts[start : start + num_partitions] for start in range(0, len(parts), num_partitions)]
 
@@ -180,13 +188,15 @@ def _adapt_to_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:
     return placed
 
 
-def _plan_each_step(problem: Problem, num_partitions: int, num_steps: int) -> np.ndarray:
-    """A step of consecutive samples each, as without a window, so that a window is not worse than none."""
-    step_of = problem.order // max(len(problem.work) // num_steps, 1)
+def _plan_each_step(
+    problem: Problem, step_of: np.ndarray, num_partitions: int, equal_size: bool
+) -> np.ndarray:
+    """Plans the samples of each step as without a window; `step_of` int64 `[samples]`, from 0 on."""
     part_of = np.empty(len(problem.work), dtype=np.int64)
-    for step in range(num_steps):
+    for step in np.unique(step_of):
         samples = np.flatnonzero(step_of == step)
-        work, tokens = problem.work[samples], problem.tokens[samples]
-        one_step = replace(problem, speeds=problem.speeds[:num_partitions], work=work, tokens=tokens)
+        work, tokens, count = problem.work[samples], problem.tokens[samples], len(samples)
+        sizes = (count // num_partitions, -(-count // num_partitions)) if equal_size else (0, count)
+        one_step = Problem(problem.speeds[:num_partitions], samples, work, tokens, *sizes)
         part_of[samples] = step * num_partitions + best_from_scratch(one_step, 0.0)
     return part_of

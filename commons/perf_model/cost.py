@@ -51,6 +51,7 @@ class Cost:
         for value in (*self.coefficients, self.per_step, self.median_error):
             if isinstance(value, bool) or not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{self} has {value}; expected finite numbers of at least 0")
+        object.__setattr__(self, "coefficients", tuple(map(float, self.coefficients)))  # integers would wrap
         if self.num_columns < 1:
             raise ValueError(f"{self} has no coefficient of a column of get_workloads; expected one")
         if not any(self.coefficients):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.partition import balance_window, imbalance, loads, refined, step_ratios
-from tests.commons.partition.checks import check_partition
+from tests.commons.partition.checks import SLACK, check_partition
 from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS
 from tests.commons.partition.heavy_tails import ROWS, draw_flops
 
@@ -68,6 +68,37 @@ def test_no_step_is_above_the_ratio(ranks, steps, ratio):
         workloads = draw_flops(lengths, rng, steps * ranks * ROWS)
         assert workloads.max() <= ratio * workloads.sum() / steps
         assert step_ratios(workloads, balance_window(workloads, ranks, steps, ratio)).max() <= ratio
+
+
+@pytest.mark.parametrize(
+    ("workloads", "parts", "steps", "ratio", "equal_size"),
+    [
+        ([100, 100], 2, 2, 1.5, False),
+        ([100, 100, 1, 1], 2, 2, 1.5, True),
+        ([100] * 4, 4, 2, 1.1, False),
+        ([7] * 29, 5, 5, 1.1, True),
+    ],
+)
+def test_a_ratio_that_an_even_division_keeps_is_kept(workloads, parts, steps, ratio, equal_size):
+    window = balance_window(np.array(workloads), np.int8(parts), np.int8(steps), ratio, equal_size)
+    assert step_ratios(np.array(workloads), window).max() <= ratio
+    sizes = [len(part) for part in parts_of(window)]
+    assert sum(sizes) == len(workloads) and (not equal_size or max(sizes) - min(sizes) <= 1)
+
+
+@pytest.mark.parametrize("equal_size", [True, False])
+@pytest.mark.parametrize("seed", range(30))
+def test_giants_are_divided_among_steps_where_nothing_else_keeps_the_ratio(seed, equal_size):
+    rng = np.random.default_rng(seed)
+    parts, steps, rows = rng.choice([2, 4, 8]), rng.choice([3, 4, 8]), rng.choice([1, 2, 8])
+    count = parts * steps * rows + (0 if equal_size else rng.integers(0, parts))
+    workloads = np.where(rng.random(count) < 0.15, 1000, rng.integers(1, 5, count))
+    speeds = None if seed % 2 else rng.uniform(0.5, 1, parts)
+    even = loads(workloads, refined(workloads, steps, equal_size))
+    window = balance_window(workloads, parts, steps, 1.25, equal_size, speeds=speeds)
+    ratio = step_ratios(workloads, window).max()
+    assert ratio <= max(1.25, even.max() / even.mean()) * SLACK
+    check_partition(parts_of(window), count, parts * steps, equal_size)
 
 
 def test_a_giant_above_the_ratio_is_not_refused_but_reported():

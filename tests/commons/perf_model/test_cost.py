@@ -56,6 +56,14 @@ def test_the_sum_of_columns_is_exact_and_ends_where_integers_do():
     assert (cost[2:] > 2**63 - 2**12).all()
 
 
+def test_integers_as_coefficients_are_those_of_floats():
+    work = np.array([[10**13]])
+    assert Cost((0, 0, 10**6)) == Cost((0.0, 0.0, 1e6))
+    assert (
+        Cost((0, 0, 10**6)).of(1, np.ones(1), work) == Cost((0.0, 0.0, 1e6)).of(1, np.ones(1), work) > 2**62
+    )
+
+
 seconds = st.floats(0, 1e9, allow_nan=False)
 
 
