@@ -167,7 +167,7 @@ def train(steps: int, checkpoint: dict | None = None) -> tuple[torch.Tensor, dic
         losses.append(pipeline.loss_sum / pipeline.loss_tokens)
         trained += 1
     pipeline.reset()  # drops the batches loaded ahead, which a resumed run loads again
-    losses = torch.stack(losses)
+    losses = torch.stack(losses) if losses else torch.zeros(0)
     dist.all_reduce(losses)
     return losses, {"model": model.state_dict(), "sampler": {"epoch": 0, "batches": trained}}
 

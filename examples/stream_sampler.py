@@ -119,7 +119,7 @@ def train(steps: int, checkpoint: dict | None = None) -> tuple[torch.Tensor, dic
         trained += sampler.global_rows
         if len(losses) == steps:
             break
-    losses = torch.stack(losses)
+    losses = torch.stack(losses) if losses else torch.zeros(0)
     dist.all_reduce(losses)
     return losses, {"model": model.state_dict(), "sampler": {"samples": trained}}
 

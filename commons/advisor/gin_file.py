@@ -81,7 +81,8 @@ class GinRun:
         names = [
             "train_batch_size",
             "enable_balanced_shuffler",
-            *(f"balance_{name}" for name in (*CHOSEN, "cost")),
+            "max_tokens_per_micro_batch",
+            *(f"balance_{name}" for name in (*CHOSEN, "cost", "group_feature")),
         ]
         bound = [name for name in names if is_bound(f"TrainerArgs.{name}")]
         return {name: getattr(self._trainer(), name) for name in bound}  # a macro's value, not its name

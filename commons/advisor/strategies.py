@@ -88,6 +88,10 @@ class Strategy:
         needed["split"] = self.cuts_samples or None
         wanted |= {name: value for name, value in needed.items() if value is not None}
         lines = {"enable_balanced_shuffler": True} | {f"balance_{name}": wanted[name] for name in wanted}
+        if self.cuts_samples:  # which exclude micro-batches
+            lines["max_tokens_per_micro_batch"] = None
+        if self.group_feature is None and not self.settings.takes("groups"):
+            lines["balance_group_feature"] = None
         return [f"TrainerArgs.{name} = {lines[name]!r}" for name in lines if present.get(name) != lines[name]]
 
     @property

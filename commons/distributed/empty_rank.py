@@ -10,6 +10,7 @@ The padding row, or the real one, is the same on all ranks: they agree on it wit
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from ..sequence_batch.row_lists import is_plain_throughout
 from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import rebuild, take_apart
 
-# Optimizers of FBGEMM's tables that move a row by its momentum, whatever its gradient.
+# Optimizers of FBGEMM's tables that move a row by its momentum, whatever its gradient. On GPUs, weight decay
+# does so, too.
 _MOVING = ("ADAM", "LAMB", "LARS_SGD", "PARTIAL_ROWWISE_ADAM", "PARTIAL_ROWWISE_LAMB")
 # A number of rows that an output has for its rows alone: fewer are as many as some models have classes.
 COPIES = 61
@@ -61,19 +63,26 @@ def check_runs_copies(
 
 
 def _has_sparse_adam(optimizer: Any) -> bool:
-    """Returns whether an optimizer, or what TorchRec's optimizers hold, is a SparseAdam."""
-    inner = [getattr(optimizer, "_optimizer", None), *(of for _, of in getattr(optimizer, "optimizers", ()))]
-    return isinstance(optimizer, torch.optim.SparseAdam) or any(
-        _has_sparse_adam(of) for of in inner if of is not None
-    )
+    """Returns whether an optimizer, or what containers of optimizers hold, is a SparseAdam."""
+    held = getattr(optimizer, "optimizers", ())  # TorchRec's are pairs of a name and an optimizer
+    held = held.values() if isinstance(held, Mapping) else held
+    inner = [of[-1] if isinstance(of, tuple) else of for of in held] if isinstance(held, Iterable) else []
+    inner = [of for of in (*inner, getattr(optimizer, "_optimizer", None)) if of is not None]
+    return isinstance(optimizer, torch.optim.SparseAdam) or any(map(_has_sparse_adam, inner))
 
 
 def _fused_optimizer(model: torch.nn.Module | None) -> str:
-    """Returns the name of an optimizer in a model's tables that moves rows without a gradient, or none."""
-    for module in model.modules() if model is not None else ():
-        name = getattr(getattr(module, "optimizer", None), "name", None)
+    """Returns the optimizer in a model's tables that moves rows without a gradient, or none."""
+    modules = [] if model is None else list(model.modules())
+    # TorchRec keeps lookups in lists: they are no submodules.
+    lookups = [lookup for module in modules for lookup in getattr(module, "_lookups", None) or ()]
+    for tables in (*modules, *(inner for lookup in lookups for inner in lookup.modules())):
+        name = getattr(getattr(tables, "optimizer", None), "name", None)
         if name in _MOVING:
             return f"the tables' {name}"
+        on_gpu = getattr(tables, "current_device", torch.device("cpu")) != torch.device("cpu")
+        if on_gpu and getattr(getattr(tables, "optimizer_args", None), "weight_decay", 0):
+            return "the tables' weight decay"
     return ""
 
 

@@ -315,6 +315,11 @@ class ShuffleStageMixin(_WithStage):
                     "data, nor turn it into numbers. Look the tables up there and do the rest in a "
                     'submodule, or use pipeline "none"'
                 ) from error
+        for name in self._stage.runs_in_parts if self._pipelined_postprocs else ():  # type: ignore[attr-defined]
+            raise RuntimeError(
+                f"{name} divides a batch after pipeline_postproc has run modules on the whole of it, whose "
+                "results each part would get: leave one of them out, or have the loader do their work"
+            )
         if not self._pipelined_modules:  # type: ignore[attr-defined]
             raise RuntimeError(
                 f"{type(self).__name__} found no module of the model to pipeline. TorchRec needs a sharded "

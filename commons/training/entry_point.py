@@ -37,6 +37,7 @@ UNBALANCED = [
     "TrainerArgs.enable_balanced_shuffler = False",
     "TrainerArgs.single_rank_load = False",
     "TrainerArgs.balance_cost = 'flops'",
+    f"TrainerArgs.balance_speed_limit = {TrainerArgs.balance_speed_limit}",
 ]
 
 
@@ -87,7 +88,8 @@ def _pipelines(
     """Returns what makes the pipeline of a task, with balancing on or off, and its batches."""
 
     def make_pipeline(enabled: bool) -> tuple[Any, Iterator[Any]]:
-        args = replace(trainer, enable_balanced_shuffler=enabled)
+        single = enabled and trainer.single_rank_load  # which only balancing spreads
+        args = replace(trainer, enable_balanced_shuffler=enabled, single_rank_load=single)
         task = make_task(args, device)
         model, optimizer = shard_model(task.model, optimizer_args, device)
         pipeline = task.make_pipeline(args, model, optimizer, device)

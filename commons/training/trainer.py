@@ -85,6 +85,7 @@ class _Trainer:
         self._vote = StepVote()
         self._recovery = Recovery(args, self._state, self._vote, whole_run)
         self._recovery.resume()
+        self._state.progress = self._state.progress.within(task.train_dataset)
         if self._recovery.restored is not None and dist.get_rank() == 0:
             tqdm.write(f"training resumes from {self._recovery.restored}")
         self._first_step = self._state.progress.step
@@ -149,7 +150,10 @@ class _Trainer:
             if cost is None:
                 warn_once(f"too few steps to learn costs: no {LEARNED_COST_FILE} was written")
             elif dist.get_rank() == 0:
-                cost.save(Path(args.log_dir) / LEARNED_COST_FILE)
+                try:
+                    cost.save(Path(args.log_dir) / LEARNED_COST_FILE)
+                except OSError as error:  # as of a full disk, for which a training does not fail
+                    logger.warning(f"{LEARNED_COST_FILE} was not written: {error}")
         self._pipeline.reset()  # steps planned ahead need the other ranks; none may leave before
         return self._evaluations
 

@@ -60,10 +60,11 @@ class Progress:
 
     def after_step(self, dataset: SequenceDataset) -> Progress:
         """Returns the progress after one more step over `dataset`."""
-        sample = self.sample + dataset.samples_per_step
-        if sample >= dataset.num_samples:
-            return Progress(self.step + 1, self.epoch + 1)
-        return Progress(self.step + 1, self.epoch, sample)
+        return Progress(self.step + 1, self.epoch, self.sample + dataset.samples_per_step).within(dataset)
+
+    def within(self, dataset: SequenceDataset) -> Progress:
+        """Returns this progress, or that of the next epoch if `dataset`, which may have shrunk, has ended."""
+        return self if self.sample < dataset.num_samples else Progress(self.step, self.epoch + 1)
 
     def steps_left(self, dataset: SequenceDataset) -> int:
         """Returns the steps left of the first epoch."""

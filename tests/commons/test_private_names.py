@@ -80,7 +80,7 @@ READ: dict[str, tuple[Callable[[Table], Any], str]] = {
     "TrainPipelineSparseDist": (
         lambda t: _pipeline(TrainPipelineSparseDist, t),
         "_data_dist_stream _execute_all_batches _memcpy_stream _model _next_batch _pipeline_model "
-        "_pipelined_modules _stream_context",
+        "_pipelined_modules _pipelined_postprocs _stream_context",
     ),
     "prefetching": (lambda t: _pipeline(PrefetchTrainPipelineSparseDist, t), "_prefetch_stream"),
     "eviction policy": (lambda t: LRU_EvictionPolicy, "_compute_selected_eviction_and_replacement_indices"),

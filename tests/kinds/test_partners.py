@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,8 +27,9 @@ from torchrec.distributed.train_pipeline import (
 )
 from torchrec.distributed.types import ShardingType
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed import BatchShuffler
+from commons.distributed import BatchShuffler, empty_rank
 from commons.distributed.empty_rank import check_runs_copies
 from commons.extensions.micro_batches import MicroBatches
 from commons.pipeline import ShuffleStageMixin
@@ -365,6 +368,33 @@ def test_gradient_accumulation_of_torchrec_adds_up_the_gradients_of_balanced_ste
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
+class Renumbered(nn.Module):
+    """Changes ids before they are looked up, for TorchRec to pipeline by `pipeline_postproc`."""
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(features.keys(), features.values() // 2, lengths=features.lengths())
+
+
+class WithPostproc(RankingModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.renumbered = Renumbered()
+
+    def forward(self, batch: HistoryBatch) -> Any:
+        return self.dense(self.tables(self.renumbered(batch.features)), batch)
+
+
+@on_ranks(2)
+def test_modules_that_torchrec_runs_on_whole_batches_are_refused_with_micro_batches():
+    def pipeline(extensions: list[Any]) -> Any:
+        shuffler = TokenShuffler(extensions=extensions)
+        return pipeline_of("native", *sharded(WithPostproc()), shuffler, pipeline_postproc=True)
+
+    pipeline([]).progress(iter([histories([1, 2])]))
+    with pytest.raises(RuntimeError, match="micro_batches divides a batch after pipeline_postproc"):
+        pipeline([MicroBatches(40)]).progress(iter([histories([1, 2])]))
+
+
 @pytest.mark.parametrize("kind", ["ADAM", "EXACT_ROWWISE_ADAGRAD"])
 def test_a_copied_row_is_refused_where_a_fused_optimizer_would_move_it(kind):
     tables = nn.Module()
@@ -375,3 +405,27 @@ def test_a_copied_row_is_refused_where_a_fused_optimizer_would_move_it(kind):
             check()
     else:
         check()
+
+
+@on_ranks(2)
+def test_a_copied_row_is_refused_in_tables_that_torchrec_has_sharded():
+    model, _ = sharded_ranking_model()
+    check = partial(check_runs_copies, np.array([2, 0]), False, "sum", model)
+    check()
+    theirs = mock.patch.object(empty_rank, "_MOVING", ("EXACT_SGD",))  # tables with Adam are for GPUs
+    with theirs, pytest.raises(ValueError, match="whose rows the tables' EXACT_SGD moves"):
+        check()
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "pairs", "method"])
+def test_a_sparse_adam_is_found_in_every_container_of_optimizers(kind):
+    parameters = [nn.Parameter(torch.zeros(2))]
+    sgd, adam = torch.optim.SGD(parameters, lr=0.1), torch.optim.SparseAdam(parameters, lr=0.1)
+    held = {"list": [sgd, adam], "dict": {"a": sgd, "b": adam}, "pairs": [("a", sgd), ("b", adam)]}
+    container = SimpleNamespace(optimizers=held.get(kind, lambda: [sgd, adam]))
+    check = partial(check_runs_copies, np.array([2, 0]), False, "sum", None, container)
+    if kind == "method":
+        check()
+    else:
+        with pytest.raises(ValueError, match="whose rows SparseAdam moves"):
+            check()

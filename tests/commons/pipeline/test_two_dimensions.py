@@ -16,9 +16,10 @@ from torchrec.distributed.model_parallel import DistributedModelParallel, DMPCol
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
 
+from commons.check_equal import check_equal
 from commons.distributed import BatchShuffler, IdentityShuffler
 from tests.commons.histories import TokenShuffler, draw_histories
-from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, pipeline_of
+from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, pipeline_of, sharded_ranking_model
 
 RANKS, RANKS_PER_REPLICA, STEPS = 4, 2, 5
 # SGD's rate is so large that the rounding of a weight does not show in its change.
@@ -185,3 +186,29 @@ def test_balancing_within_a_replica_is_exact_with_an_adaptive_optimizer(pools, i
         assert _difference(plain, within, part) < 1e-4
     # Each replica's Adagrad squares the gradients of its own samples.
     assert _difference(plain, among_all, "tables") > 1e-2
+
+
+def _checked() -> list[Any]:
+    """Returns what `check_equal` finds where replicas balance, and where some ranks have nobody to."""
+    drawn = [draw_histories(np.random.default_rng((dist.get_rank(), step)), 6) for step in range(2)]
+
+    def of_replicas(enabled: bool) -> tuple[Any, list[Any]]:
+        model = _sharded("sgd", True)
+        dense = [value for name, value in model.named_parameters() if name.startswith("dense.")]
+        shuffler = TokenShuffler(model.device_mesh.get_group("shard"), enabled=enabled)
+        return pipeline_of("native", model, torch.optim.SGD(dense, 0.1), shuffler), drawn
+
+    own, _ = dist.new_subgroups_by_enumeration([[0, 1], [2], [3]])
+
+    def of_some(enabled: bool) -> tuple[Any, list[Any]]:
+        made = sharded_ranking_model(0.1)
+        return pipeline_of("native", *made, TokenShuffler(own, enabled=enabled)), drawn
+
+    return [check_equal(make, 2) for make in (of_replicas, of_some)]
+
+
+def test_the_shipped_check_compares_replicas_and_ranks_that_balance_alone(pools):
+    results = pools(RANKS).run(_checked)
+    for replicas, some in results:
+        assert replicas.is_equal and some.is_equal and some.samples_moved == results[0][1].samples_moved > 0
+        assert any("item_table" in name for name in replicas.differences)

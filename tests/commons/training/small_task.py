@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gin
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,6 +18,7 @@ from commons.datasets import (
     RandomSource,
     SequenceDataset,
 )
+from commons.gin_values import from_gin
 from commons.perf_model import HSTUFlops
 from commons.training import EvaluationMetrics, OptimizerArgs, TrainerArgs, TrainingTask, train
 from hstu import batch_shuffler  # noqa: F401  registers "hstu"
@@ -114,6 +116,16 @@ def small_run(
     if dist.get_rank():
         return [], evaluations
     return [(line["step"], line["loss"]) for line in lines_in(log_dir, "train")], evaluations
+
+
+def trainer_args(lines: list[str]) -> TrainerArgs:
+    """The settings of a gin file with these lines."""
+    gin.clear_config()
+    try:
+        gin.parse_config("\n".join(["TrainerArgs.train_batch_size = 32", *lines]))
+        return from_gin(TrainerArgs)
+    finally:
+        gin.clear_config()
 
 
 def lines_in(log_dir: str | Path, kind: str) -> list[dict[str, Any]]:

@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from commons.check_equal import check_equal
 from commons.perf_model import Cost
 from commons.perf_model.calibrate import MeasuredSteps
 from commons.training import OptimizerArgs, TrainerArgs
 from commons.training.calibration import LEAST_STEPS, measure_steps
-from tests.commons.training.small_task import CPU, lines_in, small_dataset, small_run, small_task
+from commons.training.entry_point import UNBALANCED, _pipelines
+from tests.commons.training.small_task import (
+    CPU,
+    lines_in,
+    small_dataset,
+    small_run,
+    small_task,
+    trainer_args,
+)
 from tests.hstu.hstu_samples import ranking_model
 
 
@@ -79,3 +88,28 @@ def test_ranks_that_learn_plan_alike_through_evaluations_checkpoints_and_a_resum
     assert [line["step"] for line in learned] == list(range(30, STEPS + 1, 10))
     assert all(len(line["predicted_ms"]) == len(line["speeds"]) == 2 for line in learned)
     assert Cost.load(tmp_path / "logs" / "learned_cost.json").median_error > 0
+
+
+def test_a_calibration_undoes_what_the_file_has():
+    file = [
+        "TrainerArgs.enable_balanced_shuffler = True",
+        "TrainerArgs.balance_cost = 'learned'",
+        "TrainerArgs.balance_speed_limit = 3.0",
+        "TrainerArgs.single_rank_load = True",
+    ]
+    args = trainer_args([*file, *UNBALANCED])
+    assert not args.enable_balanced_shuffler and not args.single_rank_load
+
+
+def _compared() -> tuple[bool, int]:
+    def make_task(args, device):
+        single = args.single_rank_load
+        return small_task(ranking_model(), small_dataset(27, single), small_dataset(13, single))
+
+    args = TrainerArgs(4, enable_balanced_shuffler=True, single_rank_load=True, pipeline_type="none")
+    report = check_equal(_pipelines(args, OptimizerArgs("sgd", 0.5), CPU, make_task), 2)
+    return report.is_equal, report.samples_moved
+
+
+def test_a_run_that_one_rank_loads_is_compared_with_one_that_all_load(pools):
+    assert [(is_equal, moved > 0) for is_equal, moved in pools(2).run(_compared)] == [(True, True)] * 2

@@ -57,6 +57,22 @@ def _dense_weights(checkpoint: str) -> float:
     return float(weight["model"]["dense.head.0.weight"].sum())
 
 
+@pytest.mark.parametrize("num_samples", [24, 16])
+def test_a_run_whose_data_shrank_goes_on_with_the_next_epoch(pools, tmp_path, num_samples):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    pools(2).run(partial(_train, str(whole), 3, optimizer="adagrad", ckpt_save_interval=3))  # 24 of 27
+    shutil.copytree(whole, parts)
+    shrunk = {"num_samples": num_samples, "optimizer": "adagrad"}
+    for folder, last in ((whole, 9), (parts, 6), (parts, 9)):
+        losses, _ = pools(2).run(partial(_train, str(folder), last, **shrunk))
+        assert [step for step, _ in losses] == list(range(1, last + 1))
+    assert losses == _train_losses(whole)
+
+
+def _train_losses(folder: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in lines_in(folder / "logs", "train")]
+
+
 @pytest.mark.parametrize(
     ("settings", "stop"),
     [
