@@ -57,9 +57,9 @@ class BatchShuffler(ABC):
 
     Args:
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over the
-            job, also for a rank that is the only one of its group, unless it moves no samples.
-        enabled: whether samples move. If False, everything else is the same: the stage, the loss, and the
-            report, whose loads are those as loaded. Settings of placement then have no effect.
+            job, also for a rank that is the only one of its group.
+        enabled: whether samples move. If False, everything else is the same: plans, the end of loops, the
+            loss, and the report, whose loads are those as loaded. Settings of placement then have no effect.
         cost: of samples, tokens, and each column of `get_workloads`, in nanoseconds, as a calibration of the
             model measured it; None for the sum of the columns.
         extensions: optional parts, in any order, such as `Pieces()`. Each serves this shuffler alone.
@@ -111,17 +111,20 @@ class BatchShuffler(ABC):
         self._process_group, self._world_size = process_group, _world_size()
         self._routes: tuple[tuple[ShufflePlan, Route], ...] = ()  # replaced whole: two threads read it
         self.expects_scale = True
+        self._is_taken = False  # by what plans steps ahead
         self._take(extensions)
         warn_of_unread_method(self, {extension.reads for extension in self.extensions})
 
     def add_extension(self, extension: Extension) -> None:
-        """Adds an extension to a shuffler that has not planned, as the constructor does, with its errors.
+        """Adds an extension to a shuffler that no loop has planned with, as the constructor does.
 
         Raises:
-            RuntimeError: a step has been planned.
+            RuntimeError: a step has been planned, or a pipeline or a loop was made; or as the constructor.
         """
-        if self.format is not None:
-            raise RuntimeError(f"this {type(self).__name__} has planned a step; add {extension.name} before")
+        if self.format is not None or self._is_taken:
+            raise RuntimeError(
+                f"this {type(self).__name__} serves a pipeline or a loop; add {extension.name} before"
+            )
         self._take([extension])
 
     def _take(self, extensions: Sequence[Extension]) -> None:
@@ -138,7 +141,9 @@ class BatchShuffler(ABC):
             )
         # Connected here, so that no step waits for it.
         uses = ["exchange", *(use for extension in ordered for use in extension.uses(job_device()))]
-        self.group = RankGroup.of(self._process_group, uses) if self.moves_samples else RankGroup.alone()
+        # One that is off plans among the same ranks.
+        by_itself = not type(self).moves_samples
+        self.group = RankGroup.alone() if by_itself else RankGroup.of(self._process_group, uses)
         self.extensions = ordered
         self._plan_within(self.group, None)
         self._move = chain(ordered, "around_exchange", self._move_rows)
@@ -442,6 +447,7 @@ class BatchShuffler(ABC):
 
     def ahead(self, device: torch.device | None = None) -> PlanAhead:
         """Returns what plans steps ahead, for a pipeline of steps on a device."""
+        self._is_taken = True
         return PlanAhead(self.planner, self.view, self._prepare, self.faster_planning(), device)
 
     def faster_planning(self) -> tuple[str, str]:

@@ -65,7 +65,9 @@ class Planner:
         self.ranks, self._group = job or group, group
         self._extensions, self._cost = extensions, cost
         self._count, self._whose = count, whose
-        _check_same_settings(self.ranks, settings, extensions, cost)
+        # Of several sets in a job, some may have a single rank, or be off.
+        enabled = {} if job is not None else {"enabled": repr(exchanges)}
+        _check_same_settings(self.ranks, settings, extensions, cost, enabled)
         channel = group.channel()
         self._job = None if job is None else job.channel()
         self._gather = PlanGather(channel, self._job or channel, extensions, view, exchanges)
@@ -235,10 +237,18 @@ def _by_name(posted: np.ndarray, posts: Mapping[str, np.ndarray]) -> dict[str, n
 
 
 def _check_same_settings(
-    ranks: RankGroup, settings: ShufflerSettings, extensions: Sequence[Extension], cost: Cost | None
+    ranks: RankGroup,
+    settings: ShufflerSettings,
+    extensions: Sequence[Extension],
+    cost: Cost | None,
+    others: Mapping[str, str],
 ) -> None:
     """Compares settings before extensions' `setup`, whose collectives would wait for ranks without them."""
-    described = {"extensions": repr([extension.name for extension in extensions]), "cost": repr(cost)}
+    described = {
+        **others,
+        "extensions": repr([extension.name for extension in extensions]),
+        "cost": repr(cost),
+    }
     described |= {field.name: repr(getattr(settings, field.name)) for field in fields(settings)}
     described |= {extension.name: repr(dict(extension.settings())) for extension in extensions}
     gathered = ranks.all_gather_objects(described)

@@ -44,8 +44,7 @@ _Post = tuple[Ranks | None, Uses, int]
 _TOGETHER = (
     "making one for some of the ranks is collective over the job: all ranks make theirs at the same time. A "
     "rank that keeps its samples makes the same shuffler in a group of itself, as in own, _ = "
-    "dist.new_subgroups_by_enumeration([[0, 1], [2]]), because an identity shuffler, or one with "
-    "enabled=False, takes no part"
+    "dist.new_subgroups_by_enumeration([[0, 1], [2]]), because an identity shuffler takes no part"
 )
 _OF_ALL = "making one for all ranks, or a pipeline, is collective over them"
 _IF_LATE = "If they are only late, have all ranks wait for them before, as in dist.barrier()"

@@ -61,6 +61,7 @@ class LearnedCosts(Extension):
                 speed_limit=speed_limit,
             )
         self.speed_limit = speed_limit
+        self._restored: dict[str, bytes] = {}  # until the first plan
         self._last: ShufflePlan | None = None
         self._plans_behind = 0
 
@@ -74,6 +75,8 @@ class LearnedCosts(Extension):
             raise ValueError(f"cost={shuffler.cost} has no effect with LearnedCosts: leave out one of them")
         self._shuffler, ranks = shuffler, shuffler.group
         self._learning = Learning(ranks.num_ranks, ranks.rank, self.speed_limit, ranks.hosts, ranks.ranks)
+        if self._restored:
+            self._learning.restore(self._restored)
 
     @property
     def num_ranks(self) -> int:
@@ -91,7 +94,7 @@ class LearnedCosts(Extension):
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         """Places rows by the learned cost and speeds, once it has learned from what ranks posted."""
-        learning = self._learning
+        learning, self._restored = self._learning, {}
         learning.take(rows.posts[self.name], rows.work.shape[1])
         state = learning.state
         rows = replace(rows, speeds=learning.speeds())
@@ -156,8 +159,7 @@ class LearnedCosts(Extension):
     def load_state(self, state: dict[str, bytes]) -> None:
         """Restores `state`, before the first plan: further plans are those of the run that saved it.
 
-        On other hosts, or another number of ranks, speeds are learned anew. For a pipeline, call it once that
-        was made.
+        On other hosts, or another number of ranks, speeds are learned anew.
 
         Args:
             state: data that this rank saved, or without "times" what another rank saved.
@@ -168,6 +170,7 @@ class LearnedCosts(Extension):
         """
         if state:
             self._learning.restore(state)
+            self._restored = dict(state)
 
     def _warn_of_unfollowed_speeds(self, plan: ShufflePlan) -> None:
         """Warns once where ranks differ in speed, and loads have long not followed."""

@@ -66,13 +66,15 @@ def run_micro_batches(
         without samples, what has a row for each row of the batch has none in evaluation.
 
     Raises:
-        ValueError: "global_mean", or an unknown reduction.
+        ValueError: "global_mean", or an unknown reduction; or the shuffler has no `MicroBatches`.
         MeanOfNoneError: a "mean" of a micro-batch without loss tokens is not finite.
         RuntimeError: a sharded module is called with something that is not a field of the batch.
         TypeError: a sharded module returns a type whose rows are unknown here, or the model something other
             than losses and output.
     """
     check_reduction(loss_reduction)
+    if not plan.num_parts:
+        raise ValueError("the plan has no micro-batches: give its shuffler extensions=[MicroBatches(…)]")
     if loss_reduction == "global_mean":
         raise ValueError('"global_mean" is for a whole step: return a micro-batch\'s mean, and use "mean"')
     if model.training:

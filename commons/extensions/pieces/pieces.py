@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from ...checks import SettingError
 from ...distributed.batch_format import Format
+from ...distributed.batch_shuffler import BatchShuffler
 from ...distributed.extension import Extension, Place
 from ...distributed.placement import make_plan
 from ...distributed.row_table import RowTable
@@ -27,9 +28,6 @@ from .cut_rules import CutRules
 from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost
 from .key_fetch import PlacedPieces
-
-if TYPE_CHECKING:
-    from ...distributed.batch_shuffler import BatchShuffler
 
 
 class Pieces(Extension):
@@ -99,6 +97,14 @@ class Pieces(Extension):
         if not isinstance(batch, BaseBatch):
             raise ValueError(f"Pieces: a {type_name(batch)} cannot be cut; make it a BaseBatch")
         rules: CutRules = self._cut_rules(batch)
+        jagged = {field.name for field in row_format.schema.jagged_fields}
+        counts_rows = type(batch).num_loss_tokens is BaseBatch.num_loss_tokens and "labels" not in jagged
+        if counts_rows and type(self._shuffler).get_loss_tokens is BatchShuffler.get_loss_tokens:
+            raise ValueError(
+                "Pieces: without jagged labels, each row counts as a loss token, and so would every piece of "
+                "a sample: give labels as a KeyedJaggedTensor, with one element per sample, say, which the "
+                "rule WITH_LAST gives to its last piece; or override get_loss_tokens"
+            )
         if row_format.loss_dtype != "int64":
             raise ValueError(
                 "Pieces: loss tokens are weights, and pieces are counted in whole loss tokens; return "

@@ -228,7 +228,7 @@ def _notes_of_added_ones() -> list[str]:
     shuffler.scale(torch.zeros(()), plan, None)
     for name in "abc":
         assert dist.get_world_size(shuffler.group.group_for(name, torch.device("cpu"))) == 2
-    assert "has planned a step; add named before" in error_of(shuffler.add_extension, Named())
+    assert "serves a pipeline or a loop; add named before" in error_of(shuffler.add_extension, Named())
     return notes
 
 

@@ -65,8 +65,8 @@ def test_ranks_that_do_not_come_in_time_are_named(late):
         "RuntimeError: ranks 2 and 3 have not made a shuffler within 2 s: making one for some of the ranks "
         "is collective over the job: all ranks make theirs at the same time. A rank that keeps its samples "
         "makes the same shuffler in a group of itself, as in own, _ = "
-        "dist.new_subgroups_by_enumeration([[0, 1], [2]]), because an identity shuffler, or one with "
-        "enabled=False, takes no part. If they are only late, have all ranks wait for them before, as in "
+        "dist.new_subgroups_by_enumeration([[0, 1], [2]]), because an identity shuffler "
+        "takes no part. If they are only late, have all ranks wait for them before, as in "
         "dist.barrier()"
     )
     assert results[:2] == [error] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -45,6 +46,32 @@ def test_training_and_reports_are_those_of_balancing_but_for_where_samples_are(n
         for loads in (as_loaded.loads_before, as_loaded.loads_after):
             assert loads.tolist() == balanced.loads_before.tolist()
     assert any(report.samples_moved for report in on[1])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@on_ranks(2)
+def test_a_loop_of_ones_own_ends_as_with_balancing(fails):
+    def loader():
+        yield from batches()[: 4 - 2 * dist.get_rank()]
+        if fails and dist.get_rank() == 1:
+            raise OSError("no more files")
+
+    found = []
+    for enabled in (True, False):
+        shuffler, steps = TokenShuffler(enabled=enabled), []
+        with pytest.raises(OSError, match="no more files") if fails else nullcontext():
+            for batch, plan in shuffler.plan_ahead(loader()):
+                loss = shuffler.scale(shuffler.exchange(batch, plan).labels.values().sum(), plan, None)
+                steps.append((plan.num_loss_tokens, plan.loads_before.tolist(), loss is not None))
+        found.append(steps)
+    assert found[0] == found[1] and len(found[0]) == (2 if fails else 4)
+
+
+@on_ranks(2)
+def test_ranks_of_which_some_are_off_are_refused():
+    TokenShuffler()  # so that ranks are connected
+    with pytest.raises(ValueError, match="shuffler has enabled=False, that of rank 0 True"):
+        TokenShuffler(enabled=dist.get_rank() == 0)
 
 
 @on_ranks(2)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShuffler, IdentityShuffler
+from commons.distributed import BatchShuffler, Extension, IdentityShuffler
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
@@ -126,6 +126,24 @@ def test_a_resumed_run_plans_as_the_uninterrupted_one(planned_ahead):
         _train(other, 45, 90, speeds)[0] != rest,
         rest[-1].rows.speeds is not None and rest[-1].predicted_seconds is not None,
     ] == [True, True, True]
+
+
+class Named(Extension):
+    name, order = "named", 90
+
+
+@on_ranks(2)
+def test_what_was_restored_stays_where_an_extension_is_added_or_a_pipeline_made():
+    shuffler = LengthShuffler(extensions=[LearnedCosts()], equal_rows=False)
+    saved = learned(shuffler).state(_train(shuffler, 0, 60, [1.0, 0.5])[0][-1])
+    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    for group, add in ((None, True), (alone, False), (alone, True)):
+        resumed = LengthShuffler(group, extensions=[LearnedCosts()], equal_rows=False)
+        learned(resumed).load_state(saved)
+        if add:
+            resumed.add_extension(Named())
+        resumed.plan_over(RankGroup.of())  # as a pipeline does
+        assert resumed.plan(_batch(60)).predicted_seconds is not None
 
 
 def _saved_by(num_ranks: int) -> dict[str, bytes]:

@@ -170,6 +170,13 @@ def test_a_model_alone_runs_in_micro_batches():
         torch.testing.assert_close(whole, divided)
 
 
+def test_a_loop_without_micro_batches_names_what_is_missing():
+    shuffler, batch = TokenShuffler(), draw_histories(np.random.default_rng(1), 4)
+    plan = shuffler.plan(batch)
+    with pytest.raises(ValueError, match=r"give its shuffler extensions=\[MicroBatches"):
+        run_micro_batches(RankingModel(), shuffler.exchange(batch, plan), shuffler, plan, "sum")
+
+
 @on_ranks(2)
 def test_a_custom_loop_trains_as_the_pipeline_does():
     parameters = []

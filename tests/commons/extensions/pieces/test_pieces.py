@@ -129,11 +129,13 @@ def test_a_cut_batch_is_not_cut_again_however_it_is_copied():
 
 @on_ranks(2)
 def test_what_cannot_be_cut_is_refused_with_one_sentence():
+    batch = draw_history(np.random.default_rng(0), 5, 4)
     makers: list[Callable[[], Any]] = [
         partial(splitting, WithoutCost),
         partial(splitting, WithoutRules),
         partial(TokenShuffler, extensions=[Pieces()]),
         partial(splitting(CostShuffler).plan, {"cost": torch.ones(3).long()}),
+        *(partial(splitting().plan, replace(batch, labels=labels)) for labels in (None, torch.ones(5, 1))),
     ]
     errors = [error_of(maker) for maker in makers]
     expected = [
@@ -141,6 +143,7 @@ def test_what_cannot_be_cut_is_refused_with_one_sentence():
         "Pieces needs cut_rules: give WithoutRules this method",
         "equal_rows=True with Pieces: a piece takes a row, and rows follow the load; set it False",
         "Pieces: a dict cannot be cut; make it a BaseBatch",
+        *["Pieces: without jagged labels, each row counts as a loss token"] * 2,
     ]
     for error, part in zip(errors, expected, strict=True):
         assert part in error
