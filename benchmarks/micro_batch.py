@@ -5,7 +5,9 @@ Computed loads of random histories; then the demo's model, trained on two ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +36,9 @@ from benchmarks.micro_batch_divisions import (
 )
 from benchmarks.partition.placements import GlobalBatch, draw_batches
 from commons.extensions.micro_batches import micro_batch_imbalance
-from commons.partition import imbalance, loads, lower_bound
+from commons.extensions.micro_batches.division import number_micro_batches
+from commons.partition import imbalance, loads, lower_bound, rebalance
+from commons.partition.packing import check_samples
 
 RANKS, DRAWS, HIDDEN_SIZES = 8, 20, (128, 1024)
 PLANNING_DRAWS = {8: 40, 64: 20, 1024: 3}
@@ -50,7 +54,7 @@ def measure() -> Record:
     divisions = measure_cases(
         list_cases(hidden_size=HIDDEN_SIZES, division=DIVISIONS), _average_draws, "divisions"
     )
-    planned = list_cases(ranks=PLANNING_DRAWS, hidden_size=HIDDEN_SIZES, equal_size=[True])
+    planned = list_cases(planned_by=PLANNED_BY, ranks=PLANNING_DRAWS, hidden_size=HIDDEN_SIZES)
     return {
         "balance": {
             "divisions": divisions,
@@ -87,11 +91,25 @@ def _assess(step: GlobalBatch, ranks: Ranks) -> dict[str, float]:
     }
 
 
-def _time_planning(ranks: int, hidden_size: int, equal_size: bool) -> Record:
+def _time_planning(planned_by: str, ranks: int, hidden_size: int) -> Record:
     steps = draw_batches(draw_rounded, hidden_size, ranks, PLANNING_DRAWS[ranks])
     # Compiled already: the divisions are measured first.
-    times = [time_ms(partial(divide_balanced, step, equal_size)) for step in steps]
+    times = [time_ms(partial(PLANNED_BY[planned_by], step)) for step in steps]
     return {"ms_median": round(float(np.median(times)), 3)}
+
+
+def _plan_for_a_pipeline(step: GlobalBatch) -> None:
+    """Places samples by default, and numbers their micro-batches, as a plan with `MicroBatches` does."""
+    rank_of = rebalance.part_of(step.workloads, step.home, step.ranks, sizes=step.sizes)  # type: ignore[attr-defined]
+    work, tokens, cap = check_samples(step.workloads, step.tokens, MAX_TOKENS)
+    number_micro_batches(work, tokens, cap, rank_of, step.ranks, even=False)
+
+
+# By name in the table.
+PLANNED_BY: dict[str, Callable[[GlobalBatch], Any]] = {
+    "`MicroBatches`, in pipelines": _plan_for_a_pipeline,
+    "`balance_micro_batches`": partial(divide_balanced, equal_size=True),
+}
 
 
 def train(device: torch.device) -> Record:
@@ -135,8 +153,8 @@ def tables(figures: Record) -> dict[str, str]:
         "ranks": "{rank_imbalance:.3f} ({rank_imbalance_over_bound:.3f})",
         "k-th micro-batches": "{micro_batch_imbalance:.3f} ({micro_batch_imbalance_over_bound:.3f})",
     }
-    planned = [record for record in figures["balance"]["planning"] if record["equal_size"]]
-    planning = pivot(planned, {"ranks": "{ranks}"}, "d = {hidden_size}", "{ms_median:.1f}")
+    rows = {"ranks": "{ranks}", "planned by": "{planned_by}"}
+    planning = pivot(figures["balance"]["planning"], rows, "d = {hidden_size}", "{ms_median:.1f}")
     return {
         "micro-batch balance": make_table(figures["balance"]["divisions"], balance),
         "micro-batch planning": planning,
