@@ -25,7 +25,6 @@ from .kernels import (
     Groups,
     Samples,
     bucket,
-    list_shares,
     place_units,
     reunite,
     settle,
@@ -226,6 +225,22 @@ class GroupSearch:
         cost = sum_per_part(self.samples.price, share, len(group))
         joined = costliest(group, cost)[group]
         return np.where(cost > self.groups.copy[group], np.arange(len(cost)), joined)[share]
+
+
+def list_shares(
+    owner_of: np.ndarray, num_owners: int, part_of: np.ndarray, num_parts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers the pairs of owner and part: for each sample, and the owner and the part of each pair, sorted.
+
+    Example: owners [0, 1, 0, 0] in parts [1, 0, 1, 0] have shares (0, 0), (0, 1) and (1, 0): [1, 2, 1, 0].
+    """
+    by_part, _ = bucket(part_of, num_parts)
+    order = by_part[bucket(owner_of[by_part], num_owners)[0]]
+    owner, part = owner_of[order], part_of[order]
+    is_first = (np.diff(owner, prepend=-1) != 0) | (np.diff(part, prepend=-1) != 0)
+    share_of = np.empty_like(order)
+    share_of[order] = np.cumsum(is_first) - 1
+    return share_of, owner[is_first], part[is_first]
 
 
 def costliest(owner: np.ndarray, cost: np.ndarray) -> np.ndarray:

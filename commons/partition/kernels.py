@@ -947,27 +947,6 @@ def _find_exchange(
 
 
 @compiled
-def list_shares(
-    owner_of: np.ndarray, num_owners: int, part_of: np.ndarray, num_parts: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers the pairs of owner and part: for each sample, and the owner and the part of each pair, sorted.
-
-    Example: owners [0, 1, 0, 0] in parts [1, 0, 1, 0] have shares (0, 0), (0, 1) and (1, 0): [1, 2, 1, 0].
-    """
-    by_part, _ = bucket(part_of, num_parts)
-    order, _ = bucket(owner_of[by_part], num_owners)
-    share_of, count = np.empty(len(order), dtype=np.int64), ZERO
-    owner, part = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
-    for at in order:
-        sample = by_part[at]
-        if count == 0 or owner[count - 1] != owner_of[sample] or part[count - 1] != part_of[sample]:
-            owner[count], part[count] = owner_of[sample], part_of[sample]
-            count += 1
-        share_of[sample] = count - 1
-    return share_of, owner[:count], part[:count]
-
-
-@compiled
 def place_units(
     samples: Samples,
     limits: Limits,
