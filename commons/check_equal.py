@@ -207,7 +207,7 @@ def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) ->
     if not losses:
         raise ValueError("make_pipeline gives no batches, so that nothing was compared")
     moved = sum(report.samples_moved for report in reports)
-    imbalance, num_ranks = [report.imbalance_after for report in reports], len(reports[0].loads_after)
+    imbalance, num_ranks = [report.job_imbalance_after for report in reports], len(reports[0].loads_after)
     return _Run(start, _state(model), losses, loss_tokens, imbalance, moved, num_ranks, _suspects(model))
 
 

@@ -82,7 +82,7 @@ class GinRun:
             "train_batch_size",
             "enable_balanced_shuffler",
             "max_tokens_per_micro_batch",
-            *(f"balance_{name}" for name in (*CHOSEN, "cost", "group_feature")),
+            *(f"balance_{name}" for name in (*CHOSEN, "cost", "group_feature", "speed_limit")),
         ]
         bound = [name for name in names if is_bound(f"TrainerArgs.{name}")]
         return {name: getattr(self._trainer(), name) for name in bound}  # a macro's value, not its name

@@ -18,8 +18,8 @@ KARMARKAR_KARP = "karmarkar_karp"
 # Settings that a strategy decides, `balance_<name>` in `TrainerArgs`. Others, such as limits of tokens, are
 # the user's.
 CHOSEN = ("partitioner", "equal_rows", "split")
-# The value of `balance_cost` with which training learns costs.
-LEARNED = "learned"
+# The value of `balance_cost` with which training learns costs, and the default of a setting for these alone.
+LEARNED, SPEED_LIMIT = "learned", 2.0
 # Modules of extensions that need numpy and numba alone, and compile what they need.
 _SEARCHES = {"pieces": "cut_search", "sample_groups": "group_column"}
 _EXTENSIONS = f"{__package__.rpartition('.')[0]}.extensions"
@@ -88,10 +88,13 @@ class Strategy:
         needed["split"] = self.cuts_samples or None
         wanted |= {name: value for name, value in needed.items() if value is not None}
         lines = {"enable_balanced_shuffler": True} | {f"balance_{name}": wanted[name] for name in wanted}
-        if self.cuts_samples:  # which exclude micro-batches
-            lines["max_tokens_per_micro_batch"] = None
+        # What the file has, and the strategy excludes.
+        undone: dict[str, object] = {"max_tokens_per_micro_batch": None} if self.cuts_samples else {}
         if self.group_feature is None and not self.settings.takes("groups"):
-            lines["balance_group_feature"] = None
+            undone["balance_group_feature"] = None
+        if self.balance_cost not in (None, LEARNED):
+            undone["balance_speed_limit"] = SPEED_LIMIT
+        lines |= {name: value for name, value in undone.items() if name in present}
         return [f"TrainerArgs.{name} = {lines[name]!r}" for name in lines if present.get(name) != lines[name]]
 
     @property

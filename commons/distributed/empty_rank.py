@@ -21,8 +21,8 @@ from ..sequence_batch.row_lists import is_plain_throughout
 from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import rebuild, take_apart
 
-# Optimizers of FBGEMM's tables that move a row by its momentum, whatever its gradient. On GPUs, weight decay
-# does so, too.
+# Optimizers of FBGEMM's tables that move a row by its momentum, whatever its gradient. On GPUs, the weight
+# decay of row-wise Adagrad does so, too.
 _MOVING = ("ADAM", "LAMB", "LARS_SGD", "PARTIAL_ROWWISE_ADAM", "PARTIAL_ROWWISE_LAMB")
 # A number of rows that an output has for its rows alone: fewer are as many as some models have classes.
 COPIES = 61
@@ -74,15 +74,20 @@ def _has_sparse_adam(optimizer: Any) -> bool:
 def _fused_optimizer(model: torch.nn.Module | None) -> str:
     """Returns the optimizer in a model's tables that moves rows without a gradient, or none."""
     modules = [] if model is None else list(model.modules())
-    # TorchRec keeps lookups in lists: they are no submodules.
-    lookups = [lookup for module in modules for lookup in getattr(module, "_lookups", None) or ()]
-    for tables in (*modules, *(inner for lookup in lookups for inner in lookup.modules())):
-        name = getattr(getattr(tables, "optimizer", None), "name", None)
-        if name in _MOVING:
-            return f"the tables' {name}"
-        on_gpu = getattr(tables, "current_device", torch.device("cpu")) != torch.device("cpu")
-        if on_gpu and getattr(getattr(tables, "optimizer_args", None), "weight_decay", 0):
-            return "the tables' weight decay"
+    for module in modules:
+        # TorchRec keeps lookups in lists: they are no submodules.
+        listed = getattr(module, "_lookups", None)
+        lookups = (
+            [each for each in listed if isinstance(each, torch.nn.Module)] if isinstance(listed, list) else []
+        )
+        for tables in (module, *(inner for lookup in lookups for inner in lookup.modules())):
+            name = getattr(getattr(tables, "optimizer", None), "name", None)
+            if name in _MOVING:
+                return f"the tables' {name}"
+            mode = getattr(getattr(tables, "weight_decay_mode", None), "name", "NONE")
+            on_gpu = getattr(tables, "current_device", torch.device("cpu")) != torch.device("cpu")
+            if on_gpu and name == "EXACT_ROWWISE_ADAGRAD" and mode != "NONE":
+                return "the tables' weight decay"
     return ""
 
 

@@ -70,23 +70,33 @@ def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | N
     most[0] = np.maximum(sums[0], times(rows, rank_of).max() * slightly_less)
     for rank in np.flatnonzero(with_loss == 0).tolist():
         able, own = givers[with_loss[rank_of[givers]] > 1], np.flatnonzero(rank_of == rank)
-        work, by_work, room = rows.workloads[own], rows.workloads[able], most[0] - sums[0]
-        starts = np.searchsorted(by_work, work)
-        # Rows with less or more work than these take a rank above the longest time.
-        lows = np.searchsorted(by_work, work - room.max())
-        highs = np.searchsorted(by_work, work + room[rank], side="right")
-        for reach, number in itertools.product((NEAR_GIVERS, len(able)), np.flatnonzero(lows < highs)):
-            start = starts[number]
-            near = able[max(start - reach, lows[number]) : min(start + reach, highs[number])]
-            source, more = rank_of[near], amounts[:, near] - amounts[:, own[number], None]
-            fits = sums[:, rank, None] + more <= most[:, rank, None]
-            fits = (fits & (sums[:, source] - more <= most[:, source])).all(0)
+        if not able.size:
+            return
+        # With more work or tokens than the highest, or less than the lowest, some rank exceeds its limit.
+        room, by_work = most - sums, amounts[0, able]
+        lowest, highest = amounts[:, own] - room.max(1)[:, None], amounts[:, own] + room[:, rank, None]
+        first, end = np.searchsorted(by_work, lowest[0]), np.searchsorted(by_work, highest[0], side="right")
+        least, largest = amounts[1, able].min(), amounts[1, able].max()
+        may = np.flatnonzero((first < end) & (lowest[1] <= largest) & (least <= highest[1]))
+        own, first, end = own[may], first[may], end[may]
+        start = np.searchsorted(by_work, amounts[0, own])
+        near = start[:, None] + np.arange(-NEAR_GIVERS, NEAR_GIVERS)
+        wide = np.flatnonzero(np.maximum(start - first, end - start) > NEAR_GIVERS)
+        others = ((own[[row]], np.arange(first[row], end[row])[None]) for row in wide)
+        for returned, at in itertools.chain([(own, near)], others):
+            given = able[at.clip(0, len(able) - 1)]
+            source, more = rank_of[given], amounts[:, given] - amounts[:, returned, None]
+            fits = (at >= 0) & (at < len(able))
+            fits &= (sums[:, rank, None, None] + more <= most[:, rank, None, None]).all(0)
+            fits &= (sums[:, source] - more <= most[:, source]).all(0)
             if fits.any():
-                chosen = np.where(fits, np.abs(more[0]), np.inf).argmin()
-                with_loss[[rank, source[chosen]]] += 1, -1
-                sums[:, rank] += more[:, chosen]
-                sums[:, source[chosen]] -= more[:, chosen]
-                rank_of[[near[chosen], own[number]]] = rank, source[chosen]
+                row = fits.any(1).argmax()
+                chosen = np.where(fits[row], np.abs(more[0, row]), np.inf).argmin()
+                giver, change = source[row, chosen], more[:, row, chosen]
+                with_loss[[rank, giver]] += 1, -1
+                sums[:, rank] += change
+                sums[:, giver] -= change
+                rank_of[[given[row, chosen], returned[row]]] = rank, giver
                 break
 
 

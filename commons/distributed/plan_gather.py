@@ -96,7 +96,7 @@ class PlanGather:
         if (table[:, 0] == _FAILED).any():
             self._channel.all_gather_objects(None, failure)
         has_batch = table[:, 0] == _OK
-        if self._moves and has_batch.any() and not has_batch.all():
+        if has_batch.any() and not has_batch.all():
             self._renew_padding(int(has_batch.argmax()), counted)
         header = _HEADER + expected.schema.num_keys
         _, per_rank, posted, numbers = np.split(table, [_NUM_ROWS, header, header + len(post)], axis=1)

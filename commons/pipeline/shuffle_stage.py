@@ -86,7 +86,8 @@ class ShuffleStage:
         self._ended = loader if step is None else None
         if step is not None:
             placed, pads = step.plan.whole.num_placed, step.rows.pads
-            check_runs_copies(placed, pads, self._loss_reduction, self._model, self._optimizer)
+            trained = (self._model, self._optimizer) if step.mode else (None, None)
+            check_runs_copies(placed, pads, self._loss_reduction, *trained)
         return step
 
     def exchange(self, step: Step) -> Step:

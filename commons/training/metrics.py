@@ -39,8 +39,8 @@ class EvaluationMetrics(ABC):
 class RankingMetrics(EvaluationMetrics):
     """Exact area under the ROC curve over all label tokens of all ranks.
 
-    For a head over ordered classes: whether the class is at least `positive_class`, scored by the summed
-    probability of those classes. For several tasks: each task's AUC, from its logit, and their mean. A task
+    For a head over ordered classes: whether the class is at least `positive_class`, scored by the log-odds of
+    those classes. For several tasks: each task's AUC, from its logit, and their mean. A task
     whose labels are all of one class has no AUC: it is NaN, left out of the mean, and named in one warning.
 
     Args:
@@ -58,16 +58,20 @@ class RankingMetrics(EvaluationMetrics):
         """Takes logits `[tokens, width]` and integer labels `[tokens]` of a ranking output."""
         logits, labels = output.logits, output.labels
         if logits.shape[1] > self._num_tasks:  # classes, not one output per task
-            scores = logits.softmax(-1)[:, self._positive_class :].sum(-1)
-            self._aucs[0].update(scores, (labels >= self._positive_class).long())
+            others, positive = logits.float().tensor_split([self._positive_class], 1)
+            scores = positive.logsumexp(-1) - others.logsumexp(-1)  # probabilities near 1 would tie
+            self._aucs[0].update(scores, labels >= self._positive_class)
             return
         for task, auc in enumerate(self._aucs):
-            auc.update(logits[:, task].sigmoid(), (labels >> task) & 1)
+            auc.update(logits[:, task], (labels >> task) & 1)
 
     def compute(self) -> dict[str, float]:
         """Returns `{"AUC": …}`, with `AUC_task0` and so on for several tasks; NaN where there is none."""
-        values = [float(auc.compute()) for auc in self._aucs]
+        values = []
         for auc in self._aucs:
+            none = torch.zeros(0, device=auc.device)
+            auc.update(none, none)  # torchmetrics gathers nothing from a rank without an update
+            values.append(float(auc.compute()))
             auc.reset()
         unknown = [task for task, value in enumerate(values) if math.isnan(value)]
         if unknown:
@@ -84,7 +88,12 @@ class RankingMetrics(EvaluationMetrics):
 
 
 class _TaskAUC(BinaryAUROC):
-    """One task's AUC; NaN, where BinaryAUROC has 0, if all labels are of one class."""
+    """One task's AUC, of any real scores; NaN, where BinaryAUROC has 0, if all labels are of one class."""
+
+    def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
+        """Takes scores and labels as they are; BinaryAUROC would squash a batch with a score above 1."""
+        self.preds.append(preds.float())
+        self.target.append(target.long())
 
     def compute(self) -> torch.Tensor:
         """Returns a scalar over the labels of all ranks, which torchmetrics has gathered by now."""

@@ -47,6 +47,12 @@ def _check_head(ranking: RankingArgs, spec: SequenceDatasetSpec) -> None:
             f"RankingArgs.prediction_head_arch = {arch}: the last width is the "
             f"number of classes, expected at least the dataset's {spec.num_classes}"
         )
+    if arch[-1] == ranking.num_tasks and 2**ranking.num_tasks < spec.num_classes:
+        raise ValueError(
+            f"RankingArgs.num_tasks = {ranking.num_tasks}, prediction_head_arch = {arch}: a last width of "
+            f"num_tasks is for binary tasks, and the dataset has {spec.num_classes} classes; expected at "
+            f"least {spec.num_classes} as the last width"
+        )
 
 
 def _positive_class(spec: SequenceDatasetSpec, ranking: RankingArgs) -> int:

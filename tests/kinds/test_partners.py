@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,7 @@ from tests.commons.pipeline.ranking_pipelines import (
     steps_of,
 )
 from tests.on_ranks import on_ranks
+from tests.recorded_cuda.cases import DictShuffler, OfDicts
 
 
 class Costs(BatchShuffler):
@@ -414,6 +416,39 @@ def test_a_copied_row_is_refused_in_tables_that_torchrec_has_sharded():
     check()
     theirs = mock.patch.object(empty_rank, "_MOVING", ("EXACT_SGD",))  # tables with Adam are for GPUs
     with theirs, pytest.raises(ValueError, match="whose rows the tables' EXACT_SGD moves"):
+        check()
+
+
+@pytest.mark.parametrize("name", ["none", "native"])
+@on_ranks(2)
+def test_an_evaluation_on_copied_rows_moves_none_of_them(name):
+    model, optimizer = sharded(OfDicts())
+    pipeline = pipeline_of(name, model, optimizer, DictShuffler())
+    batches = [histories([1 + step] * 3) for step in range(1 if dist.get_rank() else 3)]
+    model.eval()
+    with mock.patch.object(empty_rank, "_MOVING", ("EXACT_SGD",)), torch.no_grad():
+        loader = iter([{"features": batch.features, "weight": torch.ones(3)} for batch in batches])
+        assert len([*steps_of(pipeline, loader)]) == 3
+
+
+class Tables(nn.Module):
+    """As FBGEMM's, on a GPU."""
+
+    optimizer, current_device = EmbOptimType.EXACT_ROWWISE_ADAGRAD, torch.device("cuda", 0)
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.weight_decay_mode = SimpleNamespace(name=mode)
+
+
+@pytest.mark.parametrize("mode", ["NONE", "L2", "DECOUPLE"])
+def test_a_copied_row_is_refused_where_weight_decay_would_move_it(mode):
+    model = nn.Sequential(Tables(mode))
+    model._lookups = [7, "a name"]  # a user's own
+    check = partial(check_runs_copies, np.array([2, 0]), False, "sum", model)
+    with (
+        nullcontext() if mode == "NONE" else pytest.raises(ValueError, match="the tables' weight decay moves")
+    ):
         check()
 
 

@@ -66,7 +66,7 @@ class MicroBatches(Extension):
     def setup(self, shuffler: BatchShuffler) -> None:
         """Compiles the division where nothing else is compiled."""
         self._shuffler = shuffler
-        if shuffler.group.num_ranks == 1:
+        if not shuffler.exchanges:
             with show_if_slow("compiling the division into micro-batches, once per machine and version"):
                 self.warm_up()
 

@@ -94,17 +94,20 @@ def test_the_lines_to_paste_are_valid(tmp_path):
         {"enable_balanced_shuffler": True},
         {"max_tokens_per_micro_batch": 64},
         {"balance_group_feature": "user"},
+        {"balance_cost": "learned", "balance_speed_limit": 3.0},
     ],
 )
-def test_lines_undo_what_the_gin_file_has(present):
+def test_lines_undo_what_the_gin_file_has(present, tmp_path):
+    Cost((1.0, 1.0, 1.0)).save(tmp_path / "cost.json")
     file = [f"TrainerArgs.{name} = {value!r}" for name, value in present.items()]
-    for strategy in strategies(None)[1:]:
+    for strategy in strategies(str(tmp_path / "cost.json") if "balance_cost" in present else None)[1:]:
         lines = strategy.gin_lines(present)
         trainer = trainer_args([*file, *lines])
         assert trainer.enable_balanced_shuffler
         settings = changed(trainer)
         assert settings.pop("split", False) == strategy.cuts_samples
         settings.pop("group_feature", None)  # which suits the strategy, or would have raised
+        assert settings.pop("cost", None) == strategy.balance_cost
         assert ShufflerSettings(**settings) == strategy.settings
         assert not set(lines) & set(file)
 

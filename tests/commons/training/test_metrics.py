@@ -39,6 +39,39 @@ def test_a_task_of_one_class_has_no_auc_and_no_part_of_the_mean():
     assert figures["AUC"] == pytest.approx((1 + 2 / 9) / 2)
 
 
+def _auc(scores, labels):
+    """The share of pairs of a positive and a negative label that are in order; ties count half."""
+    margins = np.subtract.outer(
+        np.asarray(scores, float)[labels == 1], np.asarray(scores, float)[labels == 0]
+    )
+    return ((margins > 0) + 0.5 * (margins == 0)).mean()
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@on_ranks(3)
+def test_auc_is_that_of_all_logits_however_they_are_divided(scale):
+    rng = np.random.default_rng(0)
+    logits, labels = scale * rng.normal(size=(300, 5)).astype(np.float32), rng.integers(0, 5, 300)
+    logits[:9, 3:] += 12  # probabilities of which sum up to more than 1 in float32
+    odds = [
+        np.logaddexp.reduce(part, 1) for part in (logits[:, 3:].astype(float), logits[:, :3].astype(float))
+    ]
+    classes = RankingMetrics(1, positive_class=3, device=CPU)
+    tasks = RankingMetrics(2, positive_class=0, device=CPU)
+    for part in np.array_split(np.arange(300), 7)[dist.get_rank() :: 2] if dist.get_rank() < 2 else []:
+        for metrics, width in ((classes, 5), (tasks, 2)):
+            output = SimpleNamespace(
+                logits=torch.from_numpy(logits[part, :width]), labels=torch.from_numpy(labels[part])
+            )
+            metrics.update(output)
+    assert classes.compute()["AUC"] == pytest.approx(_auc(odds[0] - odds[1], labels >= 3), abs=1e-6)
+    figures = tasks.compute()
+    for task in range(2):
+        expected = _auc(logits[:, task], labels >> task & 1)
+        assert figures[f"AUC_task{task}"] == pytest.approx(expected, abs=1e-6)
+
+
+@on_ranks(2)
 def test_auc_of_ratings_and_of_tasks():
     logits = torch.tensor([[4.0, 0, 0], [0, 6.0, 0], [0, 0, 5.0], [0, 5.0, 0]])
     classes = RankingMetrics(1, positive_class=2, device=CPU)
