@@ -88,13 +88,16 @@ class Channel:
                 raise failure
             sent = to_bytes(value)
         except Exception as error:
-            failure, sent = error, to_bytes(portable(error))
+            failure, sent = error, _packed(error)
         own = np.frombuffer(sent, dtype=np.uint8)
         header = self.all_gather(np.array([len(own), failure is not None]))
         padded = np.zeros(header[:, 0].max(), dtype=np.uint8)
         padded[: len(own)] = own
         table = self.all_gather(padded)
-        objects = [pickle.loads(row[:size].tobytes()) for row, size in zip(table, header[:, 0], strict=True)]
+        objects = [
+            (_unpacked if has_failed else pickle.loads)(row[:size].tobytes())
+            for row, (size, has_failed) in zip(table, header, strict=True)
+        ]
         failed = np.flatnonzero(header[:, 1])
         # What a rank only passes on comes after the error of the rank that raised it.
         for rank in sorted(failed, key=lambda rank: raised_on(objects[rank]) != self.ranks[rank])[:1]:
@@ -172,6 +175,24 @@ def portable(failure: Exception) -> Any:
         failure.add_note(f"raised on rank {rank}:\n{where}")
         failure.__dict__[_RAISED_ON] = rank
     return failure if _copied(failure) is not None else _WithoutInit(failure)
+
+
+def _packed(error: Exception) -> bytes:
+    """Pickles what `portable` returns, and what its own `__reduce__`, or a missing module, would lose."""
+    sent = portable(error)
+    held = sent.error if isinstance(sent, _WithoutInit) else sent
+    told = f"{type(held).__name__}: {held}", getattr(held, "__notes__", []), held.__dict__[_RAISED_ON]
+    return pickle.dumps((to_bytes(sent), *told))
+
+
+def _unpacked(packed: bytes) -> Exception:
+    sent, text, notes, rank = pickle.loads(packed)
+    try:
+        error = pickle.loads(sent)
+    except Exception:  # its type cannot be imported here
+        error = RuntimeError(text)
+    error.__notes__, error.__dict__[_RAISED_ON] = notes, rank
+    return error
 
 
 class _WithoutInit:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from ..sequence_batch.packed_rows import PackedRows, Selection, gather_fields, to_chunks
 from ..sequence_batch.row_schema import FieldValue, Schema
+from .channel import note_if_lost
 from .shuffle_plan import ShufflePlan
 
 
@@ -109,12 +110,13 @@ def transfer(
         if len(route.leaving.lengths):
             send = to_chunks(rows, route.leaving)
         received = send.new_empty(sum(route.received_bytes))
-        if route.gathers:
-            send = F.pad(send, (0, route.sent_bytes[0] - len(send)))
-            dist.all_gather_into_tensor(received, send, group=group(device))
-        else:
-            sizes = route.received_bytes, route.sent_bytes
-            dist.all_to_all_single(received, send, *sizes, group=group(device))
+        with note_if_lost():
+            if route.gathers:
+                send = F.pad(send, (0, route.sent_bytes[0] - len(send)))
+                dist.all_gather_into_tensor(received, send, group=group(device))
+            else:
+                sizes = route.received_bytes, route.sent_bytes
+                dist.all_to_all_single(received, send, *sizes, group=group(device))
         chunks = received.split(route.received_bytes)
         sources += [
             PackedRows.from_bytes(chunks[rank], rows.schema, lengths) for rank, lengths in route.arriving

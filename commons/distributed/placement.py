@@ -68,36 +68,52 @@ def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | N
     most, speeds = np.full(sums.shape, max_tokens or np.inf), relative_speeds(rows)
     slightly_less = 1.0 if speeds is None else speeds * (1 - 2.0**-40)  # a product may be rounded up
     most[0] = np.maximum(sums[0], times(rows, rank_of).max() * slightly_less)
-    for rank in np.flatnonzero(with_loss == 0).tolist():
-        able, own = givers[with_loss[rank_of[givers]] > 1], np.flatnonzero(rank_of == rank)
-        if not able.size:
-            return
-        # With more work or tokens than the highest, or less than the lowest, some rank exceeds its limit.
-        room, by_work = most - sums, amounts[0, able]
-        lowest, highest = amounts[:, own] - room.max(1)[:, None], amounts[:, own] + room[:, rank, None]
-        first, end = np.searchsorted(by_work, lowest[0]), np.searchsorted(by_work, highest[0], side="right")
-        least, largest = amounts[1, able].min(), amounts[1, able].max()
-        may = np.flatnonzero((first < end) & (lowest[1] <= largest) & (least <= highest[1]))
-        own, first, end = own[may], first[may], end[may]
-        start = np.searchsorted(by_work, amounts[0, own])
-        near = start[:, None] + np.arange(-NEAR_GIVERS, NEAR_GIVERS)
-        wide = np.flatnonzero(np.maximum(start - first, end - start) > NEAR_GIVERS)
-        others = ((own[[row]], np.arange(first[row], end[row])[None]) for row in wide)
-        for returned, at in itertools.chain([(own, near)], others):
-            given = able[at.clip(0, len(able) - 1)]
-            source, more = rank_of[given], amounts[:, given] - amounts[:, returned, None]
-            fits = (at >= 0) & (at < len(able))
-            fits &= (sums[:, rank, None, None] + more <= most[:, rank, None, None]).all(0)
-            fits &= (sums[:, source] - more <= most[:, source]).all(0)
-            if fits.any():
-                row = fits.any(1).argmax()
-                chosen = np.where(fits[row], np.abs(more[0, row]), np.inf).argmin()
-                giver, change = source[row, chosen], more[:, row, chosen]
+    waiting, num_waiting = np.flatnonzero(with_loss == 0), 0
+    while len(waiting) != num_waiting:  # a swap may make room for another
+        num_waiting = len(waiting)
+        for rank in waiting.tolist():
+            able = givers[with_loss[rank_of[givers]] > 1]
+            swap = _find_swap(amounts, most - sums, rank_of, able, rank) if able.size else None
+            if swap is not None:
+                given, returned = swap
+                giver, change = rank_of[given], amounts[:, given] - amounts[:, returned]
                 with_loss[[rank, giver]] += 1, -1
                 sums[:, rank] += change
                 sums[:, giver] -= change
-                rank_of[[given[row, chosen], returned[row]]] = rank, giver
-                break
+                rank_of[[given, returned]] = rank, giver
+        waiting = np.flatnonzero(with_loss == 0)
+
+
+def _find_swap(
+    amounts: np.ndarray, room: np.ndarray, rank_of: np.ndarray, able: np.ndarray, rank: int
+) -> tuple[int, int] | None:
+    """Returns a row that a rank may get, and one that it returns, of most similar work; None without any.
+
+    `amounts` `[2, rows]` are work and tokens, `room` `[2, ranks]` what each rank can take of them, and `able`
+    the rows that others may give, by work.
+    """
+    own, by_work = np.flatnonzero(rank_of == rank), amounts[0, able]
+    # 1. With more work or tokens than the highest, or less than the lowest, some rank exceeds its limit.
+    lowest, highest = amounts[:, own] - room.max(1)[:, None], amounts[:, own] + room[:, rank, None]
+    first, end = np.searchsorted(by_work, lowest[0]), np.searchsorted(by_work, highest[0], side="right")
+    least, largest = amounts[1, able].min(), amounts[1, able].max()
+    may = np.flatnonzero((first < end) & (lowest[1] <= largest) & (least <= highest[1]))
+    own, first, end = own[may], first[may], end[may]
+    # 2. Look at those of similar work first, for all rows together; then at all, row by row.
+    start = np.searchsorted(by_work, amounts[0, own])
+    near = start[:, None] + np.arange(-NEAR_GIVERS, NEAR_GIVERS)
+    wide = np.flatnonzero(np.maximum(start - first, end - start) > NEAR_GIVERS)
+    others = ((own[[row]], np.arange(first[row], end[row])[None]) for row in wide)
+    for returned, at in itertools.chain([(own, near)], others):
+        given = able[at.clip(0, len(able) - 1)]
+        more = amounts[:, given] - amounts[:, returned, None]
+        fits = (at >= 0) & (at < len(able)) & (more <= room[:, rank, None, None]).all(0)
+        fits &= (-more <= room[:, rank_of[given]]).all(0)
+        if fits.any():
+            row = fits.any(1).argmax()
+            chosen = np.where(fits[row], np.abs(more[0, row]), np.inf).argmin()
+            return given[row, chosen], returned[row]
+    return None
 
 
 def partition(rows: RowTable, settings: ShufflerSettings, **arguments: Any) -> np.ndarray:

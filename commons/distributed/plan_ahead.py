@@ -101,10 +101,16 @@ class PlanAhead:
                 loaded, failure = self._load(loader)
                 planned = self._thread.submit(self._plan, loaded, failure, mode)
                 self._planned.append((loader, loaded, planned))
-            from_loader, _, planned = self._planned.popleft()
+            from_loader, _, planned = self._planned[0]
             start = time.perf_counter()
-            with named_range("## wait for plan ##"):
-                step = planned.result()
+            try:
+                with named_range("## wait for plan ##"):
+                    step = planned.result()
+            except BaseException:
+                if planned.done() and planned.exception() is not None:  # else a signal has ended the wait
+                    self._planned.popleft()
+                raise
+            self._planned.popleft()
             seconds += time.perf_counter() - start
             if step is not None:
                 step.wait_seconds = seconds

@@ -218,6 +218,10 @@ class _Job:
 
     def __init__(self, world: dist.ProcessGroup | None) -> None:
         self.world = world
+        # A store may outlive a job, and other ranks may have had other jobs with other stores.
+        store = dist.distributed_c10d._get_default_store()
+        self._number = store.add(f"workload_balancer/jobs_{dist.get_rank()}", 1)
+        self._agreements = itertools.count()
         self.groups: dict[Ranks, RankGroup] = {}
         self._made: set[tuple[Ranks, str]] = set()  # sets, of all ranks, and what each is connected for
 
@@ -226,7 +230,7 @@ class _Job:
         is_there = len(ranks) == dist.get_world_size() and ranks in self.groups
         if uses or not is_there:
             with show_if_slow("waiting for all ranks to make a shuffler"), note_if_lost():
-                sets = agree_on_sets(next(_agreements), ranks, uses)
+                sets = agree_on_sets(f"{self._number}_{next(self._agreements)}", ranks, uses)
             for each in sets:
                 self._connect(*each)
         return self.groups[ranks] if len(ranks) > 1 else RankGroup.alone()
@@ -247,8 +251,6 @@ class _Job:
             self._made.add((ranks, use))
 
 
-# Of all jobs that the process has joined: a store may outlive one of them.
-_agreements = itertools.count()
 _job: _Job | None = None
 
 
@@ -259,10 +261,10 @@ def _this_job() -> _Job:
     return _job
 
 
-def agree_on_sets(number: int, ranks: Ranks, uses: Uses) -> list[tuple[Ranks, Uses]]:
+def agree_on_sets(agreement: str, ranks: Ranks, uses: Uses) -> list[tuple[Ranks, Uses]]:
     """Returns the sets of more than one rank, ascending, with what any of their ranks uses.
 
-    Collective over the job, by a few messages to its store, in the agreement of this number. `ranks` are
+    Collective over the job, by a few messages to its store, in the agreement of this name. `ranks` are
     those of this rank's set, ascending; none if it was given a group without itself.
 
     Raises:
@@ -271,7 +273,7 @@ def agree_on_sets(number: int, ranks: Ranks, uses: Uses) -> list[tuple[Ranks, Us
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     job_store = dist.distributed_c10d._get_default_store()
-    store: Any = dist.PrefixStore(f"workload_balancer/sets_{number}", job_store)
+    store: Any = dist.PrefixStore(f"workload_balancer/sets_{agreement}", job_store)
     posts = [f"post_{of}" for of in range(num_ranks)]
     of_all = ranks == tuple(range(num_ranks))
     post: _Post = None if of_all else ranks, uses, dist.distributed_c10d._world.group_count

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -19,7 +19,22 @@ from ..distributed.step import Step
 from ..named_ranges import named_range
 from ..sequence_batch.container_types import type_name
 
+P = ParamSpec("P")
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+
+def _ends_no_epoch(method: Callable[P, T]) -> Callable[P, T]:
+    """Turns a StopIteration, by which a pipeline tells that all loaders have ended, into an error."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except StopIteration as error:
+            raise RuntimeError(f"the model, or an extension, raised {error!r} in a step") from error
+
+    return call
 
 
 class ShuffleStage:
@@ -74,6 +89,7 @@ class ShuffleStage:
         self._computed: tuple[Step, torch.Tensor, torch.Tensor] | None = None
         self._ended: Iterator[Any] | None = None  # the loader, until the last of its steps has run
 
+    @_ends_no_epoch
     def next_batch(self, loader: Iterator[Any]) -> Step | None:
         """Returns the next step, with this rank's rows on the host; None once all loaders have ended.
 
@@ -90,6 +106,7 @@ class ShuffleStage:
             check_runs_copies(placed, pads, self._loss_reduction, *trained)
         return step
 
+    @_ends_no_epoch
     def exchange(self, step: Step) -> Step:
         """Carries out the plan of a step on the device; collective over the ranks to balance among.
 
@@ -105,6 +122,7 @@ class ShuffleStage:
             step.exchange_seconds = time.perf_counter() - start
         return step
 
+    @_ends_no_epoch
     def forward(self, step: Step) -> tuple[torch.Tensor, Any]:
         """Runs the model on an exchanged batch; returns the loss to run backward on, and the model's output.
 

@@ -431,6 +431,15 @@ def test_an_evaluation_on_copied_rows_moves_none_of_them(name):
         assert len([*steps_of(pipeline, loader)]) == 3
 
 
+@pytest.mark.parametrize("name", ["none", "native"])
+@on_ranks(2)
+def test_a_model_that_raises_stop_iteration_does_not_end_the_epoch(name):
+    model, optimizer = sharded_ranking_model()
+    model.module.dense.forward = lambda *_: next(iter(()))
+    with pytest.raises(RuntimeError, match=r"the model, or an extension, raised StopIteration\(\) in a step"):
+        pipeline_of(name, model, optimizer, TokenShuffler()).progress(iter([histories([1, 2])] * 3))
+
+
 class Tables(nn.Module):
     """As FBGEMM's, on a GPU."""
 

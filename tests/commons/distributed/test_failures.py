@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 import numpy as np
 import pytest
 import torch.distributed as dist
 
 from commons.distributed import show_first_cause_only
+from commons.distributed.channel import raised_on
 from commons.distributed.rank_group import RankGroup
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import lopsided_batch
@@ -91,6 +93,7 @@ def test_all_ranks_raise_an_error_of_one_kind():
         FileNotFoundError(2, "no such file", "c.parquet"),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
         KeyError("d"),
+        json.JSONDecodeError("no value", "{", 1),  # pickles without what was added to it
     ):
         shuffler = _FailingWith()
         shuffler.failure = failure
@@ -99,6 +102,22 @@ def test_all_ranks_raise_an_error_of_one_kind():
         assert type(raised.value) is type(failure) and str(raised.value) == str(failure)
         assert getattr(raised.value, "row", None) == getattr(failure, "row", None)
         assert (raised.value is failure) == (dist.get_rank() == 1)
+        assert (raised_on(raised.value) is None) == (dist.get_rank() == 1)
+
+
+@on_ranks(2)
+def test_an_error_of_a_type_that_others_cannot_import_keeps_its_text_and_its_rank():
+    shuffler = _FailingWith()
+    if dist.get_rank() == 1:
+        module = ModuleType("of_rank_1_alone")
+        module.ReadError = type("ReadError", (Exception,), {"__module__": module.__name__})
+        sys.modules[module.__name__] = module
+        shuffler.failure = module.ReadError("shard 17 is damaged")
+    error = error_of(shuffler.plan, lopsided_batch())
+    assert error.startswith(
+        f"{'ReadError' if dist.get_rank() else 'RuntimeError: ReadError'}: shard 17 is damaged"
+    )
+    assert ("raised on rank 1:" in error) == (dist.get_rank() == 0)
 
 
 def _leave_while_the_others_gather() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from commons.distributed.placement import place, place_rows
@@ -214,6 +214,7 @@ def test_a_limit_that_cannot_be_kept_is_an_error_on_every_rank():
 
 
 @settings(max_examples=100)
+@example(seed=160730, partitioner="rebalance", equal_rows=False)  # one swap makes room for another
 @given(
     seed=st.integers(0, 10**6),
     partitioner=st.sampled_from(["rebalance", "refined", "longest_processing_time", "karmarkar_karp"]),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -44,6 +47,39 @@ def test_a_loop_computes_each_sample_once(pools):
     before, after = (Counter(content for result in results for content in result[i]) for i in (0, 1))
     assert before == after
     assert [num_steps for *_, num_steps in results] == [max(NUM_BATCHES)] * 2
+
+
+class Interrupted(BaseException):
+    """Raised by a signal, as KeyboardInterrupt is."""
+
+
+class SlowAtThird(DictShuffler):
+    def get_workloads(self, batch):
+        if batch["number"][0] == 2:
+            time.sleep(0.3)
+        return batch["number"]
+
+
+def _interrupt(*_):
+    raise Interrupted
+
+
+@on_ranks(1)
+def test_a_step_is_not_lost_where_a_signal_interrupts_the_wait_for_its_plan():
+    batches = ({"number": torch.full((2,), number)} for number in range(4))
+    ahead, steps = SlowAtThird().ahead(), []
+    before = signal.signal(signal.SIGALRM, _interrupt)
+    try:
+        for number in range(4):
+            signal.setitimer(signal.ITIMER_REAL, 0.1 if number == 2 else 0)
+            with pytest.raises(Interrupted) if number == 2 else nullcontext():
+                steps.append(ahead.next_step(batches))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        steps.append(ahead.next_step(batches))
+        assert [int(step.batch["number"][0]) for step in steps] == [0, 1, 2, 3]
+        assert ahead.next_step(batches) is None
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 @on_ranks(2)

@@ -74,6 +74,28 @@ def test_a_process_that_joins_another_job_gets_groups_of_that_job():
     pool.close()
 
 
+def _sums_after_other_pasts() -> list[int]:
+    """Returns what three ranks gather and exchange, of which two had a job of their own before."""
+    rank, port = dist.get_rank(), int(os.environ["MASTER_PORT"])
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank < 2:
+        store = dist.TCPStore("localhost", port + 1, 2, rank == 0)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        assert _sums(RankGroup.of(None, ["exchange"])) == [1, 1]
+        dist.barrier()
+        dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(port + 2)
+    dist.init_process_group("gloo")
+    return _sums(RankGroup.of(None, ["exchange"]))
+
+
+def test_ranks_that_were_in_different_jobs_before_agree_on_groups():
+    pool = ProcessPool(3)  # of its own, because it leaves its job
+    assert pool.run(_sums_after_other_pasts) == [[3, 3]] * 3
+    pool.close()
+
+
 def _groups_and_timeouts() -> tuple[list[int], set[timedelta]]:
     """Returns the groups of this process after each of two shufflers, which work, and their timeouts."""
     cpu, counts = torch.device("cpu"), []
