@@ -40,8 +40,8 @@ class RankingMetrics(EvaluationMetrics):
     """Exact area under the ROC curve over all label tokens of all ranks.
 
     For a head over ordered classes: whether the class is at least `positive_class`, scored by the log-odds of
-    those classes. For several tasks: each task's AUC, from its logit, and their mean. A task
-    whose labels are all of one class has no AUC: it is NaN, left out of the mean, and named in one warning.
+    those classes. For several tasks: each task's AUC, from its logit, and their mean. A task whose labels are
+    all of one class has no AUC: it is NaN, left out of the mean, and named in one warning.
 
     Args:
         num_tasks: binary tasks per label; 1 for classes.
