@@ -70,9 +70,8 @@ def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | N
     most[0] = np.maximum(sums[0], times(rows, rank_of).max() * slightly_less)
     waiting, num_waiting = np.flatnonzero(with_loss == 0), 0
     while len(waiting) != num_waiting:  # a swap may make room for another
-        num_waiting = len(waiting)
+        num_waiting, able = len(waiting), givers[with_loss[rank_of[givers]] > 1]
         for rank in waiting.tolist():
-            able = givers[with_loss[rank_of[givers]] > 1]
             swap = _find_swap(amounts, most - sums, rank_of, able, rank) if able.size else None
             if swap is not None:
                 given, returned = swap
@@ -81,6 +80,7 @@ def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | N
                 sums[:, rank] += change
                 sums[:, giver] -= change
                 rank_of[[given, returned]] = rank, giver
+                able = givers[with_loss[rank_of[givers]] > 1]
         waiting = np.flatnonzero(with_loss == 0)
 
 
@@ -98,13 +98,15 @@ def _find_swap(
     first, end = np.searchsorted(by_work, lowest[0]), np.searchsorted(by_work, highest[0], side="right")
     least, largest = amounts[1, able].min(), amounts[1, able].max()
     may = np.flatnonzero((first < end) & (lowest[1] <= largest) & (least <= highest[1]))
+    if not may.size:
+        return None
     own, first, end = own[may], first[may], end[may]
-    # 2. Look at those of similar work first, for all rows together; then at all, row by row.
+    # 2. Look at those of similar work first: mostly the first row fits. Then look at all, row by row.
     start = np.searchsorted(by_work, amounts[0, own])
     near = start[:, None] + np.arange(-NEAR_GIVERS, NEAR_GIVERS)
     wide = np.flatnonzero(np.maximum(start - first, end - start) > NEAR_GIVERS)
     others = ((own[[row]], np.arange(first[row], end[row])[None]) for row in wide)
-    for returned, at in itertools.chain([(own, near)], others):
+    for returned, at in itertools.chain([(own[:1], near[:1]), (own[1:], near[1:])], others):
         given = able[at.clip(0, len(able) - 1)]
         more = amounts[:, given] - amounts[:, returned, None]
         fits = (at >= 0) & (at < len(able)) & (more <= room[:, rank, None, None]).all(0)
