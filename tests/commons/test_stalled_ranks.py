@@ -71,8 +71,7 @@ def _stall(log_dir: Path) -> None:
         watch._say = say
         dist.barrier()  # a rank that comes later has its stacks later
         watch.begins("step 3")
-        dist.all_reduce(next(SlowLoader(said)))
-        watch.begins("step 4")
+        dist.all_reduce(next(SlowLoader(said)))  # and leaves in step 3: a rank that goes on writes so
 
 
 def test_the_rank_asleep_in_its_loader_stands_out(pools, tmp_path, capsys):
