@@ -15,7 +15,7 @@ from .perf_model.compute_clock import ComputeClock, ComputeSpan
 from .received_ids import ReceivedIds, received_figures
 
 # Figures of reports that are added up.
-_SUMMED = ("bytes_sent", "bytes_received", "plan_wait_seconds", "exchange_seconds")
+_SUMMED = ("bytes_sent", "bytes_received", "load_seconds", "plan_wait_seconds", "exchange_seconds")
 
 
 class BalanceMeter:
@@ -163,8 +163,8 @@ def window_figures(
     Where samples are cut, and all ranks exchange, `imbalance_bound` is what no placement of whole ones beats.
     Where the measured one exceeds the planned one, the costs did not predict it. `slowest_rank` was the
     slowest in most steps, in `slowest_share` of them. A rank's `waiting_ms` is how much the slowest rank's
-    compute time exceeds its own. `other_ms` is the rest of a step beyond the slowest rank's computation:
-    lookups, communication, optimizer, input, checkpoints.
+    compute time exceeds its own. `load_ms` is how long a rank waited for its loader. `other_ms` is the rest
+    of a step beyond the slowest rank's computation: lookups, communication, optimizer, loading, checkpoints.
 
     Args:
         seconds: duration of the window.
@@ -210,6 +210,7 @@ def window_figures(
         "other_ms": float(seconds - slowest.sum()) / num_steps * 1e3,
         **{name: mean(name) for name in ("bytes_sent", "bytes_received", "bytes_fetched")},
         "compute_ms": rounded(compute_seconds.mean(1) * 1e3),
+        "load_ms": rounded(np.array([sums["load_seconds"] for sums in of_ranks]) / num_steps * 1e3),
         "waiting_ms": rounded((slowest - compute_seconds).mean(1) * 1e3),
         **{name: mean_of_rank(name) for name in ("tokens_before", "tokens_after", "loads_after")},
         "unit": reports[-1].unit,

@@ -37,6 +37,7 @@ class BalanceReport:
         unit: of loads: that of the shuffler's workloads, or nanoseconds that a cost predicts.
         equal_rows: whether the lower bound is that of equal rows.
         bytes_sent, bytes_received: by this rank in the exchange.
+        load_seconds: time that this rank waited for its loader, which gave a batch of a later step.
         plan_wait_seconds: time that this rank waited for the plan.
         exchange_seconds: host time of the exchange; on CUDA the device may still be at work.
         speeds: float64 `[ranks]`; None if all ranks are equally fast.
@@ -59,6 +60,7 @@ class BalanceReport:
     equal_rows: bool
     bytes_sent: int = 0
     bytes_received: int = 0
+    load_seconds: float = 0.0
     plan_wait_seconds: float = 0.0
     exchange_seconds: float = 0.0
     speeds: np.ndarray | None = None

@@ -244,7 +244,7 @@ def arguments_of(extensions: Sequence[Extension]) -> dict[str, Any]:
 
 def warm_up(settings: ShufflerSettings, extensions: Sequence[Extension] = ()) -> None:
     """Compiles, or loads from numba's cache, all that placing may call with these settings."""
-    with show_if_slow("compiling the partition functions, once per machine and version"):
+    with show_if_slow("compiling the partition functions, or loading them from numba's cache"):
         compile_placement(settings, extensions)
         for extension in extensions:
             extension.warm_up()

@@ -95,10 +95,12 @@ class PlanAhead:
         return step
 
     def _next_planned(self, loader: Iterator[Any], mode: Any) -> Step | None:
-        seconds = 0.0
+        loading = waiting = 0.0
         while True:
             while len(self._planned) <= _STEPS_AHEAD:
+                start = time.perf_counter()
                 loaded, failure = self._load(loader)
+                loading += time.perf_counter() - start
                 planned = self._thread.submit(self._plan, loaded, failure, mode)
                 self._planned.append((loader, loaded, planned))
             from_loader, _, planned = self._planned[0]
@@ -111,9 +113,9 @@ class PlanAhead:
                     self._planned.popleft()
                 raise
             self._planned.popleft()
-            seconds += time.perf_counter() - start
+            waiting += time.perf_counter() - start
             if step is not None:
-                step.wait_seconds = seconds
+                step.load_seconds, step.wait_seconds = loading, waiting
                 return step
             if from_loader is loader:
                 after_end, self._planned = self._planned, deque()

@@ -28,6 +28,7 @@ class Step(Pipelineable):
         rows: this rank's, as prepared on the host, as copied to the device, and then as exchanged.
         plan: among the ranks that exchange with this one.
         mode: as `PlanAhead.next_step` took it, when the batch was loaded.
+        load_seconds: that this rank waited for its loader, for a batch of a later step.
         wait_seconds: that this rank waited for the plan.
         exchange_seconds: host time of the exchange.
         failures: get errors that all ranks have to raise with the next plan.
@@ -36,6 +37,7 @@ class Step(Pipelineable):
     rows: Rows
     plan: ShufflePlan
     mode: Any = None
+    load_seconds: float = 0.0
     wait_seconds: float = 0.0
     exchange_seconds: float = 0.0
     failures: list[Exception] = field(default_factory=list)

@@ -205,6 +205,7 @@ class ShuffleStage:
             shuffler.unit,
             bytes_sent=sent,
             bytes_received=received,
+            load_seconds=step.load_seconds,
             plan_wait_seconds=step.wait_seconds,
             exchange_seconds=step.exchange_seconds,
             extensions=figures,

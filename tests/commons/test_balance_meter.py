@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,13 @@ class SlowModel(RankingModel):
         self.dense = SlowDense()
 
 
+def slowly(batches: Iterable[Any]) -> Iterator[Any]:
+    """Takes 30 ms more on rank 0."""
+    for batch in batches:
+        time.sleep(0.03 * (dist.get_rank() == 0))
+        yield batch
+
+
 def batches(count: int) -> list[Any]:
     drawn = [np.random.default_rng((dist.get_rank(), number)) for number in range(count)]
     return [histories(rng.lognormal(1.5, 1.0, 4).clip(1, 30), rng) for rng in drawn]
@@ -48,7 +56,7 @@ def batches(count: int) -> list[Any]:
 def test_a_window_is_the_mean_of_its_steps_over_all_ranks(name):
     model, optimizer = sharded(SlowModel())
     pipeline, evaluation = (pipeline_of(name, model, optimizer, TokenShuffler()) for _ in range(2))
-    meter, loader, ended = BalanceMeter(pipeline, WINDOW), iter(batches(2 * WINDOW)), []
+    meter, loader, ended = BalanceMeter(pipeline, WINDOW), slowly(batches(2 * WINDOW)), []
     losses, tokens, before, after, mean = 0.0, 0, 0.0, 0.0, 0.0
     assert meter.scalars() == {}
     for step in range(1, 2 * WINDOW + 1):
@@ -79,6 +87,7 @@ def test_a_window_is_the_mean_of_its_steps_over_all_ranks(name):
         assert figures["waiting_ms"] == pytest.approx([slow - fast, 0], abs=0.01)
         assert figures["imbalance_measured"] == pytest.approx(2 * slow / (fast + slow), rel=1e-3)
     assert slow < 1e3 * figures["seconds_per_step"]
+    assert figures["load_ms"][0] > 20 + figures["load_ms"][1]
     scalars = meter.scalars()
     assert scalars["loss"] == figures["loss"] and "compute_ms" not in scalars
     assert scalars["waiting_ms/largest"] == max(figures["waiting_ms"])

@@ -67,7 +67,7 @@ class MicroBatches(Extension):
         """Compiles the division where nothing else is compiled."""
         self._shuffler = shuffler
         if not shuffler.exchanges:
-            with show_if_slow("compiling the division into micro-batches, once per machine and version"):
+            with show_if_slow("compiling the division into micro-batches, or loading it from numba's cache"):
                 self.warm_up()
 
     def warm_up(self) -> None:
