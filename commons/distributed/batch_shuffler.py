@@ -267,7 +267,11 @@ class BatchShuffler(ABC):
     def _count_rows(self, loaded: Rows) -> tuple[RowTable, Format]:
         view = loaded.on_host()
         self._check_type(view)
-        columns = {extension.name: extension.columns for extension in self.extensions}
+        columns = {
+            extension.name: extension.columns
+            for extension in self.extensions
+            if type(extension).columns is not Extension.columns
+        }
         return count_rows(view, self._counters(view), columns, self.exchanges)
 
     def _counters(self, rows: Rows) -> dict[str, Counter]:
@@ -430,7 +434,11 @@ class BatchShuffler(ABC):
         """
         self._check_world()
         self.planner.ranks.all_gather_objects(None, self.planner.busy())
-        ahead, loader = self.ahead(), iter(batches)
+        ahead, loader = self.ahead(), iter(())
+        try:
+            loader = iter(batches)
+        except Exception as error:  # a DataLoader with workers asks for its first batches here
+            ahead.failure = error
         if was_left(loader):
             ahead.failure = ValueError(
                 "this iterator gave a batch to an earlier loop over plan_ahead, which was left before that "

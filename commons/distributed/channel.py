@@ -172,8 +172,8 @@ def portable(failure: Exception) -> Any:
         with suppress(Exception):  # its text may raise
             text = f"{text}: {failure}"
         failure = copied or RuntimeError(text)
-        failure.add_note(f"raised on rank {rank}:\n{where}")
-        failure.__dict__[_RAISED_ON] = rank
+        notes = [*getattr(failure, "__notes__", []), f"raised on rank {rank}:\n{where}"]
+        failure.__dict__.update({"__notes__": notes, _RAISED_ON: rank})  # it may refuse to be changed
     return failure if _copied(failure) is not None else _WithoutInit(failure)
 
 
@@ -191,7 +191,7 @@ def _unpacked(packed: bytes) -> Exception:
         error = pickle.loads(sent)
     except Exception:  # its type cannot be imported here
         error = RuntimeError(text)
-    error.__notes__, error.__dict__[_RAISED_ON] = notes, rank
+    error.__dict__.update({"__notes__": notes, _RAISED_ON: rank})
     return error
 
 
@@ -220,7 +220,7 @@ def _copied(error: Exception | _WithoutInit) -> Exception | None:
     """Returns an error as others unpickle it; None if it does not pickle, or would say something else."""
     with suppress(Exception):
         copied = pickle.loads(pickle.dumps(error))
-        if str(copied) == str(error):
+        if isinstance(copied, Exception) and str(copied) == str(error):
             return copied
     return None
 

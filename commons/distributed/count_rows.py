@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..sequence_batch.leaf_fields import tensors_of
 from ..sequence_batch.packed_rows import read_lengths
 from ..sequence_batch.row_schema import FieldValue, Schema
 from ..sequence_batch.rows import NARROW_INTEGERS, Rows
@@ -33,7 +34,8 @@ def count_rows(
 
     Raises:
         ValueError: counts that `check_work` refuses; lengths that do not account for the batch's values; a
-            field that requires a gradient; or columns of another shape or dtype, or two of one name.
+            field that requires a gradient, or that counting changes; or columns of another shape or dtype, or
+            two of one name.
     """
     fields = batch.fields
     _check_detached(fields)
@@ -45,15 +47,15 @@ def count_rows(
         )
     lengths = read_lengths(fields, schema, num_rows)
     _check_lengths(lengths, schema)
-    shown = batch.to_count()
-    checks = check_work, check_counts, check_loss_tokens
-    counts = [
-        check(_call(count, shown, whose), num_rows, num_real, whose)
+    checks, versions = (check_work, check_counts, check_loss_tokens), _versions(fields)
+    counts = [  # each of its own copies, in place of which it may compute
+        check(_call(count, batch.to_count(), whose), num_rows, num_real, whose)
         for check, (whose, count) in zip(checks, counters.items(), strict=True)
     ]
     work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
-    row_counts = shown.batch.row_counts() if shown.pads else {}
-    extension_columns = _count_columns(columns, shown.batch, num_rows, num_real)
+    row_counts = batch.to_count().batch.row_counts() if batch.pads else {}
+    extension_columns = _count_columns(columns, batch, num_rows, num_real)
+    _check_unchanged(versions, fields, next(iter(counters)))
     table = RowTable(
         batch_sizes=np.array([num_rows]),
         num_loaded=np.array([num_real]),
@@ -90,6 +92,22 @@ def _check_lengths(lengths: np.ndarray, schema: Schema) -> None:
         )
 
 
+def _versions(fields: Mapping[str, FieldValue]) -> dict[str, int]:
+    """Returns how often torch has written into each tensor, by name; those of inference mode do not count."""
+    tensors = ((name + part, of) for name, value in fields.items() for part, of in tensors_of(value))
+    return {name: tensor._version for name, tensor in tensors if not tensor.is_inference()}
+
+
+def _check_unchanged(versions: Mapping[str, int], fields: Mapping[str, FieldValue], whose: str) -> None:
+    """Raises a ValueError if a tensor was written into since `versions`."""
+    now = _versions(fields)
+    for name in (name for name, version in versions.items() if now[name] != version):
+        raise ValueError(
+            f"{name} of a batch changed while its rows were counted: have {whose} compute in place of a "
+            "clone alone; or the loader fills the same tensors again, and has to yield new ones for every batch"
+        )
+
+
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:
     """Refuses fields that require a gradient, which would end where their samples are sent."""
     for name, value in fields.items():
@@ -123,12 +141,12 @@ def _check_row_counts(
 
 
 def _count_columns(
-    columns: Mapping[str, Columns], batch: Any, num_rows: int, num_real: int
+    columns: Mapping[str, Columns], batch: Rows, num_rows: int, num_real: int
 ) -> dict[str, np.ndarray]:
     """Returns the columns of real rows, once each can be gathered."""
     checked: dict[str, np.ndarray] = {}
     for extension, columns_of in columns.items():
-        for name, column in _call(columns_of, batch, f"{extension}.columns").items():
+        for name, column in _call(columns_of, batch.to_count().batch, f"{extension}.columns").items():
             whose = f"{extension}.columns()[{name!r}]"
             if column.dtype != torch.int64 or column.shape != (num_rows,):
                 found = f"{column.dtype} of {tuple(column.shape)}"
@@ -196,7 +214,8 @@ def _values_of_rows(returned: Any, num_rows: int, whose: str) -> torch.Tensor:
     try:
         values = torch.as_tensor(returned, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{whose} returned {type(returned).__name__}, expected integers") from error
+        kind = type(returned).__name__
+        raise ValueError(f"{whose} returned {kind}, expected integers that torch takes: {error}") from error
     if values.dtype in (torch.float16, torch.bfloat16):
         raise ValueError(
             f"{whose} returned {values.dtype}, in which counts above 256, or 2,048, are rounded: add up in "

@@ -21,8 +21,8 @@ from ..sequence_batch.row_lists import is_plain_throughout
 from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import rebuild, take_apart
 
-# Optimizers of FBGEMM's tables that move a row by its momentum, whatever its gradient. On GPUs, the weight
-# decay of row-wise Adagrad does so, too.
+# Optimizers of FBGEMM's tables that move a row by its momentum, whatever its gradient. The weight decay of
+# row-wise Adagrad does so, too.
 _MOVING = ("ADAM", "LAMB", "LARS_SGD", "PARTIAL_ROWWISE_ADAM", "PARTIAL_ROWWISE_LAMB")
 # A number of rows that an output has for its rows alone: fewer are as many as some models have classes.
 COPIES = 61
@@ -67,7 +67,8 @@ def _has_sparse_adam(optimizer: Any) -> bool:
     held = getattr(optimizer, "optimizers", ())  # TorchRec's are pairs of a name and an optimizer
     held = held.values() if isinstance(held, Mapping) else held
     inner = [of[-1] if isinstance(of, tuple) else of for of in held] if isinstance(held, Iterable) else []
-    inner = [of for of in (*inner, getattr(optimizer, "_optimizer", None)) if of is not None]
+    wrapped = (getattr(optimizer, name, None) for name in ("_optimizer", "optim", "optimizer"))
+    inner += [of for of in wrapped if of is not None]
     return isinstance(optimizer, torch.optim.SparseAdam) or any(map(_has_sparse_adam, inner))
 
 
@@ -85,8 +86,7 @@ def _fused_optimizer(model: torch.nn.Module | None) -> str:
             if name in _MOVING:
                 return f"the tables' {name}"
             mode = getattr(getattr(tables, "weight_decay_mode", None), "name", "NONE")
-            on_gpu = getattr(tables, "current_device", torch.device("cpu")) != torch.device("cpu")
-            if on_gpu and name == "EXACT_ROWWISE_ADAGRAD" and mode != "NONE":
+            if name == "EXACT_ROWWISE_ADAGRAD" and mode != "NONE":
                 return "the tables' weight decay"
     return ""
 

@@ -37,7 +37,8 @@ def loss_sum(
     """Returns the sum of the losses over this rank's loss tokens, 0-d.
 
     Without loss tokens it is a zero tied to the graph, because collectives in the backward need every rank.
-    No host-device synchronization, except for a "mean" on a rank without loss tokens.
+    No host-device synchronization, except for a "mean" on a rank without loss tokens, or a "global_mean" in
+    a step without any.
 
     Args:
         losses, reduction: as the model returned and reduced them.
@@ -48,10 +49,9 @@ def loss_sum(
 
     Raises:
         ValueError: losses that are not 0-d under "mean" or "global_mean".
-        MeanOfNoneError: a "mean" without loss tokens is not finite.
+        MeanOfNoneError: a mean without loss tokens is not finite.
     """
-    # The sum of many losses in 16 bits would be off by percents.
-    losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
+    losses = in_32_bits(losses)
     if reduction == "sum":
         total = losses.sum()
     elif losses.dim() == 0:
@@ -63,7 +63,7 @@ def loss_sum(
         )
     if mean_tokens if reduction == "global_mean" else num_loss_tokens:
         return total
-    if reduction == "mean" and not bool(total.isfinite()):  # synchronizes, on this rank alone
+    if reduction != "sum" and not bool(total.isfinite()):  # synchronizes
         rank = dist.get_rank() if dist.is_initialized() else 0
         error = MeanOfNoneError(
             f"rank {rank} has no loss tokens in a step, and the model's mean over none is not finite, which "
@@ -74,6 +74,11 @@ def loss_sum(
             raise error
         failures.append(error)
     return total.masked_fill(torch.ones_like(total, dtype=torch.bool), 0.0)  # 0 × NaN would be NaN
+
+
+def in_32_bits(losses: torch.Tensor) -> torch.Tensor:
+    """Returns losses in a dtype in which the sum of many is not off by percents."""
+    return losses.to(torch.promote_types(losses.dtype, torch.float32))
 
 
 class MeanOfNoneError(FloatingPointError):
@@ -137,11 +142,10 @@ class LossScale:
             )
         rank_loss = loss_sum(loss, reduction, plan.loss_tokens_on(self._group.rank), 1.0)
         copies = self._num_ranks if gradients == "mean" else 1
+        if reduction == "global_mean":  # whatever it counts
+            return rank_loss * (copies / self._num_ranks)
         tokens = self._tokens_of_all_ranks(plans, loss.device)
-        if reduction == "global_mean":
-            scale = torch.full_like(tokens, copies / self._num_ranks)
-        else:
-            scale = copies / tokens
+        scale = copies / tokens
         # A CPU scalar times a loss on a device is no copy. Nothing waits, wherever `tokens` are.
         return rank_loss * torch.where(tokens > 0, scale, torch.zeros_like(scale)).to(rank_loss.dtype)
 

@@ -29,7 +29,8 @@ from .step import Step
 
 logger = logging.getLogger(__name__)
 _ENDED = object()
-_PATIENCE_S = 0.5
+# At exit, for planning to end, and for a user's functions that count rows once nothing keeps it waiting.
+_PATIENCE_S, _PATIENCE_TO_COUNT_S = 0.5, 10.0
 # Steps that are planned while one trains, and one more until that is handed out.
 _STEPS_AHEAD = 1
 # Steps until planning is timed, and as many as its median is of.
@@ -108,9 +109,12 @@ class PlanAhead:
             try:
                 with named_range("## wait for plan ##"):
                     step = planned.result()
-            except BaseException:
-                if planned.done() and planned.exception() is not None:  # else a signal has ended the wait
+            except BaseException as error:
+                if planned.done() and planned.exception() is not None:
                     self._planned.popleft()
+                elif isinstance(error, Exception):  # a signal's, as torch raises where a worker has died
+                    self.failure = error  # for all ranks
+                    continue
                 raise
             self._planned.popleft()
             waiting += time.perf_counter() - start
@@ -253,7 +257,7 @@ def _end_threads() -> None:
     if any(thread.is_alive() for thread, _ in threads):  # one waits for a rank that has failed, or left
         close_connections()
         for thread, _ in threads:
-            thread.join(_PATIENCE_S)
+            thread.join(_PATIENCE_TO_COUNT_S)
 
 
 def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:

@@ -13,7 +13,7 @@ import torch
 from ..distributed import BalanceReport, BatchShuffler
 from ..distributed.empty_rank import COPIES, check_runs_copies, without_copies
 from ..distributed.extension import chain
-from ..distributed.loss_reduction import check_reduction, loss_sum
+from ..distributed.loss_reduction import check_reduction, in_32_bits, loss_sum
 from ..distributed.rank_group import RankGroup
 from ..distributed.step import Step
 from ..named_ranges import named_range
@@ -151,7 +151,9 @@ class ShuffleStage:
         total = loss_sum(losses, self._loss_reduction, own_tokens, mean_tokens, step.failures)
         if self._evaluates_copies(step):
             output = without_copies(output)
-        return total * step.scale_to_mean, total.detach(), output
+        # A "global_mean" may count others than loss tokens, of which there may be none.
+        loss = in_32_bits(losses) if self._loss_reduction == "global_mean" else total * step.scale_to_mean
+        return loss, total.detach(), output
 
     def _evaluates_copies(self, step: Step) -> bool:
         """Whether this rank has no samples, and evaluates copies of a row, as batches cannot be padded."""

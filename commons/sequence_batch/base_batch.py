@@ -68,7 +68,15 @@ class BaseBatch(Pipelineable):
         if is_rebuilding.get():
             return
         self._check_flat_labels(self.actual_batch_size)
-        fields = self.per_sample_fields()
+        self.check_rows(self.per_sample_fields())
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for name in {*cls.set_by_exchange} & {*cls.__dict__.get("__annotations__", ())}:
+            raise TypeError(f"{cls.__name__} has a field {name!r}, which the exchange sets: rename it")
+
+    def check_rows(self, fields: Mapping[str, FieldValue]) -> None:
+        """Raises a ValueError unless each of `per_sample_fields` has `batch_size` rows."""
         for name, value in fields.items():
             rows = num_rows(name, value)
             if rows != self.batch_size:
@@ -196,7 +204,8 @@ class BaseBatch(Pipelineable):
         keys = self.features.keys()
         if all(f"features.{key}" in counts for key in keys):
             totals = [int(counts[f"features.{key}"].sum()) for key in keys]
-            made.features = with_parts(self.features, length_per_key=totals)
+            if sum(totals) == len(self.features.values()):  # else they are others, or padding rows have ids
+                made.features = with_parts(self.features, length_per_key=totals)
         return made
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:

@@ -199,6 +199,8 @@ def _check(part: Leaf) -> None:
         )
     if not isinstance(part, torch.Tensor) or is_nested:
         return
+    if part.is_meta:
+        raise TypeError("a tensor is on the device meta, and so has no contents to send; load it on the host")
     if part.layout != torch.strided:
         raise TypeError(f"a tensor has layout {part.layout}, of which rows cannot be sent; make it dense")
     if part.is_quantized or not _is_copied(part.dtype):

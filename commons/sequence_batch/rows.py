@@ -89,6 +89,7 @@ class Rows:
             ValueError: the fields disagree.
         """
         if self.pads:
+            self.batch.check_rows(self.fields)  # which may have changed since it was made
             return self.batch.batch_size
         rows = {name: num_rows(name, value) for name, value in self.fields.items()}
         if len(set(rows.values())) > 1:
@@ -238,7 +239,7 @@ class Rows:
 
         Raises:
             ValueError: it has no such path, or is a `BaseBatch`.
-            TypeError: as `check_no_samples` and `check_replaceable`.
+            TypeError: as `check_no_samples` and `check_replaceable`, or a `BaseBatch` is a part of it.
         """
         if self._shared and self.pads:
             raise ValueError(
@@ -250,6 +251,13 @@ class Rows:
             raise ValueError(
                 f"shared_fields names {path!r}, which is not in the batch; there are {sorted(known)}"
             )
+        for part in self.tree.each():
+            if part.path and isinstance(part.value, BaseBatch):
+                raise TypeError(
+                    f"{part.path} is a {type_name(part.value)} within a {type_name(self.batch)}, which would "
+                    "keep the numbers of rows that were loaded: give the stage the BaseBatch itself, with what "
+                    "goes with it as fields, or make it another dataclass"
+                )
         check_no_samples(self.tree, self.num_rows)
         check_replaceable(self.tree)
 

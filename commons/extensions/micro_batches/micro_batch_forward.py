@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FlatParameter, FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.types import ShardedModule
@@ -108,6 +108,7 @@ def run_micro_batches(
             outputs.append(without_copies(output) if is_copy and not model.training else output)
     scaled = total * loss_scale
     if trains:
+        _check_static_graphs(model, replicated, dense)
         pairs = [*lookups.gradients(), *dense.gradients()]
         gradients, tensors = [gradient for _, gradient in pairs], [tensor for tensor, _ in pairs]
         scaled = _HandOut.apply(scaled.requires_grad_(), gradients, *tensors)
@@ -120,13 +121,33 @@ def run_micro_batches(
 
 
 def check_no_hooks(model: torch.nn.Module) -> None:
-    """Raises a ValueError if a hook would see the gradient of each micro-batch in place of their sum."""
+    """Raises a ValueError if a hook would see the gradient of each micro-batch in place of their sum, or if
+    parameters are flat, whose gradients are sharded by then."""
     for name, parameter in model.named_parameters():
+        if isinstance(parameter, FlatParameter):
+            raise ValueError(
+                f"micro-batches do not work with {name} of FullyShardedDataParallel: give that "
+                "use_orig_params=True, or use fully_shard"
+            )
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise ValueError(
                 f"micro-batches run several backwards per step, and {name} has a hook on its gradient, as "
                 "for clipping, or of an optimizer that steps in backward: do it after the backward, or leave "
                 "MicroBatches out"
+            )
+
+
+def _check_static_graphs(
+    model: torch.nn.Module, replicated: Sequence[DistributedDataParallel], dense: _GradientsAside
+) -> None:
+    """Raises a ValueError where a static graph has counted backwards of micro-batches, and would reduce in
+    others than the last."""
+    static = {id(of) for module in replicated if module.static_graph for of in module.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in static and parameter in dense.reached_otherwise:
+            raise ValueError(
+                f"micro-batches do not work with static_graph=True of DistributedDataParallel where {name} is "
+                "used in another way than as an attribute of its module, as in a list: leave static_graph out"
             )
 
 
@@ -264,12 +285,16 @@ class _GradientsAside:
     Modules have other parameters in the meantime, in the same memory, for which DistributedDataParallel does
     not wait. What reaches the model's own in another way counts, too: weights that a module keeps in a list,
     tables that the dense part reads, parameters of fully sharded modules. None has no gradients.
+
+    Attributes:
+        reached_otherwise: those of modules that got a gradient in another way.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._parameters = [] if model is None else [*model.parameters()]
         self._places = [] if model is None else [*_dense_places(model)]
         self._sums: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self.reached_otherwise: set[torch.nn.Parameter] = set()
 
     def __enter__(self) -> _GradientsAside:
         self._before = [parameter.grad for parameter in self._parameters]
@@ -285,6 +310,7 @@ class _GradientsAside:
     def __exit__(self, *_: object) -> None:
         for module, name, parameter in self._places:
             module._parameters[name] = parameter
+        self.reached_otherwise = {of for of in self._leaves if of.grad is not None}
         # All are read before any is put back: tables in one tensor share a gradient.
         for parameter in self._parameters:
             holders = (parameter, self._leaves.get(parameter))

@@ -61,12 +61,10 @@ class Verification(Extension):
         """Compares the plans that ranks are about to carry out; raises RuntimeError on every rank."""
         _raise_if_different(self._exchanging.all_gather(np.array([plan.fingerprint]))[:, 0])
         fields, planned = exchange(rows, plan), int(plan.num_rows[self._rank])
-        found = num_rows(*next(iter(fields.items())))
-        self._loaded, self._more = rows, found - planned
-        if found == planned:
-            return fields
-        # Such a batch could not be made here, and the other ranks would wait for the comparison.
-        return select_rows([self._view(fields).packed()], np.arange(min(planned, found)), planned)
+        counts = [num_rows(name, field) for name, field in fields.items()]
+        self._loaded, self._more = rows, next((count for count in counts if count != planned), planned) - planned
+        # Of other numbers, no batch could be made here, and the other ranks would wait for the comparison.
+        return select_rows([rows], np.zeros(0, dtype=np.int64), planned) if self._more else fields
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
         """Compares each rank's samples with the plan and with the loaded ones.
