@@ -52,6 +52,8 @@ def main() -> None:
     parser.add_argument("processes", type=int, nargs="?", default=PROCESSES)
     parser.add_argument("steps", type=int, nargs="?", default=STEPS)
     given = parser.parse_args()
+    if given.steps <= DIES_AT:
+        parser.error(f"steps = {given.steps}: expected more than {DIES_AT}, in which a process is killed")
     torch.set_num_threads(1)
     warm_up(_Shuffler().settings)
     gc.collect()

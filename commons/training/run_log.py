@@ -133,14 +133,14 @@ class StepLog:
     def __init__(self, record: RunRecord, meter: BalanceMeter, num_steps: int, args: TrainerArgs) -> None:
         self._record, self._meter, self._num_steps, self._args = record, meter, num_steps, args
 
-    def step(self, step: int, forward_flops: float) -> None:
+    def step(self, step: int, forward_flops: float, stops: bool) -> None:
         """Takes the figures of the step that has just run. Collective at the end of an interval.
 
-        `forward_flops` are those of the samples that this rank loaded.
+        `forward_flops` are those of the samples that this rank loaded; a run that stops ends an interval.
         """
         self._meter.add(forward_flops=forward_flops)
         self._record.advance()
-        if step % self._args.log_interval == 0 or step == self._num_steps:
+        if step % self._args.log_interval == 0 or step == self._num_steps or stops:
             figures = self._meter.close(peak_memory_bytes=_peak_memory_bytes())
             figures = interval_figures(figures, self._args.peak_flops)
             self._record.write("train", step, figures, text_of(step, figures))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,7 @@ class _Trainer:
                         f"ends with step {num_steps}. Its model is evaluated. To train on, raise "
                         "TrainerArgs.max_train_iters; to start over, choose other checkpoint folders"
                     )
+            if first >= num_steps or self._state.progress.owes_evaluation:
                 self._evaluate(first, log, record)
             for step in range(first + 1, num_steps + 1):
                 self._watch.begins(f"step {step}")
@@ -136,9 +137,13 @@ class _Trainer:
                 stop_requested = self._step(step, loader, log)
                 is_last = step == num_steps
                 # Before the checkpoint, because a run resumed from it does not repeat this evaluation. But
-                # whoever asks for a stop may not have the time for one.
-                if is_last or (step % args.eval_interval == 0 and not stop_requested):
+                # whoever asks for a stop may not have the time for one, which the resumed run then does.
+                is_due = is_last or step % args.eval_interval == 0
+                evaluates = is_due and (is_last or not stop_requested)
+                if evaluates:
                     self._evaluate(step, log, record)
+                progress = self._state.progress
+                self._state.progress = replace(progress, owes_evaluation=is_due and not evaluates)
                 self._watch.begins(f"the checkpoint of step {step}")
                 if self._recovery.after_step(stop_requested, is_last, record):
                     record.write("stop", step, {}, f"stopped after step {step}, as SIGTERM requested")
@@ -164,7 +169,7 @@ class _Trainer:
         self._collector.after_step()
         self._state.progress = self._state.progress.after_step(self._task.train_dataset)
         stop_requested = self._vote.after_step(step, pipeline.loss_sum)
-        log.step(step, self._counter.next_step())
+        log.step(step, self._counter.next_step(), stop_requested)
         return stop_requested
 
     def _evaluate(self, step: int, log: StepLog, record: RunRecord) -> None:

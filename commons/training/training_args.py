@@ -119,6 +119,7 @@ class TrainerArgs:
         optional = ("eval_batch_size", "max_train_iters", "max_eval_iters", "ckpt_keep", "gc_interval")
         require_settings_at_least(1, self, *counts, "profile_step_start", *optional)
         require_settings_at_least(0, self, "seed")
+        require_setting(self, self.seed < 2**62, "seed", "less than 2**62: each rank adds its number")
         in_seconds = "seconds, above 0 and finite, or None for never"
         for name, expected in (("peak_tflops", "a number above 0"), ("hang_timeout_s", in_seconds)):
             value = getattr(self, name)

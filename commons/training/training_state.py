@@ -25,6 +25,7 @@ SAMPLES = "samples of an epoch"
 _MAY_CHANGE = {
     SAMPLES,
     "NetworkArgs.dtype_str",
+    "NetworkArgs.embedding_backend",
     "NetworkArgs.hidden_dropout",
     "NetworkArgs.kernel_backend",
     "NetworkArgs.recompute_input_layernorm",
@@ -33,6 +34,7 @@ _MAY_CHANGE = {
     "OptimizerArgs.adam_beta2",
     "OptimizerArgs.adam_eps",
     "OptimizerArgs.learning_rate",
+    "OptimizerArgs.weight_decay",
     "RankingArgs.eval_metrics",
     "RetrievalArgs.eval_metrics",
     "RetrievalArgs.num_negatives",
@@ -52,11 +54,13 @@ class Progress:
         step: computed steps.
         epoch: epoch of the next step.
         sample: computed samples of that epoch, over all ranks.
+        owes_evaluation: whether the last step's evaluation was left out, because the run was to stop.
     """
 
     step: int = 0
     epoch: int = 0
     sample: int = 0
+    owes_evaluation: bool = False
 
     def after_step(self, dataset: SequenceDataset) -> Progress:
         """Returns the progress after one more step over `dataset`."""
@@ -64,7 +68,8 @@ class Progress:
 
     def within(self, dataset: SequenceDataset) -> Progress:
         """Returns this progress, or that of the next epoch if `dataset`, which may have shrunk, has ended."""
-        return self if self.sample < dataset.num_samples else Progress(self.step, self.epoch + 1)
+        ended = self.sample >= dataset.num_samples
+        return dataclasses.replace(self, epoch=self.epoch + 1, sample=0) if ended else self
 
     def steps_left(self, dataset: SequenceDataset) -> int:
         """Returns the steps left of the first epoch."""

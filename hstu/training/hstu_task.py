@@ -28,7 +28,7 @@ from commons.training.training_state import settings_of
 from commons.training.training_task import random_sources, rank_datasets
 from hstu.batch_shuffler import flops_of_rows  # and registers "hstu"
 from hstu.models.embedding_tables import EmbeddingTable
-from hstu.models.hstu_config import HSTUConfig
+from hstu.models.hstu_config import HSTUConfig, full_sequence_length
 from hstu.models.hstu_encoder import HSTUFeatures
 from hstu.training.model_args import DatasetArgs, NetworkArgs, RankingArgs, RetrievalArgs
 
@@ -71,6 +71,8 @@ def sources_from_gin(trainer: TrainerArgs, num_held_out: int | None = None) -> H
     if not is_bound("BenchmarkDatasetArgs.feature_args"):
         return _disk_sources(num_held_out)
     args = from_gin(BenchmarkDatasetArgs)
+    if is_bound("hstu.DatasetArgs.dataset_name"):
+        warn_once("DatasetArgs has no effect beside BenchmarkDatasetArgs, whose random samples are trained on")
     train, evaluation = random_sources(partial(RandomSource, args), args.num_generated_batches, trainer)
     return HSTUSources(train, evaluation, shuffle=False)
 
@@ -96,17 +98,22 @@ def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs, device: torch.d
     Warns once about each setting without effect on this device.
     """
     num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
+    max_items = spec.feature_to_max_seqlen[spec.item_feature_name]
+    longest, buckets = full_sequence_length(num_contextual, max_items, 0), network.num_position_buckets
+    shared = [
+        f"NetworkArgs.num_position_buckets = {buckets}: samples have up to {longest} tokens, and all after the "
+        "last bucket share its position"
+    ]
     backend = network.running_backend(num_contextual, device)
     warn_once(
         *network.backend_lines(backend),
         *network.settings_without_effect(),
         *_dynamic_tables(spec),
         *_of_generative_models(),
+        *(shared if longest > buckets else []),
     )
     return ModelParts(
-        config=network.config(
-            num_contextual, spec.feature_to_max_seqlen[spec.item_feature_name], backend.name
-        ),
+        config=network.config(num_contextual, max_items, backend.name),
         tables=[
             EmbeddingTable(
                 name=table.table_name,

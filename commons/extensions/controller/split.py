@@ -156,7 +156,7 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
 
     Returns:
         A batch of the same kind as `batches`, with every sample in its row of the batch that was split, then
-        padding rows: zero or empty, or None in arrays of objects. What samples share is taken from the first
+        padding rows: zero or empty, or None in arrays of objects and in lists. What samples share is taken from the first
         of `batches`.
 
     Raises:
