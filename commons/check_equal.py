@@ -165,9 +165,9 @@ def check_equal(
         raise DifferentTrainingError(f"balancing changes training; most likely {_CAUSES}.\n{report}")
     if hidden := [name for name, share in of_float32.items() if share > _MOST_ROUNDING]:
         raise ValueError(
-            f"{hidden[0]} changes so little that rounding hides {of_float32[hidden[0]]:.0%} of it, so that it "
-            "is not compared: raise the learning rate, or train more steps; and look at the loss, which is "
-            f'too small if loss_reduction is "sum" and the model returns a mean.\n{report}'
+            f"{hidden[0]} changes so little that rounding hides {of_float32[hidden[0]]:.0%} of it, so that "
+            "it is not compared: raise the learning rate, or train more steps; and look at the loss, which "
+            f'is too small if loss_reduction is "sum" and the model returns a mean.\n{report}'
         )
     return report
 

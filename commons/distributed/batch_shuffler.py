@@ -434,7 +434,7 @@ class BatchShuffler(ABC):
         """
         self._check_world()
         self.planner.ranks.all_gather_objects(None, self.planner.busy())
-        ahead, loader = self.ahead(), iter(())
+        ahead, loader = self.ahead(), iter(list[Batch]())
         try:
             loader = iter(batches)
         except Exception as error:  # a DataLoader with workers asks for its first batches here

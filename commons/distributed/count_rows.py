@@ -47,15 +47,14 @@ def count_rows(
         )
     lengths = read_lengths(fields, schema, num_rows)
     _check_lengths(lengths, schema)
-    checks, versions = (check_work, check_counts, check_loss_tokens), _versions(fields)
-    counts = [  # each of its own copies, in place of which it may compute
-        check(_call(count, batch.to_count(), whose), num_rows, num_real, whose)
+    checks = check_work, check_counts, check_loss_tokens
+    counts = [
+        check(_count(count, batch, whose), num_rows, num_real, whose)
         for check, (whose, count) in zip(checks, counters.items(), strict=True)
     ]
     work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
     row_counts = batch.to_count().batch.row_counts() if batch.pads else {}
     extension_columns = _count_columns(columns, batch, num_rows, num_real)
-    _check_unchanged(versions, fields, next(iter(counters)))
     table = RowTable(
         batch_sizes=np.array([num_rows]),
         num_loaded=np.array([num_real]),
@@ -92,20 +91,29 @@ def _check_lengths(lengths: np.ndarray, schema: Schema) -> None:
         )
 
 
+def _count(count: Counter, batch: Rows, whose: str) -> Any:
+    """Returns what a user's function counts, given copies of its own, in place of which it may compute.
+
+    Raises:
+        ValueError: it wrote into the batch itself.
+    """
+    shown = batch.to_count()
+    _ = shown.batch  # made before: a dataclass may write when it is made
+    before = _versions(batch.fields)
+    counted = _call(count, shown, whose)
+    now = _versions(batch.fields)
+    for name in (name for name, version in before.items() if now[name] != version):
+        raise ValueError(
+            f"{name} of a batch changed while {whose} counted: have it compute in place of a clone. Or the "
+            "loader fills the same tensors again, and has to yield new ones for every batch"
+        )
+    return counted
+
+
 def _versions(fields: Mapping[str, FieldValue]) -> dict[str, int]:
     """Returns how often torch has written into each tensor, by name; those of inference mode do not count."""
     tensors = ((name + part, of) for name, value in fields.items() for part, of in tensors_of(value))
     return {name: tensor._version for name, tensor in tensors if not tensor.is_inference()}
-
-
-def _check_unchanged(versions: Mapping[str, int], fields: Mapping[str, FieldValue], whose: str) -> None:
-    """Raises a ValueError if a tensor was written into since `versions`."""
-    now = _versions(fields)
-    for name in (name for name, version in versions.items() if now[name] != version):
-        raise ValueError(
-            f"{name} of a batch changed while its rows were counted: have {whose} compute in place of a "
-            "clone alone; or the loader fills the same tensors again, and has to yield new ones for every batch"
-        )
 
 
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:

@@ -12,8 +12,8 @@ from numba import njit
 
 from .. import NAME
 
-# Without numba's wrappers for callers in C, and in Python, and without checks of divisors, none of which is 0:
-# to compile them takes time.
+# Without numba's wrappers for callers in C, and in Python, and without checks of divisors, none of which is
+# 0: to compile them takes time.
 _OPTIONS: dict[str, Any] = {"nogil": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
 _INNER: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True}
 _warned = False

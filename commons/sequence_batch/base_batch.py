@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -72,7 +73,7 @@ class BaseBatch(Pipelineable):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        for name in {*cls.set_by_exchange} & {*cls.__dict__.get("__annotations__", ())}:
+        for name in inspect.get_annotations(cls).keys() & cls.set_by_exchange:
             raise TypeError(f"{cls.__name__} has a field {name!r}, which the exchange sets: rename it")
 
     def check_rows(self, fields: Mapping[str, FieldValue]) -> None:

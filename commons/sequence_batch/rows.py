@@ -255,8 +255,8 @@ class Rows:
             if part.path and isinstance(part.value, BaseBatch):
                 raise TypeError(
                     f"{part.path} is a {type_name(part.value)} within a {type_name(self.batch)}, which would "
-                    "keep the numbers of rows that were loaded: give the stage the BaseBatch itself, with what "
-                    "goes with it as fields, or make it another dataclass"
+                    "keep the numbers of rows that were loaded: make the whole a BaseBatch with fields of "
+                    "its own, or the part another dataclass"
                 )
         check_no_samples(self.tree, self.num_rows)
         check_replaceable(self.tree)

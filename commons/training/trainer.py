@@ -117,13 +117,12 @@ class _Trainer:
             meter = BalanceMeter(self._pipeline)
             log = StepLog(record, meter, num_steps, args)
             record.write("start", first, {"ranks": dist.get_world_size(), "settings": asdict(args)})
-            if first >= num_steps:
-                if dist.get_rank() == 0:  # exit code 0 alone looks like a training
-                    logger.warning(
-                        f"NOTHING LEFT TO TRAIN: {self._recovery.restored} is of step {first}, and the run "
-                        f"ends with step {num_steps}. Its model is evaluated. To train on, raise "
-                        "TrainerArgs.max_train_iters; to start over, choose other checkpoint folders"
-                    )
+            if first >= num_steps and dist.get_rank() == 0:  # exit code 0 alone looks like a training
+                logger.warning(
+                    f"NOTHING LEFT TO TRAIN: {self._recovery.restored} is of step {first}, and the run ends "
+                    f"with step {num_steps}. Its model is evaluated. To train on, raise "
+                    "TrainerArgs.max_train_iters; to start over, choose other checkpoint folders"
+                )
             if first >= num_steps or self._state.progress.owes_evaluation:
                 self._evaluate(first, log, record)
             for step in range(first + 1, num_steps + 1):

@@ -72,7 +72,9 @@ def sources_from_gin(trainer: TrainerArgs, num_held_out: int | None = None) -> H
         return _disk_sources(num_held_out)
     args = from_gin(BenchmarkDatasetArgs)
     if is_bound("hstu.DatasetArgs.dataset_name"):
-        warn_once("DatasetArgs has no effect beside BenchmarkDatasetArgs, whose random samples are trained on")
+        warn_once(
+            "DatasetArgs has no effect beside BenchmarkDatasetArgs, whose random samples are trained on"
+        )
     train, evaluation = random_sources(partial(RandomSource, args), args.num_generated_batches, trainer)
     return HSTUSources(train, evaluation, shuffle=False)
 
@@ -101,8 +103,8 @@ def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs, device: torch.d
     max_items = spec.feature_to_max_seqlen[spec.item_feature_name]
     longest, buckets = full_sequence_length(num_contextual, max_items, 0), network.num_position_buckets
     shared = [
-        f"NetworkArgs.num_position_buckets = {buckets}: samples have up to {longest} tokens, and all after the "
-        "last bucket share its position"
+        f"NetworkArgs.num_position_buckets = {buckets}: samples have up to {longest} tokens, and all after "
+        "the last bucket share its position"
     ]
     backend = network.running_backend(num_contextual, device)
     warn_once(

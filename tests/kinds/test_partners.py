@@ -15,9 +15,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+    WeightDecayMode,
+)
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -397,6 +404,43 @@ def test_modules_that_torchrec_runs_on_whole_batches_are_refused_with_micro_batc
         pipeline([MicroBatches(40)]).progress(iter([histories([1, 2])]))
 
 
+@pytest.mark.parametrize("keeps_names", [True, False])
+@on_ranks(2)
+def test_flat_parameters_are_refused_with_micro_batches(keeps_names):
+    model = FullyShardedDataParallel(Squares(), use_orig_params=keeps_names, device_id=CPU)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = {"x": torch.rand(4, 3), "cost": torch.arange(1, 5)}
+    refused = pytest.raises(ValueError, match="use_orig_params=True, or use fully_shard")
+    with nullcontext() if keeps_names else refused:
+        pipeline = pipeline_of("none", model, optimizer, Costs(extensions=[MicroBatches(5)]))
+        pipeline.progress(iter([batch]))
+
+
+class Listed(Squares):
+    """Uses its weights from a list."""
+
+    def forward(self, batch):
+        weight, bias = [self.linear.weight, self.linear.bias] if self._anew else self._weights
+        return nn.functional.linear(batch["x"], weight, bias).squeeze(1) ** 2, None
+
+    def __init__(self, anew: bool) -> None:
+        super().__init__()
+        self._anew, self._weights = anew, [self.linear.weight, self.linear.bias]
+
+
+@pytest.mark.parametrize("anew", [True, False])
+@on_ranks(2)
+def test_a_static_graph_is_refused_where_it_would_count_backwards_of_micro_batches(anew):
+    model = DistributedDataParallel(Listed(anew), static_graph=True)
+    pipeline = pipeline_of(
+        "none", model, torch.optim.SGD(model.parameters(), 0.1), Costs(extensions=[MicroBatches(5)])
+    )
+    batches = iter([{"x": torch.rand(4, 3), "cost": torch.arange(1, 5)}] * 3)
+    with nullcontext() if anew else pytest.raises(ValueError, match="static_graph=True of Distributed"):
+        for _ in range(3):
+            pipeline.progress(batches)
+
+
 @pytest.mark.parametrize("kind", ["ADAM", "EXACT_ROWWISE_ADAGRAD"])
 def test_a_copied_row_is_refused_where_a_fused_optimizer_would_move_it(kind):
     tables = nn.Module()
@@ -440,33 +484,35 @@ def test_a_model_that_raises_stop_iteration_does_not_end_the_epoch(name):
         pipeline_of(name, model, optimizer, TokenShuffler()).progress(iter([histories([1, 2])] * 3))
 
 
-class Tables(nn.Module):
-    """As FBGEMM's, on a GPU."""
-
-    optimizer, current_device = EmbOptimType.EXACT_ROWWISE_ADAGRAD, torch.device("cuda", 0)
-
-    def __init__(self, mode: str) -> None:
-        super().__init__()
-        self.weight_decay_mode = SimpleNamespace(name=mode)
-
-
 @pytest.mark.parametrize("mode", ["NONE", "L2", "DECOUPLE"])
 def test_a_copied_row_is_refused_where_weight_decay_would_move_it(mode):
-    model = nn.Sequential(Tables(mode))
+    tables = SplitTableBatchedEmbeddingBagsCodegen(
+        [(4, 4, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        feature_table_map=[0, 0],  # on CPUs, tables of one feature have no decay
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        weight_decay=0.5,
+        weight_decay_mode=WeightDecayMode[mode],
+    )
+    tables.split_embedding_weights()[0].fill_(1.0)
+    (0 * tables(torch.arange(2), torch.arange(3))).sum().backward()
+    moves = bool((tables.split_embedding_weights()[0] != 1.0).any())
+    assert moves == (mode != "NONE")  # for a gradient of zero
+    model = nn.Sequential(tables)
     model._lookups = [7, "a name"]  # a user's own
     check = partial(check_runs_copies, np.array([2, 0]), False, "sum", model)
-    with (
-        nullcontext() if mode == "NONE" else pytest.raises(ValueError, match="the tables' weight decay moves")
-    ):
+    with pytest.raises(ValueError, match="the tables' weight decay moves") if moves else nullcontext():
         check()
 
 
-@pytest.mark.parametrize("kind", ["list", "dict", "pairs", "method"])
+@pytest.mark.parametrize("kind", ["list", "dict", "pairs", "method", "sharded"])
+@on_ranks(1)
 def test_a_sparse_adam_is_found_in_every_container_of_optimizers(kind):
     parameters = [nn.Parameter(torch.zeros(2))]
     sgd, adam = torch.optim.SGD(parameters, lr=0.1), torch.optim.SparseAdam(parameters, lr=0.1)
     held = {"list": [sgd, adam], "dict": {"a": sgd, "b": adam}, "pairs": [("a", sgd), ("b", adam)]}
-    container = SimpleNamespace(optimizers=held.get(kind, lambda: [sgd, adam]))
+    container: Any = SimpleNamespace(optimizers=held.get(kind, lambda: [sgd, adam]))
+    if kind == "sharded":
+        container = ZeroRedundancyOptimizer(parameters, torch.optim.SparseAdam, lr=0.1)
     check = partial(check_runs_copies, np.array([2, 0]), False, "sum", None, container)
     if kind == "method":
         check()

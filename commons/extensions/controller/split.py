@@ -156,8 +156,8 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
 
     Returns:
         A batch of the same kind as `batches`, with every sample in its row of the batch that was split, then
-        padding rows: zero or empty, or None in arrays of objects and in lists. What samples share is taken from the first
-        of `batches`.
+        padding rows: zero or empty, or None in arrays of objects and in lists. What samples share is taken
+        from the first of `batches`.
 
     Raises:
         ValueError: `batches` are not one per chunk, or one has more or fewer rows than its chunk; batches

@@ -146,8 +146,8 @@ def _check_static_graphs(
     for name, parameter in model.named_parameters():
         if id(parameter) in static and parameter in dense.reached_otherwise:
             raise ValueError(
-                f"micro-batches do not work with static_graph=True of DistributedDataParallel where {name} is "
-                "used in another way than as an attribute of its module, as in a list: leave static_graph out"
+                f"micro-batches do not work with static_graph=True of DistributedDataParallel where {name} "
+                "is used otherwise than as an attribute of its module, as in a list: leave static_graph out"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
 from types import ModuleType, TracebackType
 
 import numpy as np
@@ -76,6 +77,20 @@ class Unreadable(OSError):
         super().__init__(5, "cannot be read", path)
 
 
+@dataclass(frozen=True)
+class BadRecord(Exception):
+    """It refuses to be changed."""
+
+    record: int
+
+
+class Reducing(Exception):
+    """It pickles as something else."""
+
+    def __reduce__(self):
+        return str, (str(self),)
+
+
 class _FailingWith(FieldShuffler):
     failure: Exception
 
@@ -94,6 +109,8 @@ def test_all_ranks_raise_an_error_of_one_kind():
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
         KeyError("d"),
         json.JSONDecodeError("no value", "{", 1),  # pickles without what was added to it
+        BadRecord(3),
+        Reducing("e"),
     ):
         shuffler = _FailingWith()
         shuffler.failure = failure

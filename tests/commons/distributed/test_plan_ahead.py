@@ -82,6 +82,46 @@ def test_a_step_is_not_lost_where_a_signal_interrupts_the_wait_for_its_plan():
         signal.signal(signal.SIGALRM, before)
 
 
+def _fail(*_):
+    raise RuntimeError("DataLoader worker is killed")  # as torch's handler of SIGCHLD does
+
+
+class SlowOnRank1(FieldShuffler):
+    def get_workloads(self, batch):
+        if dist.get_rank():
+            time.sleep(0.3)  # so that rank 0 waits for the plan
+        return super().get_workloads(batch)
+
+
+@on_ranks(2)
+def test_an_error_that_a_signal_raises_during_the_wait_for_a_plan_is_raised_by_all_ranks():
+    batches = (draw_batch(np.random.default_rng(number), 0, 4, 3) for number in range(6))
+    before, steps = signal.signal(signal.SIGALRM, _fail), 0
+    try:
+        if dist.get_rank() == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0.4)
+        with pytest.raises(RuntimeError, match="DataLoader worker is killed"):
+            for _ in SlowOnRank1().plan_ahead(batches):
+                steps += 1
+        assert 0 < steps < 6
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Unreadable:
+    def __iter__(self):
+        if dist.get_rank():
+            raise OSError("index cannot be read")
+        return _batches()
+
+
+@on_ranks(2)
+def test_an_error_of_iter_is_raised_by_all_ranks():
+    with pytest.raises(OSError, match="index cannot be read"):
+        next(FieldShuffler().plan_ahead(Unreadable()))
+
+
 @on_ranks(2)
 def test_planning_alongside_a_loop_is_refused():
     shuffler, batch = FieldShuffler(), draw_batch(np.random.default_rng(0), 0, 4, 3)

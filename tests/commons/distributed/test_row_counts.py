@@ -101,6 +101,14 @@ def test_counts_are_known_where_all_that_exchange_have_ended(pools, ended):
     assert pools(3).run(_wrong_counts_where_a_set_has_ended, ended) == [[]] * 3
 
 
+@pytest.mark.parametrize("counts", [(1, 0), (1, 2), (2, 1)])
+def test_row_counts_are_the_totals_per_key_only_where_they_add_up(counts):
+    features = KeyedJaggedTensor(["item"], torch.arange(3), lengths=torch.tensor([1, 2]))
+    loaded = CountedBatch(features, 2, {}, actual_batch_size=1)  # padding has ids
+    known = loaded.with_row_counts({"features.item": np.array(counts)})
+    assert known.features.length_per_key() == [3]
+
+
 def test_padding_rows_count_nothing_and_counts_go_with_a_batch_to_a_device():
     features = KeyedJaggedTensor(["item"], torch.arange(3), lengths=torch.tensor([1, 2]))
     loaded = CountedBatch(features, 2, {}, actual_batch_size=1, counts=(("a", (4, 5)),))

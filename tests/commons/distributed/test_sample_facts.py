@@ -408,3 +408,63 @@ def test_a_key_that_counting_adds_stays_out_of_the_batch():
     batch = {"inner": {"mask": torch.ones(4, 3 + dist.get_rank(), dtype=torch.int64)[:, :3]}}
     moved = Costing(_adds_a_key).shuffle(batch)
     assert [*batch, *batch["inner"]] == [*moved, *moved["inner"]] == ["inner", "mask"]
+
+
+class InPlace(FieldShuffler):
+    """Computes costs in place, and counts clicks."""
+
+    def get_workloads(self, batch):
+        return batch["clicked"].lengths().clamp_(max=2)
+
+    def get_loss_tokens(self, batch):
+        return batch["clicked"].lengths()
+
+
+def test_costs_that_are_computed_in_place_change_no_other_count():
+    batch = {"clicked": JaggedTensor(torch.arange(9), lengths=torch.tensor([3, 1, 5]))}
+    rows = InPlace().plan(batch).rows
+    assert rows.workloads.tolist() == [2, 1, 2]
+    assert rows.tokens.tolist() == rows.loss_tokens.tolist() == rows.key_lengths[:, 0].tolist() == [3, 1, 5]
+
+
+@pytest.mark.parametrize("name", ["mask", "ids"])
+@on_ranks(2)
+def test_counting_may_not_write_into_the_batch(name):
+    def writes(batch):
+        if dist.get_rank():
+            (batch["mask"] if name == "mask" else batch["ids"].values()).fill_(0)
+        return torch.ones(2, dtype=torch.int64)
+
+    batch = {"mask": torch.ones(2, 3), "ids": JaggedTensor(torch.arange(4), lengths=torch.tensor([3, 1]))}
+    error = error_of(Costing(writes).plan, batch)
+    whose = "ids.values()" if name == "ids" else name
+    assert error.startswith(f"ValueError: {whose} of a batch changed while Costing.get_workloads counted")
+
+
+def test_a_batch_with_padding_within_another_container_is_refused():
+    inner = _incomplete(torch.ones(8, 1))
+    with pytest.raises(TypeError, match=r"\[0\] is a .*BaseBatch within a tuple, which would keep the"):
+        FieldShuffler().plan((inner, torch.ones(8)))
+
+
+@dataclass
+class Extended(BaseBatch):
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@on_ranks(2)
+def test_a_batch_that_lost_rows_after_it_was_made_is_refused_in_every_step():
+    shuffler = Costing(BaseBatch.num_tokens)
+    for step in range(2):
+        batch = Extended(_incomplete(torch.ones(8, 1)).features, 8, {}, extra={"x": torch.ones(8)})
+        if step and dist.get_rank():
+            batch.extra["x"] = torch.ones(4)
+        error = error_of(shuffler.plan, batch)
+        assert not step or error.startswith("ValueError: Extended.extra.x has 4 rows, expected"), error
+
+
+def test_a_field_that_the_exchange_sets_is_refused():
+    with pytest.raises(TypeError, match="Pieces has a field 'pieces', which the exchange sets: rename it"):
+
+        class Pieces(BaseBatch):
+            pieces: torch.Tensor

@@ -159,11 +159,29 @@ def test_leaving_the_loop_logs_what_the_last_step_found():
 def test_a_mean_is_one_number():
     with pytest.raises(ValueError, match=r"losses of shape \(1,\), and 'mean' is one number"):
         loss_sum(torch.ones(1), "mean", 1, 1.0)
-    assert float(loss_sum(torch.tensor(torch.nan), "global_mean", 0, 0.0)) == 0
 
 
 def test_a_mean_of_no_loss_tokens_counts_for_nothing_if_it_is_finite():
     assert float(loss_sum(torch.tensor(1.0), "mean", 0, 1.0)) == 0
     assert float(loss_sum(torch.tensor(torch.nan), "sum", 0, 1.0)) == 0
-    with pytest.raises(MeanOfNoneError, match=r'use "sum", or clamp what the mean divides by'):
-        loss_sum(torch.tensor(torch.nan), "mean", 0, 1.0)
+    for reduction, mean_tokens in (("mean", 1.0), ("global_mean", 0.0)):
+        with pytest.raises(MeanOfNoneError, match=r'use "sum", or clamp what the mean divides by'):
+            loss_sum(torch.tensor(torch.nan), reduction, 0, mean_tokens)
+
+
+class WithoutAny(EqualCosts):
+    def get_loss_tokens(self, batch):
+        return torch.zeros(len(batch["x"]), dtype=torch.int64)
+
+
+@on_ranks(2)
+def test_a_global_mean_may_count_others_than_loss_tokens():
+    pipeline = replicated_pipeline(Logarithm(), "global_mean", WithoutAny())
+    batch = {"x": torch.tensor([2.0, 3.0])}
+    pipeline.progress(iter([batch]))
+    gradient = [parameter.grad.clone() for parameter in pipeline._model.parameters()]
+    assert float(gradient[0]) == pytest.approx(1.0) and float(pipeline.loss_sum) == 0
+    shuffler = WithoutAny()
+    loss = torch.tensor(3.0)
+    assert float(shuffler.scale(loss, shuffler.plan(batch), "global_mean")) == pytest.approx(3.0)
+    assert float(shuffler.scale(loss, shuffler.plan(batch), "global_mean", "sum")) == pytest.approx(1.5)

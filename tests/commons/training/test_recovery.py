@@ -7,11 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from commons.training.checkpoints import CheckpointFolder, Checkpoints
+from commons.training.step_vote import StepVote
 from tests.commons.training.small_task import lines_in, small_run
 from tests.process_pool import RankError
 
@@ -93,6 +95,27 @@ def test_resumed_losses_are_those_of_a_run_that_never_stopped(pools, tmp_path, s
     assert [step for step, _ in whole] == list(range(1, num_steps + 1))
     assert losses("stopped", stop, eval_interval=3) == whole[:stop]
     assert losses("stopped", num_steps, eval_interval=3) == whole
+
+
+def _train_until_stopped(folder: str, stop: int) -> None:
+    with mock.patch.object(StepVote, "after_step", lambda vote, step, loss: step == stop):
+        _train(folder, 9, log_interval=4)
+
+
+def test_a_stop_loses_neither_figures_nor_an_evaluation(pools, tmp_path):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    pools(2).run(partial(_train, str(whole), 9, log_interval=4))
+    pools(2).run(partial(_train_until_stopped, str(stopped), 6))
+    [stop] = lines_in(stopped / "logs", "stop")
+    assert stop["step"] == 6
+    assert [step for step, _ in _train_losses(stopped)] == [4, 6]
+    pools(2).run(partial(_train, str(stopped), 9, log_interval=4))
+    assert [step for step, _ in _train_losses(stopped)] == [4, 6, 8, 9]
+    evaluations = [
+        [(line["step"], line["labels"]) for line in lines_in(folder / "logs", "eval")]
+        for folder in (whole, stopped)
+    ]
+    assert [step for step, _ in evaluations[0]] == [3, 6, 9] and evaluations[0] == evaluations[1]
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, lopsided_bat
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
 from tests.commons.sequence_batch.drawn_fields import draw_fields
 from tests.drawn_batches import MixedBatch
+from tests.on_ranks import on_ranks
 
 
 def _verified(case: Case) -> None:
@@ -186,6 +187,24 @@ def test_a_sample_that_one_rank_loses_or_doubles_is_an_error_on_all(pools):
         for count in (3, 5)
     ]
     assert pools(3).run(_errors_of_wrong_exchanges) == [expected] * 3
+
+
+class Shortening(DictShuffler):
+    """On rank 1, its exchange drops a row of one field."""
+
+    def get_workloads(self, batch):
+        return torch.ones(2, dtype=torch.int64)
+
+    def _move_rows(self, loaded, plan):
+        moved = super()._move_rows(loaded, plan)
+        return moved | {"b": moved["b"][: 2 - dist.get_rank()]}
+
+
+@on_ranks(2)
+def test_a_row_that_one_field_loses_is_an_error_on_all_ranks():
+    batch = {"a": torch.arange(2), "b": torch.arange(2)}
+    error = error_of(Shortening(extensions=[Verification()]).shuffle, batch)
+    assert error.startswith("RuntimeError: rank 1 of the ranks to balance among has 1 samples after the")
 
 
 class Regrouping(DictShuffler):
