@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -268,7 +268,7 @@ class BatchShuffler(ABC):
         view = loaded.on_host()
         self._check_type(view)
         columns = {
-            extension.name: extension.columns
+            extension.name: _of_batch(extension.columns)
             for extension in self.extensions
             if type(extension).columns is not Extension.columns
         }
@@ -277,15 +277,15 @@ class BatchShuffler(ABC):
     def _counters(self, rows: Rows) -> dict[str, Counter]:
         """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""
         name = type(self).__name__
-        counters: dict[str, Counter] = {f"{name}.get_workloads": lambda rows: self.get_workloads(rows.batch)}
+        counters: dict[str, Counter] = {f"{name}.get_workloads": _of_batch(self.get_workloads)}
         if type(self).get_tokens is BatchShuffler.get_tokens:
             counters[f"{type(rows.batch).__name__}.num_tokens"] = Rows.num_tokens
         else:
-            counters[f"{name}.get_tokens"] = lambda rows: self.get_tokens(rows.batch)
+            counters[f"{name}.get_tokens"] = _of_batch(self.get_tokens)
         if type(self).get_loss_tokens is BatchShuffler.get_loss_tokens:
             counters[f"{type(rows.batch).__name__}.num_loss_tokens"] = Rows.num_loss_tokens
         else:
-            counters[f"{name}.get_loss_tokens"] = lambda rows: self.get_loss_tokens(rows.batch)
+            counters[f"{name}.get_loss_tokens"] = _of_batch(self.get_loss_tokens)
         return counters
 
     def _check_type(self, batch: Rows) -> None:
@@ -500,6 +500,11 @@ class BatchShuffler(ABC):
                 f"fields; the plan is for {len(rows.lengths)} rows with {planned} elements"
                 f"{'; ' if difference else ''}{difference}: give exchange the batch that plan was made for"
             )
+
+
+def _of_batch(count: Callable[[Any], Any]) -> Counter:
+    """Returns a function of rows that gives a user's function their batch."""
+    return lambda rows: count(rows.batch)
 
 
 def _world_size() -> int:

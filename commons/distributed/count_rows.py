@@ -16,7 +16,7 @@ from .batch_format import Format
 from .row_table import RowTable
 
 Counter = Callable[[Rows], Any]
-Columns = Callable[[Any], Mapping[str, torch.Tensor]]
+Columns = Callable[[Rows], Mapping[str, torch.Tensor]]
 
 
 def count_rows(
@@ -47,14 +47,16 @@ def count_rows(
         )
     lengths = read_lengths(fields, schema, num_rows)
     _check_lengths(lengths, schema)
+    shown = _Shown(batch)
     checks = check_work, check_counts, check_loss_tokens
     counts = [
-        check(_count(count, batch, whose), num_rows, num_real, whose)
+        check(shown.to(count, whose), num_rows, num_real, whose)
         for check, (whose, count) in zip(checks, counters.items(), strict=True)
     ]
     work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
-    row_counts = batch.to_count().batch.row_counts() if batch.pads else {}
-    extension_columns = _count_columns(columns, batch, num_rows, num_real)
+    row_counts_of = f"{type(batch.batch).__name__}.row_counts"
+    row_counts = shown.to(lambda rows: rows.batch.row_counts(), row_counts_of) if batch.pads else {}
+    extension_columns = _count_columns(columns, shown, num_rows, num_real)
     table = RowTable(
         batch_sizes=np.array([num_rows]),
         num_loaded=np.array([num_real]),
@@ -63,7 +65,7 @@ def count_rows(
         loss_tokens=loss_tokens,
         key_lengths=lengths[:num_real],
         sample_bytes=tokens,
-        row_counts=_check_row_counts(row_counts, num_rows, num_real, type(batch.batch).__name__),
+        row_counts=_check_row_counts(row_counts, num_rows, num_real, row_counts_of),
         padding_lengths=lengths[num_real:].sum(0, keepdims=True),
         work=work,
         columns=extension_columns,
@@ -91,28 +93,43 @@ def _check_lengths(lengths: np.ndarray, schema: Schema) -> None:
         )
 
 
-def _count(count: Counter, batch: Rows, whose: str) -> Any:
-    """Returns what a user's function counts, given copies of its own, in place of which it may compute.
+class _Shown:
+    """The rows of a batch as functions that count see them, in place of which they may compute."""
 
-    Raises:
-        ValueError: it wrote into the batch itself.
-    """
-    shown = batch.to_count()
-    _ = shown.batch  # made before: a dataclass may write when it is made
-    before = _versions(batch.fields)
-    counted = _call(count, shown, whose)
-    now = _versions(batch.fields)
-    for name in (name for name, version in before.items() if now[name] != version):
-        raise ValueError(
-            f"{name} of a batch changed while {whose} counted: have it compute in place of a clone. Or the "
-            "loader fills the same tensors again, and has to yield new ones for every batch"
-        )
-    return counted
+    def __init__(self, batch: Rows) -> None:
+        self._batch = batch
+        self._copy()
+
+    def _copy(self) -> None:
+        self._rows = self._batch.to_count()
+        _ = self._rows.batch  # made before: a dataclass may write when it is made
+        self._versions = _versions(self._rows)
+
+    def to(self, count: Counter, whose: str) -> Any:
+        """Returns what a user's function counts.
+
+        Raises:
+            ValueError: it wrote into the batch itself, not into the copies that `to_count` makes.
+        """
+        before = _versions(self._batch)
+        try:
+            counted = count(self._rows)
+        except StopIteration as error:  # further up it would look like the end of the data
+            raise RuntimeError(f"{whose} raised {error!r}") from error
+        now = _versions(self._batch)
+        for name in (name for name, version in before.items() if now[name] != version):
+            raise ValueError(
+                f"{name} of a batch changed while {whose} counted: have it compute in place of a clone. Or "
+                "the loader fills the same tensors again, and has to yield new ones for every batch"
+            )
+        if _versions(self._rows) != self._versions:
+            self._copy()
+        return counted
 
 
-def _versions(fields: Mapping[str, FieldValue]) -> dict[str, int]:
+def _versions(rows: Rows) -> dict[str, int]:
     """Returns how often torch has written into each tensor, by name; those of inference mode do not count."""
-    tensors = ((name + part, of) for name, value in fields.items() for part, of in tensors_of(value))
+    tensors = ((name + part, of) for name, value in rows.fields.items() for part, of in tensors_of(value))
     return {name: tensor._version for name, tensor in tensors if not tensor.is_inference()}
 
 
@@ -128,12 +145,12 @@ def _check_detached(fields: Mapping[str, FieldValue]) -> None:
 
 
 def _check_row_counts(
-    row_counts: Mapping[str, torch.Tensor], num_rows: int, num_real: int, batch_type: str
+    row_counts: Mapping[str, torch.Tensor], num_rows: int, num_real: int, of: str
 ) -> np.ndarray:
     """Returns the row counts of real rows, int64 `[samples, names]`, once each fits an int32."""
     checked = np.zeros((num_real, len(row_counts)), dtype=np.int64)
     for column, (name, counts) in enumerate(row_counts.items()):
-        whose = f"{batch_type}.row_counts()[{name!r}]"
+        whose = f"{of}()[{name!r}]"
         if counts.shape != (num_rows,):
             raise ValueError(
                 f"{whose} has shape {tuple(counts.shape)}, expected one number per row: ({num_rows},)"
@@ -149,12 +166,12 @@ def _check_row_counts(
 
 
 def _count_columns(
-    columns: Mapping[str, Columns], batch: Rows, num_rows: int, num_real: int
+    columns: Mapping[str, Columns], shown: _Shown, num_rows: int, num_real: int
 ) -> dict[str, np.ndarray]:
     """Returns the columns of real rows, once each can be gathered."""
     checked: dict[str, np.ndarray] = {}
     for extension, columns_of in columns.items():
-        for name, column in _call(columns_of, batch.to_count().batch, f"{extension}.columns").items():
+        for name, column in shown.to(columns_of, f"{extension}.columns").items():
             whose = f"{extension}.columns()[{name!r}]"
             if column.dtype != torch.int64 or column.shape != (num_rows,):
                 found = f"{column.dtype} of {tuple(column.shape)}"
@@ -163,13 +180,6 @@ def _count_columns(
                 raise ValueError(f"{whose}: another extension has a column of this name, too")
             checked[name] = column[:num_real].numpy()
     return checked
-
-
-def _call(count: Callable[[Any], Any], given: Any, whose: str) -> Any:
-    try:
-        return count(given)
-    except StopIteration as error:  # further up it would look like the end of the data
-        raise RuntimeError(f"{whose} raised {error!r}") from error
 
 
 def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:

@@ -54,6 +54,7 @@ def _dispatcher(table: Table) -> Any:
 # By owner: how to get it on a rank with a sharded table, and its names.
 READ: dict[str, tuple[Callable[[Table], Any], str]] = {
     "torch": (lambda t: torch, "_C"),
+    "Tensor": (lambda t: torch.ones(1), "_version"),
     "torch._C": (lambda t: torch._C, "_autograd"),
     "torch._C._autograd": (lambda t: torch._C._autograd, "_top_saved_tensors_default_hooks"),
     "Parameter": (lambda t: torch.nn.Parameter(torch.ones(1)), "_backward_hooks"),
