@@ -20,13 +20,11 @@ _SHOWN = 5
 _LEARNED = 5
 # An allowance: roundings of an element per step, and the share of a change that they may hide.
 _ROUNDINGS, _MOST_ROUNDING = 4, 0.1
-# Gradients that cancel to zero, as of the bias of a softmax's keys, keep so many roundings of an element's
-# usual change. A loss may cancel, too: below this one, differences are not relative to it.
-_CANCELED, _SMALL_LOSS = 16, 1e-3
 _CAUSES = (
     "a sample's loss depends on the samples beside it (dropout, batch normalization, in-batch negatives, a "
-    "scale by the longest sequence of the batch), or get_loss_tokens does not count what the model's "
-    '"mean" divides by'
+    'scale by the longest sequence of the batch), get_loss_tokens does not count what the model\'s "mean" '
+    "divides by, or a gradient cancels to rounding alone, as that of the bias of a softmax's keys: compare "
+    "without that parameter"
 )
 
 MakePipeline = Callable[[bool], tuple[Any, Iterable[Any]]]
@@ -72,9 +70,9 @@ class EqualityReport:
 
     @property
     def loss_difference(self) -> float:
-        """The largest difference of a step's loss, relative to it, or to a small one."""
+        """The largest relative difference of a step's loss."""
         off, on = self.losses
-        return float((np.abs(on - off) / np.maximum(np.abs(off), _SMALL_LOSS)).max())
+        return float((np.abs(on - off) / np.maximum(np.abs(off), np.finfo(np.float32).tiny)).max())
 
     def __str__(self) -> str:
         shown = list(self.differences.items())[:_SHOWN]
@@ -111,8 +109,8 @@ def check_equal(
             pipeline and its batches: the same model and batches each time. It is called with False, then with
             True, right after the generators of random, numpy and torch were seeded.
         steps: number of steps to train, at most; fewer if the batches end.
-        tolerance: tolerance of losses, relative to them, or to 0.001. Parameters and tables may differ by 5
-            times that, and by what rounding explains, relative to their change.
+        tolerance: tolerance of losses, relative to them. Parameters and tables may differ by 5 times that,
+            and by what rounding explains, relative to their change.
         seed: seed of the generators, the same on all ranks.
 
     Returns:
@@ -151,7 +149,7 @@ def check_equal(
             "no sample moved in any step, so that nothing was compared: take batches whose costs differ, and "
             "pass enabled on, as in MyShuffler(enabled=enabled)"
         )
-    differences, rounding, of_float32 = _differences(off, on, tolerance)
+    differences, rounding = _differences(off, on, tolerance)
     report = EqualityReport(
         losses=np.array([off.losses, on.losses]),
         differences=differences,
@@ -163,11 +161,11 @@ def check_equal(
     )
     if not report.is_equal:
         raise DifferentTrainingError(f"balancing changes training; most likely {_CAUSES}.\n{report}")
-    if hidden := [name for name, share in of_float32.items() if share > _MOST_ROUNDING]:
+    if hidden := [name for name, share in rounding.items() if share > _MOST_ROUNDING]:
         raise ValueError(
-            f"{hidden[0]} changes so little that rounding hides {of_float32[hidden[0]]:.0%} of it, so that "
-            "it is not compared: raise the learning rate, or train more steps; and look at the loss, which "
-            f'is too small if loss_reduction is "sum" and the model returns a mean.\n{report}'
+            f"{hidden[0]} changes so little that rounding hides {rounding[hidden[0]]:.0%} of it, so that it "
+            "is not compared: raise the learning rate, or train more steps; and look at the loss, which is "
+            f'too small if loss_reduction is "sum" and the model returns a mean.\n{report}'
         )
     return report
 
@@ -239,29 +237,23 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def _differences(off: _Run, on: _Run, tolerance: float) -> list[dict[str, float]]:
-    """Returns norms over all ranks ÷ those of changes: of differences; of what rounding explains; and of what
-    rounding to float32 alone hides of gradients that do not cancel. Those come first that exceed the
-    tolerance and rounding most. Collective."""
+def _differences(off: _Run, on: _Run, tolerance: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the norms of differences over all ranks ÷ those of changes; and of what rounding to float32 may
+    do to the elements that change. Those that exceed the tolerance and that come first. Collective."""
     every = sorted(set(_of_all_ranks([*off.end])))
-    squares = torch.zeros(len(every), 4, dtype=torch.float64)
+    squares = torch.zeros(len(every), 3, dtype=torch.float64)
     for row, name in zip(squares, every, strict=True):
         if name in off.end:
             before, one, other = off.start[name], off.end[name], on.end[name]
             changed = (one != before) | (other != before)
             row[0], row[1] = _minus(other, one).square().sum(), _minus(one, before).square().sum()
-            row[2], row[3] = one[changed].square().sum(), changed.sum()
-    norms = torch.stack(RankGroup.of().all_gather_objects(squares)).sum(0).sqrt()
-    difference, change, size, root_of_count = norms.unbind(1)
-    usual = change.norm() / root_of_count.norm().clamp(min=1)  # of an element
-    eps = torch.finfo(torch.float32).eps
-    rounding, canceled = _ROUNDINGS * eps * size, _CANCELED * eps * usual * root_of_count
-    hides = torch.where(change > canceled, rounding, 0.0)
-    relative, explained, of_float32 = (
-        torch.where(norm == 0, 0.0, norm / change) for norm in (difference, rounding + canceled, hides)
-    )  # NaN stays
-    order = (relative / (_LEARNED * tolerance + explained)).argsort(descending=True, stable=True).tolist()
-    return [{every[at]: float(of[at]) for at in order} for of in (relative, explained, of_float32)]
+            row[2] = one[changed].square().sum()
+    difference, change, size = torch.stack(RankGroup.of().all_gather_objects(squares)).sum(0).sqrt().unbind(1)
+    rounding = _ROUNDINGS * torch.finfo(torch.float32).eps * size
+    relative = torch.where(difference == 0, 0.0, difference / change)  # NaN stays
+    shares = torch.where(rounding > 0, rounding / change, 0.0)
+    order = (relative / (_LEARNED * tolerance + shares)).argsort(descending=True, stable=True).tolist()
+    return {every[at]: float(relative[at]) for at in order}, {every[at]: float(shares[at]) for at in order}
 
 
 def _minus(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from .empty_rank import check_runs_copies
 from .exchange import Route, route_of, transfer
 from .extension import Extension, chain, order_extensions
 from .left_loaders import leave, was_left
+from .loaded_memory import LoadedBatch
 from .loss_reduction import LossScale
 from .placement import warm_up
 from .plan_ahead import PlanAhead
@@ -272,7 +273,11 @@ class BatchShuffler(ABC):
             for extension in self.extensions
             if type(extension).columns is not Extension.columns
         }
-        return count_rows(view, self._counters(view), columns, self.exchanges)
+        first = LoadedBatch(view) if self.format is None else None
+        counted = count_rows(view, self._counters(view), columns, self.exchanges)
+        if first is not None:
+            first.check_unchanged()
+        return counted
 
     def _counters(self, rows: Rows) -> dict[str, Counter]:
         """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sequence_batch.leaf_fields import tensors_of
 from ..sequence_batch.packed_rows import read_lengths
-from ..sequence_batch.row_schema import FieldValue, Schema
+from ..sequence_batch.row_schema import FieldValue, Schema, lengths_of
 from ..sequence_batch.rows import NARROW_INTEGERS, Rows
 from .batch_format import Format
 from .row_table import RowTable
@@ -34,8 +33,7 @@ def count_rows(
 
     Raises:
         ValueError: counts that `check_work` refuses; lengths that do not account for the batch's values; a
-            field that requires a gradient, or that counting changes; or columns of another shape or dtype, or
-            two of one name.
+            field that requires a gradient; or columns of another shape or dtype, or two of one name.
     """
     fields = batch.fields
     _check_detached(fields)
@@ -94,7 +92,8 @@ def _check_lengths(lengths: np.ndarray, schema: Schema) -> None:
 
 
 class _Shown:
-    """The rows of a batch as functions that count see them, in place of which they may compute."""
+    """The rows of a batch as functions that count see them; those may compute in place of lengths, and of
+    fields with one number per row, which are copies."""
 
     def __init__(self, batch: Rows) -> None:
         self._batch = batch
@@ -102,35 +101,23 @@ class _Shown:
 
     def _copy(self) -> None:
         self._rows = self._batch.to_count()
-        _ = self._rows.batch  # made before: a dataclass may write when it is made
-        self._versions = _versions(self._rows)
+        of = self._rows.fields.values()
+        self._copies = [value if isinstance(value, torch.Tensor) else lengths_of(value) for value in of]
+        self._versions = self._written()
+
+    def _written(self) -> list[int]:
+        """Returns how often torch has written into each copy."""
+        return [copy._version for copy in self._copies if not copy.is_inference()]
 
     def to(self, count: Counter, whose: str) -> Any:
-        """Returns what a user's function counts.
-
-        Raises:
-            ValueError: it wrote into the batch itself, not into the copies that `to_count` makes.
-        """
-        before = _versions(self._batch)
+        """Returns what a function counts; the next gets new copies if it wrote into these."""
         try:
             counted = count(self._rows)
         except StopIteration as error:  # further up it would look like the end of the data
             raise RuntimeError(f"{whose} raised {error!r}") from error
-        now = _versions(self._batch)
-        for name in (name for name, version in before.items() if now[name] != version):
-            raise ValueError(
-                f"{name} of a batch changed while {whose} counted: have it compute in place of a clone. Or "
-                "the loader fills the same tensors again, and has to yield new ones for every batch"
-            )
-        if _versions(self._rows) != self._versions:
+        if self._written() != self._versions:
             self._copy()
         return counted
-
-
-def _versions(rows: Rows) -> dict[str, int]:
-    """Returns how often torch has written into each tensor, by name; those of inference mode do not count."""
-    tensors = ((name + part, of) for name, value in rows.fields.items() for part, of in tensors_of(value))
-    return {name: tensor._version for name, tensor in tensors if not tensor.is_inference()}
 
 
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:

@@ -63,13 +63,23 @@ def check_runs_copies(
 
 
 def _has_sparse_adam(optimizer: Any) -> bool:
-    """Returns whether an optimizer, or what containers of optimizers hold, is a SparseAdam."""
-    held = getattr(optimizer, "optimizers", ())  # TorchRec's are pairs of a name and an optimizer
-    held = held.values() if isinstance(held, Mapping) else held
-    inner = [of[-1] if isinstance(of, tuple) else of for of in held] if isinstance(held, Iterable) else []
-    wrapped = (getattr(optimizer, name, None) for name in ("_optimizer", "optim", "optimizer"))
-    inner += [of for of in wrapped if of is not None]
-    return isinstance(optimizer, torch.optim.SparseAdam) or any(map(_has_sparse_adam, inner))
+    """Returns whether an optimizer, or what containers and wrappers of optimizers hold, is a SparseAdam."""
+    seen: list[Any] = [None]
+    waiting = [optimizer]
+    while waiting:
+        one = waiting.pop()
+        if any(one is other for other in seen):
+            continue
+        if isinstance(one, torch.optim.SparseAdam):
+            return True
+        seen.append(one)
+        held = getattr(one, "optimizers", ())  # TorchRec's are pairs of a name and an optimizer
+        held = held.values() if isinstance(held, Mapping) else held
+        if isinstance(held, Iterable):
+            waiting += [of[-1] if isinstance(of, tuple) else of for of in held]
+        attributes = getattr(one, "__dict__", {})
+        waiting += [attributes.get(name) for name in ("_optimizer", "optim", "optimizer")]
+    return False
 
 
 def _fused_optimizer(model: torch.nn.Module | None) -> str:
@@ -86,7 +96,8 @@ def _fused_optimizer(model: torch.nn.Module | None) -> str:
             if name in _MOVING:
                 return f"the tables' {name}"
             mode = getattr(getattr(tables, "weight_decay_mode", None), "name", "NONE")
-            if name == "EXACT_ROWWISE_ADAGRAD" and mode != "NONE":
+            decay = getattr(getattr(tables, "optimizer_args", None), "weight_decay", 0.0)
+            if name == "EXACT_ROWWISE_ADAGRAD" and mode != "NONE" and decay:
                 return "the tables' weight decay"
     return ""
 

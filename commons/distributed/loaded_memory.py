@@ -34,9 +34,9 @@ class LoadedBatch:
             and any(isinstance(of.value, Leaf) for of in part.parts.values())
         }
 
-    def check_unchanged(self, newer: LoadedBatch) -> None:
+    def check_unchanged(self, newer: LoadedBatch | None = None) -> None:
         """Raises a ValueError if the batch changed since it was loaded, and before the `newer` one was."""
-        is_again = not self._containers.isdisjoint(newer._containers)
+        is_again = newer is not None and not self._containers.isdisjoint(newer._containers)
         now = dict(_host_tensors(self.rows.view(self.rows.batch) if is_again else self.rows))
         for name, contents in self._contents.items():
             if name not in now or _sample_of(now[name]) != contents:
@@ -61,5 +61,6 @@ def _sample_of(tensor: torch.Tensor) -> bytes:
     if not tensor.is_contiguous():
         evenly = torch.linspace(0, tensor.numel() - 1, _SAMPLED, device="cpu", dtype=torch.float64).long()
         tensor = tensor[torch.unravel_index(evenly, tensor.shape)]
-    elements = tensor.reshape(-1, 1).view(torch.uint8).numpy()
-    return elements[:: max(len(elements) // _SAMPLED, 1)].tobytes() + elements[-1:].tobytes()
+    elements = tensor.reshape(-1, 1).view(torch.uint8)
+    # Of a copy: once NumPy has seen a tensor's memory, torch never resizes it.
+    return torch.cat([elements[:: max(len(elements) // _SAMPLED, 1)], elements[-1:]]).numpy().tobytes()

@@ -66,9 +66,10 @@ def loss_sum(
     if reduction != "sum" and not bool(total.isfinite()):  # synchronizes
         rank = dist.get_rank() if dist.is_initialized() else 0
         error = MeanOfNoneError(
-            f"rank {rank} has no loss tokens in a step, and the model's mean over none is not finite, which "
-            'makes the gradients of all ranks NaN. Return the sum of the losses and use "sum", or clamp what '
-            "the mean divides by, as in (losses * mask).sum() / mask.sum().clamp(min=1)"
+            f"{f'rank {rank} has' if reduction == 'mean' else 'all ranks have'} no loss tokens in a step, "
+            "and the model's mean over none is not finite, which makes the gradients of all ranks NaN. Clamp "
+            "what the mean divides by, as in (losses * mask).sum() / mask.sum().clamp(min=1), or return the "
+            'sum of the losses and use "sum"'
         )
         if failures is None:
             raise error

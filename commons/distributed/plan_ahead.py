@@ -71,6 +71,7 @@ class PlanAhead:
         self._this_rank_ended = False
         self._planned: deque[tuple[Iterator[Any], LoadedBatch | None, Future[Step | None]]] = deque()
         self._handed_out_at = time.perf_counter()
+        self._loading = 0.0  # seconds of this call
         self.failure: Exception | None = None
 
     def next_step(self, loader: Iterator[Any], mode: Any = None) -> Step | None:
@@ -96,12 +97,10 @@ class PlanAhead:
         return step
 
     def _next_planned(self, loader: Iterator[Any], mode: Any) -> Step | None:
-        loading = waiting = 0.0
+        self._loading = waiting = 0.0
         while True:
             while len(self._planned) <= _STEPS_AHEAD:
-                start = time.perf_counter()
                 loaded, failure = self._load(loader)
-                loading += time.perf_counter() - start
                 planned = self._thread.submit(self._plan, loaded, failure, mode)
                 self._planned.append((loader, loaded, planned))
             from_loader, _, planned = self._planned[0]
@@ -112,14 +111,14 @@ class PlanAhead:
             except BaseException as error:
                 if planned.done() and planned.exception() is not None:
                     self._planned.popleft()
-                elif isinstance(error, Exception):  # a signal's, as torch raises where a worker has died
-                    self.failure = error  # for all ranks
+                elif isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+                    self.failure = error  # torch raises it wherever a worker's death finds this rank
                     continue
                 raise
             self._planned.popleft()
             waiting += time.perf_counter() - start
             if step is not None:
-                step.load_seconds, step.wait_seconds = loading, waiting
+                step.load_seconds, step.wait_seconds = self._loading, waiting
                 return step
             if from_loader is loader:
                 after_end, self._planned = self._planned, deque()
@@ -177,7 +176,9 @@ class PlanAhead:
             return None, None
         try:
             with named_range("## load batch ##"):
+                start = time.perf_counter()
                 batch = next(loader, _ENDED)
+                self._loading += time.perf_counter() - start
                 if batch is None:
                     raise TypeError(
                         "a loader gave None for a batch; one that has ended raises StopIteration, and one "
@@ -256,8 +257,9 @@ def _end_threads() -> None:
         thread.join(_PATIENCE_S)
     if any(thread.is_alive() for thread, _ in threads):  # one waits for a rank that has failed, or left
         close_connections()
+        until = time.monotonic() + _PATIENCE_TO_COUNT_S
         for thread, _ in threads:
-            thread.join(_PATIENCE_TO_COUNT_S)
+            thread.join(max(until - time.monotonic(), 0.0))
 
 
 def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:

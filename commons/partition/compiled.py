@@ -12,10 +12,9 @@ from numba import njit
 
 from .. import NAME
 
-# Without numba's wrappers for callers in C, and in Python, and without checks of divisors, none of which is
-# 0: to compile them takes time.
-_OPTIONS: dict[str, Any] = {"nogil": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
-_INNER: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True}
+# Without numba's wrappers for callers in C, and in Python: to compile them takes time.
+_WITHOUT_C: dict[str, Any] = {"nogil": True, "no_cfunc_wrapper": True}
+_INNER: dict[str, Any] = {**_WITHOUT_C, "no_cpython_wrapper": True}
 _warned = False
 
 
@@ -30,10 +29,10 @@ def compiled(function: Callable[..., Any]) -> Any:
     # In a checkout, the same files may be imported by two names, and cached types refer to theirs.
     function.__qualname__ = f"{NAME}.{function.__qualname__}"
     try:
-        dispatcher: Any = njit(cache=True, **_OPTIONS)(function)
+        dispatcher: Any = njit(cache=True, **_WITHOUT_C)(function)
     except RuntimeError:  # numba finds no folder for its cache
         _warn_once("it can be written neither next to the sources nor in the home directory")
-        return njit(**_OPTIONS)(function)
+        return njit(**_WITHOUT_C)(function)
     if dispatcher is function:  # NUMBA_DISABLE_JIT, for a debugger
         return function
     # The attribute is private: pyproject.toml pins the numba versions that were tried; a test covers this.

@@ -118,7 +118,7 @@ class Cost:
         """Fits nonnegative coefficients with the smallest sum of absolute relative errors.
 
         If all steps have the same number of samples, the cost per step and per sample cannot be separated.
-        Then `per_step` takes all of it, and the coefficient of samples is 0.
+        Then `per_step` takes all of it, and the coefficient of samples is 0. So it is with every count.
 
         Args:
             counts: float64 `[steps, 2 + columns]`, sums over the samples of one rank's step.
@@ -135,8 +135,7 @@ class Cost:
         if len(seconds) < least:
             raise ValueError(f"{len(seconds)} measured steps; expected at least {least}")
         fitted_counts = counts.copy()
-        if (counts[:, 0] == counts[0, 0]).all():
-            fitted_counts[:, 0] = 0
+        fitted_counts[:, (counts == counts[0]).all(0)] = 0
         with_step = np.concatenate([np.ones((len(seconds), 1)), fitted_counts], 1)
         per_step, *coefficients = (1e9 * fitted(with_step, seconds, _REWEIGHTINGS)).tolist()
         if not any(coefficients):

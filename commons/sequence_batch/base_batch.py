@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -70,11 +69,6 @@ class BaseBatch(Pipelineable):
             return
         self._check_flat_labels(self.actual_batch_size)
         self.check_rows(self.per_sample_fields())
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        for name in inspect.get_annotations(cls).keys() & cls.set_by_exchange:
-            raise TypeError(f"{cls.__name__} has a field {name!r}, which the exchange sets: rename it")
 
     def check_rows(self, fields: Mapping[str, FieldValue]) -> None:
         """Raises a ValueError unless each of `per_sample_fields` has `batch_size` rows."""

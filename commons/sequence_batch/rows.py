@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any, Self
@@ -252,12 +253,17 @@ class Rows:
                 f"shared_fields names {path!r}, which is not in the batch; there are {sorted(known)}"
             )
         for part in self.tree.each():
-            if part.path and isinstance(part.value, BaseBatch):
+            if part.path and isinstance(part.value, BaseBatch) and not part.is_shared:
                 raise TypeError(
                     f"{part.path} is a {type_name(part.value)} within a {type_name(self.batch)}, which would "
                     "keep the numbers of rows that were loaded: make the whole a BaseBatch with fields of "
                     "its own, or the part another dataclass"
                 )
+        names = {spec.name for spec in dataclasses.fields(self.batch)} if self.pads else set()
+        for name in names.intersection(getattr(self.batch, "set_by_exchange", ())):
+            raise TypeError(
+                f"{type_name(self.batch)} has a field {name!r}, which the exchange sets: rename it"
+            )
         check_no_samples(self.tree, self.num_rows)
         check_replaceable(self.tree)
 

@@ -169,11 +169,13 @@ class TrainingState:
             self.optimizer.init_state()
             self.optimizer.zero_grad()
         state = self.to_save()
-        saved = {key.partition(".")[0] for key in checkpoints.keys(checkpoint)}
+        keys = checkpoints.keys(checkpoint)
+        saved = {key.partition(".")[0] for key in keys}
         random, own, times = (_of_rank(name) for name in (_RANDOM, _OWN, _TIMES))
         if random not in saved:
             del state[random]
         state |= {key: b"" for key in (_LEARNED, own, times) if key in saved}
+        state["progress"] = {name: of for name, of in state["progress"].items() if f"progress.{name}" in keys}
         checkpoints.load(checkpoint, state)
         self.model.load_state_dict(state["model"])
         if self.optimizer is not None:
@@ -182,8 +184,8 @@ class TrainingState:
             if isinstance(module, ShardedUnboundedEmbeddingCollection):
                 module.place_loaded_ids()
         self.progress = Progress(**state["progress"])
-        keys = {"learned": own if own in state else _LEARNED, "times": times}
-        self.learning = {name: state[key] for name, key in keys.items() if key in state}
+        parts = {"learned": own if own in state else _LEARNED, "times": times}
+        self.learning = {name: state[part] for name, part in parts.items() if part in state}
         if random in state:
             _set_random_state(state[random])
         return changed

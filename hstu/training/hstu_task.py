@@ -28,7 +28,7 @@ from commons.training.training_state import settings_of
 from commons.training.training_task import random_sources, rank_datasets
 from hstu.batch_shuffler import flops_of_rows  # and registers "hstu"
 from hstu.models.embedding_tables import EmbeddingTable
-from hstu.models.hstu_config import HSTUConfig, full_sequence_length
+from hstu.models.hstu_config import HSTUConfig
 from hstu.models.hstu_encoder import HSTUFeatures
 from hstu.training.model_args import DatasetArgs, NetworkArgs, RankingArgs, RetrievalArgs
 
@@ -101,9 +101,10 @@ def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs, device: torch.d
     """
     num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
     max_items = spec.feature_to_max_seqlen[spec.item_feature_name]
-    longest, buckets = full_sequence_length(num_contextual, max_items, 0), network.num_position_buckets
+    per_item, buckets = 1 if spec.action_feature_name is None else 2, network.num_position_buckets
+    longest = num_contextual + per_item * (max_items - spec.max_num_candidates)
     shared = [
-        f"NetworkArgs.num_position_buckets = {buckets}: samples have up to {longest} tokens, and all after "
+        f"NetworkArgs.num_position_buckets = {buckets}: histories have up to {longest} tokens, and all after "
         "the last bucket share its position"
     ]
     backend = network.running_backend(num_contextual, device)

@@ -68,18 +68,6 @@ class AgainstOthers(RankingDense):
         return super().attend(q, k, v, lengths, batch) - v.mean(0)
 
 
-class Canceling(RankingDense):
-    """The gradient of its shift is what rounding leaves of three terms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.zeros(16))
-
-    def attend(self, q, k, v, lengths, batch):
-        shift = 0.1 * self.shift + 0.2 * self.shift - 0.3 * self.shift
-        return super().attend(q, k, v, lengths, batch) + shift
-
-
 class ForgottenTokens(TokenShuffler):
     def get_loss_tokens(self, batch):
         return torch.ones(batch.batch_size, dtype=torch.int64)
@@ -93,9 +81,6 @@ RIGHT = {
     "none": lambda enabled: pipeline("none", RankingModel(), TokenShuffler(enabled=enabled)),
     "native": lambda enabled: pipeline("native", RankingModel(), TokenShuffler(enabled=enabled)),
     "mean": lambda enabled: pipeline("native", Mean(), TokenShuffler(enabled=enabled), "mean"),
-    "gradients that cancel": lambda enabled: pipeline(
-        "none", Changed(Canceling()), TokenShuffler(enabled=enabled)
-    ),
     "micro-batches": lambda enabled: pipeline(
         "native", RankingModel(), TokenShuffler(enabled=enabled, extensions=[MicroBatches(40)])
     ),

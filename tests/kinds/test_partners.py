@@ -511,6 +511,7 @@ def test_a_sparse_adam_is_found_in_every_container_of_optimizers(kind):
     sgd, adam = torch.optim.SGD(parameters, lr=0.1), torch.optim.SparseAdam(parameters, lr=0.1)
     held = {"list": [sgd, adam], "dict": {"a": sgd, "b": adam}, "pairs": [("a", sgd), ("b", adam)]}
     container: Any = SimpleNamespace(optimizers=held.get(kind, lambda: [sgd, adam]))
+    container.optimizer = container  # as of a wrapper that knows itself
     if kind == "sharded":
         container = ZeroRedundancyOptimizer(parameters, torch.optim.SparseAdam, lr=0.1)
     check = partial(check_runs_copies, np.array([2, 0]), False, "sum", None, container)

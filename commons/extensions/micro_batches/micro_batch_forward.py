@@ -143,7 +143,7 @@ def _check_static_graphs(
     """Raises a ValueError where a static graph has counted backwards of micro-batches, and would reduce in
     others than the last."""
     static = {id(of) for module in replicated if module.static_graph for of in module.parameters()}
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters() if static else ():
         if id(parameter) in static and parameter in dense.reached_otherwise:
             raise ValueError(
                 f"micro-batches do not work with static_graph=True of DistributedDataParallel where {name} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -438,7 +439,8 @@ def test_counting_may_not_write_into_the_batch(name):
     batch = {"mask": torch.ones(2, 3), "ids": JaggedTensor(torch.arange(4), lengths=torch.tensor([3, 1]))}
     error = error_of(Costing(writes).plan, batch)
     whose = "ids.values()" if name == "ids" else name
-    assert error.startswith(f"ValueError: {whose} of a batch changed while Costing.get_workloads counted")
+    assert error.startswith(f"ValueError: {whose} of a batch changed after the loader gave it")
+    assert "If it is get_workloads that computes in place, have it do so on a clone" in error
 
 
 def test_a_batch_with_padding_within_another_container_is_refused():
@@ -463,8 +465,56 @@ def test_a_batch_that_lost_rows_after_it_was_made_is_refused_in_every_step():
         assert not step or error.startswith("ValueError: Extended.extra.x has 4 rows, expected"), error
 
 
-def test_a_field_that_the_exchange_sets_is_refused():
-    with pytest.raises(TypeError, match="Pieces has a field 'pieces', which the exchange sets: rename it"):
+@dataclass(kw_only=True)
+class Pieced(BaseBatch):
+    pieces: torch.Tensor
 
-        class Pieces(BaseBatch):
-            pieces: torch.Tensor
+
+def test_a_field_that_the_exchange_sets_is_refused():
+    batch = Pieced(_incomplete(torch.ones(8, 1)).features, 8, {}, pieces=torch.ones(8))
+    with pytest.raises(TypeError, match="Pieced has a field 'pieces', which the exchange sets: rename it"):
+        FieldShuffler().plan(batch)
+
+
+@dataclass
+class WithContext:
+    ids: torch.Tensor
+    context: BaseBatch = field(metadata={"per_sample": False})
+
+
+def test_a_batch_with_padding_may_be_shared():
+    batch = WithContext(torch.ones(8, dtype=torch.int64), _incomplete(torch.ones(8, 1)))
+    assert Costing(lambda batch: batch.ids).plan(batch).num_placed.tolist() == [8]
+
+
+@on_ranks(2)
+def test_batches_may_be_views_of_one_ring_of_memory():
+    ring = torch.zeros(4, 3, 2)
+
+    def batches() -> Iterator[dict[str, torch.Tensor]]:
+        for step in range(12):
+            yield {"mask": ring[step % 4].fill_(step), "cost": torch.arange(3)}
+
+    shuffler = Costing(lambda batch: batch["cost"])
+    assert [float(batch["mask"][0, 0]) for batch, _ in shuffler.plan_ahead(batches())] == [*range(12)]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_planning_ahead_leaves_memory_that_torch_may_resize(enabled):
+    batch = {"cost": torch.arange(3), "ids": JaggedTensor(torch.arange(3), lengths=torch.ones(3).long())}
+    for _ in Costing(lambda batch: batch["cost"], enabled=enabled).plan_ahead([batch]):
+        assert batch["cost"].untyped_storage().resizable()
+        assert batch["ids"].values().untyped_storage().resizable()
+
+
+def test_what_one_count_leaves_in_the_batch_is_there_for_the_next():
+    class Leaving(FieldShuffler):
+        def get_workloads(self, batch):
+            batch["clicks"] = batch["number"] % 3
+            return batch["clicks"]
+
+        def get_loss_tokens(self, batch):
+            return batch["clicks"]
+
+    rows = Leaving().plan({"number": torch.arange(4)}).rows
+    assert rows.loss_tokens.tolist() == rows.workloads.tolist() == [0, 1, 2, 0]
