@@ -87,8 +87,8 @@ def shown(value: object) -> str:
 def read_lines(path: Path) -> Iterator[Text]:
     """Reads a text file block by block, so memory does not grow with the file.
 
-    The file may be compressed by gzip. A byte order mark and blank lines at the end are left out. Bytes that
-    are no UTF-8 count as Latin-1.
+    The file may be compressed by gzip. A byte order mark and blank lines at the end are left out. A block
+    that is no UTF-8 counts as Latin-1.
 
     Raises:
         FileNotFoundError: the file does not exist.

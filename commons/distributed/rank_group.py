@@ -59,8 +59,8 @@ class RankGroup:
         control: gloo, for channels; None for a single rank. Only checkpoints run collectives on it, and
             exchanges on the host of a job on GPUs.
         hosts: names of the hosts of all its ranks.
-        ranks_per_node: if each node has this many consecutive ranks of the group; None if nodes do not
-            matter, as on one machine, or have different numbers of ranks.
+        ranks_per_node: consecutive ranks of the group that each node has, of which the last may have fewer;
+            None if nodes do not matter, as on one machine, or have other numbers of ranks.
         wait_seconds: host time that this rank has waited for others within forward and backward.
     """
 
