@@ -54,6 +54,7 @@ def count_rows(
     work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
     row_counts_of = f"{type(batch.batch).__name__}.row_counts"
     row_counts = shown.to(lambda rows: rows.batch.row_counts(), row_counts_of) if batch.pads else {}
+    checked_row_counts = _check_row_counts(row_counts, num_rows, num_real, row_counts_of)
     extension_columns = _count_columns(columns, shown, num_rows, num_real)
     table = RowTable(
         batch_sizes=np.array([num_rows]),
@@ -63,7 +64,7 @@ def count_rows(
         loss_tokens=loss_tokens,
         key_lengths=lengths[:num_real],
         sample_bytes=tokens,
-        row_counts=_check_row_counts(row_counts, num_rows, num_real, row_counts_of),
+        row_counts=checked_row_counts,
         padding_lengths=lengths[num_real:].sum(0, keepdims=True),
         work=work,
         columns=extension_columns,
@@ -92,32 +93,30 @@ def _check_lengths(lengths: np.ndarray, schema: Schema) -> None:
 
 
 class _Shown:
-    """The rows of a batch as functions that count see them; those may compute in place of lengths, and of
-    fields with one number per row, which are copies."""
+    """The rows of a batch as functions that count see them, which may compute in place of what is a copy."""
 
     def __init__(self, batch: Rows) -> None:
-        self._batch = batch
-        self._copy()
-
-    def _copy(self) -> None:
-        self._rows = self._batch.to_count()
-        of = self._rows.fields.values()
-        self._copies = [value if isinstance(value, torch.Tensor) else lengths_of(value) for value in of]
-        self._versions = self._written()
-
-    def _written(self) -> list[int]:
-        """Returns how often torch has written into each copy."""
-        return [copy._version for copy in self._copies if not copy.is_inference()]
+        self._rows = batch.to_count()
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # and what each is a copy of
+        self._widened: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for shown, loaded in zip(self._rows.fields.values(), batch.fields.values(), strict=True):
+            if isinstance(shown, torch.Tensor):
+                if shown.data_ptr() != loaded.data_ptr():
+                    self._copies.append((shown, loaded))
+                continue
+            self._copies.append((lengths_of(shown), lengths_of(loaded)))
+            if shown.values().data_ptr() != loaded.values().data_ptr():
+                self._widened.append((shown.values(), loaded.values()))
 
     def to(self, count: Counter, whose: str) -> Any:
-        """Returns what a function counts; the next gets new copies if it wrote into these."""
+        """Returns what a function counts, whatever those before it wrote into the copies."""
+        written = [pair for pair in self._widened if pair[0].is_inference() or pair[0]._version]
+        for copy, loaded in self._copies + written:
+            copy.copy_(loaded)
         try:
-            counted = count(self._rows)
+            return count(self._rows)
         except StopIteration as error:  # further up it would look like the end of the data
             raise RuntimeError(f"{whose} raised {error!r}") from error
-        if self._written() != self._versions:
-            self._copy()
-        return counted
 
 
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:
@@ -165,7 +164,7 @@ def _count_columns(
                 raise ValueError(f"{whose} is {found}; expected torch.int64, one per row: ({num_rows},)")
             if name in checked:
                 raise ValueError(f"{whose}: another extension has a column of this name, too")
-            checked[name] = column[:num_real].numpy()
+            checked[name] = column[:num_real].numpy().copy()  # another may write into what it is of
     return checked
 
 

@@ -76,7 +76,7 @@ def _has_sparse_adam(optimizer: Any) -> bool:
         held = getattr(one, "optimizers", ())  # TorchRec's are pairs of a name and an optimizer
         held = held.values() if isinstance(held, Mapping) else held
         if isinstance(held, Iterable):
-            waiting += [of[-1] if isinstance(of, tuple) else of for of in held]
+            waiting += [of[-1] if isinstance(of, tuple) and of else of for of in held]
         attributes = getattr(one, "__dict__", {})
         waiting += [attributes.get(name) for name in ("_optimizer", "optim", "optimizer")]
     return False

@@ -102,9 +102,9 @@ def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs, device: torch.d
     num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
     max_items = spec.feature_to_max_seqlen[spec.item_feature_name]
     per_item, buckets = 1 if spec.action_feature_name is None else 2, network.num_position_buckets
-    longest = num_contextual + per_item * (max_items - spec.max_num_candidates)
+    longest = num_contextual + per_item * max_items
     shared = [
-        f"NetworkArgs.num_position_buckets = {buckets}: histories have up to {longest} tokens, and all after "
+        f"NetworkArgs.num_position_buckets = {buckets}: samples have up to {longest} tokens, and all after "
         "the last bucket share its position"
     ]
     backend = network.running_backend(num_contextual, device)

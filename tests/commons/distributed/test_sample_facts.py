@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -414,17 +415,33 @@ def test_a_key_that_counting_adds_stays_out_of_the_batch():
 class InPlace(FieldShuffler):
     """Computes costs in place, and counts clicks."""
 
+    def __init__(self, write, **settings: Any) -> None:
+        self._write = write
+        super().__init__(**settings)
+
     def get_workloads(self, batch):
-        return batch["clicked"].lengths().clamp_(max=2)
+        self._write(batch["clicked"])
+        return torch.ones(3, dtype=torch.int64)
 
     def get_loss_tokens(self, batch):
-        return batch["clicked"].lengths()
+        return batch["clicked"].lengths() + (batch["clicked"].values() == 0).sum()
 
 
-def test_costs_that_are_computed_in_place_change_no_other_count():
-    batch = {"clicked": JaggedTensor(torch.arange(9), lengths=torch.tensor([3, 1, 5]))}
-    rows = InPlace().plan(batch).rows
-    assert rows.workloads.tolist() == [2, 1, 2]
+WRITES = {
+    "torch": lambda clicked: clicked.lengths().clamp_(max=2),
+    "numpy": lambda clicked: np.square(clicked.lengths().numpy(), out=clicked.lengths().numpy()),
+    "data": lambda clicked: clicked.lengths().data.zero_(),
+    "values": lambda clicked: clicked.values().clamp_(max=0),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("write", WRITES)
+def test_costs_that_are_computed_in_place_change_no_other_count(write, inference):
+    lengths = torch.tensor([3, 1, 5], dtype=torch.int32)
+    with torch.inference_mode(inference):
+        batch = {"clicked": JaggedTensor(torch.arange(1, 10, dtype=torch.int32), lengths=lengths)}
+        rows = InPlace(WRITES[write]).plan(batch).rows
     assert rows.tokens.tolist() == rows.loss_tokens.tolist() == rows.key_lengths[:, 0].tolist() == [3, 1, 5]
 
 
