@@ -273,7 +273,8 @@ class BatchShuffler(ABC):
             for extension in self.extensions
             if type(extension).columns is not Extension.columns
         }
-        first = LoadedBatch(view) if self.format is None else None
+        # Where steps are planned ahead, the next batch is compared with those that wait.
+        first = LoadedBatch(view) if self.format is None and not self._is_taken else None
         counted = count_rows(view, self._counters(view), columns, self.exchanges)
         if first is not None:
             first.check_unchanged()
