@@ -76,6 +76,15 @@ class BaseNetworkArgs:
         """The dtype named by `dtype_str`."""
         return _DTYPES[self.dtype_str]
 
+    def shared_positions(self, max_tokens: int) -> list[str]:
+        """Returns one line if samples of at most this many tokens may have more than there are positions."""
+        if max_tokens <= self.num_position_buckets:
+            return []
+        return [
+            f"NetworkArgs.num_position_buckets = {self.num_position_buckets}: samples have up to "
+            f"{max_tokens} tokens, and all after the last bucket share its position"
+        ]
+
     def settings_without_effect(self) -> list[str]:
         """Returns one line for each setting without effect."""
         if self.dtype_str != "float16":

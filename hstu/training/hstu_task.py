@@ -101,19 +101,14 @@ def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs, device: torch.d
     """
     num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
     max_items = spec.feature_to_max_seqlen[spec.item_feature_name]
-    per_item, buckets = 1 if spec.action_feature_name is None else 2, network.num_position_buckets
-    longest = num_contextual + per_item * max_items
-    shared = [
-        f"NetworkArgs.num_position_buckets = {buckets}: samples have up to {longest} tokens, and all after "
-        "the last bucket share its position"
-    ]
+    per_item = 1 if spec.action_feature_name is None else 2
     backend = network.running_backend(num_contextual, device)
     warn_once(
         *network.backend_lines(backend),
         *network.settings_without_effect(),
         *_dynamic_tables(spec),
         *_of_generative_models(),
-        *(shared if longest > buckets else []),
+        *network.shared_positions(num_contextual + per_item * max_items),
     )
     return ModelParts(
         config=network.config(num_contextual, max_items, backend.name),

@@ -13,7 +13,6 @@ from commons.datasets import (
     ItemSIDs,
     RandomSIDSource,
     SIDBatch,
-    SIDDatasetSpec,
     SIDSequenceSource,
     SIDSource,
     random_item_sids,
@@ -50,7 +49,7 @@ def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     warn_once(
         *network.settings_without_effect(),
         *dataset.settings_without_effect(),
-        *_shared_positions(train_source.spec, network),
+        *network.shared_positions(train_source.spec.max_tokens),
     )
     config = SIDGRConfig(
         decoder=network.decoder(),
@@ -113,12 +112,3 @@ def _disk_sources(dataset: DatasetArgs) -> tuple[ItemSIDs, SIDSource, SIDSource]
 
 def _flops_of_rows(flops: Callable[[torch.Tensor], torch.Tensor], batch: SIDBatch) -> torch.Tensor:
     return flops(batch.num_tokens())
-
-
-def _shared_positions(spec: SIDDatasetSpec, network: NetworkArgs) -> list[str]:
-    if spec.max_tokens <= network.num_position_buckets:
-        return []
-    return [
-        f"NetworkArgs.num_position_buckets = {network.num_position_buckets}: samples have up to "
-        f"{spec.max_tokens} tokens, and all after the last bucket share its position"
-    ]

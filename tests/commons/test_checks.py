@@ -151,3 +151,10 @@ def test_an_integer_of_any_library_is_one_and_a_bool_is_none():
     for value in (3.0, np.float64(3), "3", None, True, np.True_, torch.tensor(3.0)):
         with pytest.raises(TypeError, match=r"^epoch = .*\(\w+\): expected an integer$"):
             require_integer("epoch", value)
+
+
+@pytest.mark.parametrize("args", [HSTU, SID_GR])
+def test_samples_longer_than_all_positions_are_named(args):
+    assert args.shared_positions(8192) == []
+    [line] = args.shared_positions(8193)
+    assert line.startswith("NetworkArgs.num_position_buckets = 8192: samples have up to 8193 tokens")

@@ -78,8 +78,7 @@ def run_micro_batches(
     if loss_reduction == "global_mean":
         raise ValueError('"global_mean" is for a whole step: return a micro-batch\'s mean, and use "mean"')
     if model.training:
-        check_no_hooks(model)
-        _check_not_flat(model)
+        check_no_hooks(model, trains=True)
     device = shuffler.view(batch).device
     if loss_scale is None:
         loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum", step_plans=step_plans)
@@ -121,24 +120,20 @@ def run_micro_batches(
     return scaled, total, outputs
 
 
-def check_no_hooks(model: torch.nn.Module) -> None:
-    """Raises a ValueError if a hook would see the gradient of each micro-batch in place of their sum."""
+def check_no_hooks(model: torch.nn.Module, trains: bool = False) -> None:
+    """Raises a ValueError if a hook would see the gradient of each micro-batch in place of their sum; or, in
+    training, if parameters are flat, whose gradients are sharded when they are handed out."""
     for name, parameter in model.named_parameters():
+        if trains and isinstance(parameter, FlatParameter) and parameter.requires_grad:
+            raise ValueError(
+                f"micro-batches do not work with {name} of FullyShardedDataParallel: give that "
+                "use_orig_params=True, or use fully_shard"
+            )
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise ValueError(
                 f"micro-batches run several backwards per step, and {name} has a hook on its gradient, as "
                 "for clipping, or of an optimizer that steps in backward: do it after the backward, or leave "
                 "MicroBatches out"
-            )
-
-
-def _check_not_flat(model: torch.nn.Module) -> None:
-    """Raises a ValueError if parameters are flat, whose gradients are sharded when they are handed out."""
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, FlatParameter) and parameter.requires_grad:
-            raise ValueError(
-                f"micro-batches do not work with {name} of FullyShardedDataParallel: give that "
-                "use_orig_params=True, or use fully_shard"
             )
 
 

@@ -62,10 +62,8 @@ class Verification(Extension):
         _raise_if_different(self._exchanging.all_gather(np.array([plan.fingerprint]))[:, 0])
         fields, planned = exchange(rows, plan), int(plan.num_rows[self._rank])
         counts = [num_rows(name, field) for name, field in fields.items()]
-        self._loaded, self._more = (
-            rows,
-            next((count for count in counts if count != planned), planned) - planned,
-        )
+        self._loaded = rows
+        self._more = next((count for count in counts if count != planned), planned) - planned
         # Of other numbers, no batch could be made here, and the other ranks would wait for the comparison.
         return select_rows([rows], np.zeros(0, dtype=np.int64), planned) if self._more else fields
 
