@@ -1,1 +1,1 @@
-"""Benchmarks and their last results."""
+"""Benchmarks and their latest results."""

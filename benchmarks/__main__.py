@@ -15,7 +15,7 @@ from benchmarks.harness import BENCHMARKS, name_result, write_result
 from benchmarks.markdown import write_pages
 from benchmarks.partition.lengths import find_movielens
 
-# Without the folder with MovieLens 100K, they only print.
+# Benchmarks that print but do not write their figures if the folder of MovieLens 100K is missing.
 NEED_MOVIELENS = ("loading", "partition", "public-data")
 
 

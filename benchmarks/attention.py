@@ -1,9 +1,8 @@
-"""Speed of HSTU attention, forward alone and with backward, as a share of the device's matrix product.
+"""Measures the speed of HSTU attention, without and with backward, relative to a matrix product's speed.
 
-Useful FLOPs are those of two products of the visible half, and seven with backward. The device's product, of
-1,024³ on a CPU and 8,192³ on a GPU, is timed in the same run, in turns, so that a slow moment of the machine
-meets both. On a GPU the kernels that are installed run next to the PyTorch path; TorchRec need not be
-installed there.
+Useful FLOPs count two products over the visible half of all pairs, and seven with backward. A matrix product,
+1,024³ on a CPU and 8,192³ on a GPU, takes turns with attention in the same run, so that a slow moment of the
+machine affects both. On a GPU, the installed kernels run beside the PyTorch path, and TorchRec is not needed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from benchmarks.gpu_check.stand_in import install_where_missing
 from benchmarks.harness import Record, machine, read_result, show_progress, summarize, time_in_turns
 from benchmarks.markdown import pivot
 
-# Heads, and width of each. Then samples of each length: one long, or many short ones.
+# (number of heads, head width), then (number of samples, length): one long sample, or many short samples.
 CPU_HEADS = ((4, 32), (2, 64), (4, 64), (1, 128))
 CPU_SAMPLES = ((1, 16384), (1, 4097), (1, 1025), (4, 257), (16, 257), (32, 128), (64, 64), (128, 32))
 GPU_HEADS = ((4, 32), (4, 64), (4, 128), (4, 256))
@@ -36,7 +35,7 @@ Kernel = Callable[..., torch.Tensor]
 
 
 def measure() -> Record:
-    """Returns the shares of each kernel; on a GPU, beside those of the CPU."""
+    """Returns the shares of each kernel. On a GPU, adds them to the committed figures of the CPU."""
     install_where_missing()
     is_gpu = torch.cuda.is_available()
     device, dtype = (torch.device("cuda"), torch.bfloat16) if is_gpu else (torch.device("cpu"), torch.float32)
@@ -57,7 +56,7 @@ def measure() -> Record:
 def _make_kernels(
     num_samples: int, length: int, head_dim: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Kernel]:
-    """Returns what there is to measure on the device, for samples of one contextual token and a history."""
+    """Returns the kernels that run on the device, for samples of one contextual token and a history."""
     from hstu.modules import SampleMask
     from hstu.modules.attention_backend import BACKENDS, batch_attention, running_backend
 
@@ -75,7 +74,7 @@ def _make_kernels(
 def _measure(
     num_heads: int, head_dim: int, num_samples: int, length: int, device: torch.device, dtype: torch.dtype
 ) -> list[Record]:
-    """Returns a record for each kernel, with the shares forward and with backward."""
+    """Returns a record for each kernel, with its shares for forward, and for forward and backward."""
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape: int) -> torch.Tensor:
@@ -109,7 +108,7 @@ def _measure(
 def _run(
     kernel: Kernel, qkv: list[torch.Tensor], grad: torch.Tensor | None, num_calls: int, device: torch.device
 ) -> None:
-    """Runs forward, and backward if there is a gradient of the output."""
+    """Runs forward passes, and backward passes if there is `grad`, the gradient of the output."""
     for _ in range(num_calls):
         leaves = [tensor.detach().requires_grad_(grad is not None) for tensor in qkv]
         output = kernel(*leaves)
@@ -120,7 +119,7 @@ def _run(
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker; empty for a GPU that was not measured."""
+    """Returns the Markdown for each marker. The GPU's is empty if no GPU was measured."""
     return {
         "attention shares": _tabulate(figures["records"]),
         "attention_gpu shares": _tabulate(figures["gpu"]["records"]) if "gpu" in figures else "",

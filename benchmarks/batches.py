@@ -13,12 +13,12 @@ Rows = Sequence[np.ndarray]
 
 
 def make_hstu_batch(contextual: Mapping[str, Rows], items: Rows, actions: Rows, num_rows: int) -> HSTUBatch:
-    """Returns a batch of so many rows; those after the samples are padding.
+    """Returns a batch of `num_rows` rows. The rows after the samples are padding rows.
 
     Args:
         contextual: ids of each sample, by feature.
-        items, actions: ids of each sample's history; actions are the labels, too.
-        num_rows: at least as many as samples.
+        items, actions: ids in each sample's history. The actions are also the labels.
+        num_rows: number of rows, at least the number of samples.
     """
     return HSTUBatch(
         features=keyed_rows({**contextual, "item": items, "action": actions}, num_rows),

@@ -26,12 +26,12 @@ NUM_LOGNORMAL = 8192
 Steps = list[list[np.ndarray]]
 
 
-# Buckets by name; none: plain loading.
+# Number of buckets by name. 0 means plain loading.
 LOADINGS = {"as loaded": 0, "1 bucket": 1, "4 buckets": 4, "8 buckets": 8}
 
 
 class _Indices(list[int]):
-    """Source whose samples are their indices, and whose batches are lists of them."""
+    """A source whose samples are their own indices, and whose batches are lists of indices."""
 
     def collate(self, samples: list[int], batch_size: int) -> list[int]:
         return samples
@@ -50,7 +50,7 @@ def _load_epoch(workloads: np.ndarray, rows: int, num_buckets: int, epoch: int) 
 
 
 def measure(movielens: Path | None = None) -> Record:
-    """Returns a record per lengths, rows per rank, hidden size and loading: means over the epochs."""
+    """Returns means over the epochs, one record per lengths, rows per rank, hidden size, and loading."""
     lengths = {} if movielens is None else {ML_100K: read_movielens_lengths(movielens)}
     lengths[LOGNORMAL] = draw_lognormal(np.random.default_rng(0), NUM_LOGNORMAL)
     all_cases = list_cases(
@@ -69,7 +69,7 @@ def _measure(
 
 
 def _assess(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]:
-    """Returns the figures of an epoch. An incomplete step counts like others, except in the step ratio."""
+    """Returns the figures of an epoch. Incomplete steps count, except in the step ratio."""
     step_loads = [loads(workloads, step) for step in steps]
     complete = [step for step in steps if sum(map(len, step)) == rows * RANKS]
     return {
@@ -79,7 +79,7 @@ def _assess(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker: a column for each loading."""
+    """Returns the Markdown for each marker, with a column for each way of loading."""
     rows = {"lengths": "{lengths}", "rows": "{rows_per_rank}", "d": "{hidden_size}"}
     cell = "{largest_loads_over_ideal:.3f} / {largest_step_ratio:.3f}"
     records = [record for record in figures["records"] if record["loading"] in LOADINGS]

@@ -1,7 +1,7 @@
-"""Measures how well measured costs predict times, compared with FLOPs.
+"""Compares measured costs with FLOPs as predictors of step times.
 
-Runs the demo's model on two ranks, each on its own core. Costs are fitted to every other step and validated
-on the rest.
+Runs the demo's model on two ranks, each on its own core. Every other step serves to fit the costs, and the
+remaining steps validate them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ RANKS, SECONDS, SEED = 2, 120.0, 1
 
 
 def measure() -> Record:
-    """Returns errors of predicted times."""
+    """Returns the errors of predicted step times."""
     return {"prediction": run_on_ranks(RANKS, measure_on_rank, pinned=True), "machine": machine()}
 
 
 def measure_on_rank(device: torch.device) -> Record:
-    """Fits costs to some steps, and predicts the others."""
+    """Fits costs to every other step, and returns their errors in predicting the remaining steps."""
     make_task = parse_config("hstu")
     args = replace(from_gin(TrainerArgs), seed=SEED)
     steps = measure_steps(make_task(args, device), args, from_gin(OptimizerArgs), device, SECONDS)
@@ -37,6 +37,6 @@ def measure_on_rank(device: torch.device) -> Record:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     text = "{measured_cost[median]:.1%}, of FLOPs alone {flops_alone[median]:.1%}"
     return {"calibration error": text.format(**figures["prediction"])}

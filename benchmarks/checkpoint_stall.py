@@ -17,7 +17,7 @@ CHECKPOINTS, STEPS_BETWEEN = 8, 60
 
 
 def measure() -> Record:
-    """Returns the size of a checkpoint, and times."""
+    """Returns the size of a checkpoint, and the times of saving and of steps."""
     with TemporaryDirectory() as folder:
         bindings = {
             "train_batch_size": 32,
@@ -38,7 +38,7 @@ def measure() -> Record:
 
 
 def _summarize(lines: list[Record]) -> Record:
-    """Summarizes all checkpoints but the last, which no steps follow."""
+    """Summarizes all checkpoints except the last, which no steps follow."""
     saved = {line["step"]: line for line in lines if line["kind"] == "checkpoint"}
     saved = {step: line for step, line in saved.items() if step % STEPS_BETWEEN == 0}
     seconds = {line["step"]: line["seconds_per_step"] for line in lines if line["kind"] == "train"}
@@ -58,7 +58,7 @@ def _summarize(lines: list[Record]) -> Record:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     text = (
         "{checkpoint_mb} MB: training stops for {stall_ms[median]:.0f} ms ({stall_ms[min]:.0f} to "
         "{stall_ms[max]:.0f}); writing takes {writing_ms[median]:,.0f} ms ({writing_ms[min]:,.0f} to "

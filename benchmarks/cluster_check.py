@@ -1,7 +1,7 @@
-"""Checks that many processes plan, exchange and unshuffle without loss, and all end when one of them dies.
+"""Checks that many processes plan, exchange, and unshuffle without loss, and that all end when one dies.
 
-Three runs of gloo processes on this machine: one over all steps, with loaders of different lengths; one in
-which a process is killed while it plans; and one in which a process is killed in the exchange.
+Runs gloo processes on this machine three times. The first run takes all steps, with loaders of different
+lengths. In the second run, a process is killed while it plans, and in the third, in the exchange.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from commons.extensions.unshuffle import Unshuffle
 
 PROCESSES, STEPS = 64, 200
 ROWS = 8
-DIES_AT = 10  # step
+DIES_AT = 10  # step in which a process is killed
 MOST_SECONDS, MOST_BYTES = 300, 20e9
 DESCRIPTORS, DESCRIPTORS_PER_RANK = 44, 4  # 300 for 64 processes
-# After the longest of these, an end counts as a hang. The job's timeout would end it, too, but later.
+# A process that still runs after the deadline counts as hung. The job's timeout would also end it, but later.
 DEADLINE_S, TIMEOUT = 60.0, timedelta(minutes=5)
 
 
@@ -47,7 +47,7 @@ class _Shuffler(BatchShuffler):
 
 
 def main() -> None:
-    """Prints a line for each run; exits with 1 if something was lost or hung."""
+    """Prints a line for each run. Exits with 1 if samples were lost, or a run failed or hung."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_check", description=__doc__)
     parser.add_argument("processes", type=int, nargs="?", default=PROCESSES)
     parser.add_argument("steps", type=int, nargs="?", default=STEPS)
@@ -57,17 +57,17 @@ def main() -> None:
     torch.set_num_threads(1)
     warm_up(_Shuffler().settings)
     gc.collect()
-    gc.freeze()  # a collection in a fork would copy what forks share
+    gc.freeze()  # garbage collection in a fork would copy memory that forks share
     failed = _check_steps(given.processes, given.steps)
     for dies in ("planning", "exchange"):
         failed += _check_death(given.processes, given.steps, dies)
-    gc.unfreeze()  # else extensions report what is frozen as leaks
+    gc.unfreeze()  # otherwise, extension modules report frozen objects as leaks
     print("\n".join(failed) or "nothing was lost, and all processes ended")
     sys.exit(bool(failed))
 
 
 def _check_steps(processes: int, steps: int) -> list[str]:
-    """Runs all steps, prints what the processes used, and returns what went wrong."""
+    """Runs all steps, prints the resources that the processes used, and returns the errors."""
     what, start, memory = f"{processes} processes, {steps} steps", time.perf_counter(), 0
     with tempfile.TemporaryDirectory() as folder:
         ranks = start_forks(processes, _run_rank, processes, steps, "", Path(folder))
@@ -94,7 +94,7 @@ def _check_steps(processes: int, steps: int) -> list[str]:
 
 
 def _check_death(processes: int, steps: int, dies: str) -> list[str]:
-    """Lets a process die, prints when the others ended, and returns what went wrong."""
+    """Lets a process die, prints the time until the others ended, and returns the errors."""
     what, start = f"{processes} processes, one killed in {dies}", time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         ranks = start_forks(processes, _run_rank, processes, steps, dies, Path(folder))
@@ -118,8 +118,8 @@ def _check_death(processes: int, steps: int, dies: str) -> list[str]:
 def _run_rank(rank: int, processes: int, steps: int, dies: str, folder: Path) -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # those of the first process, to the others
-    if dies:  # its errors are expected, on all ranks
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # descriptors that the first process holds for other forks
+    if dies:  # errors are expected on all ranks
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=processes, timeout=TIMEOUT)
@@ -138,17 +138,17 @@ def _run_rank(rank: int, processes: int, steps: int, dies: str, folder: Path) ->
     }
     (folder / f"{rank}.json").write_text(json.dumps(figures))
     if not (dies or error):
-        dist.barrier()  # a gloo process that ends while others talk to it ends them
+        dist.barrier()  # a gloo process that exits during communication also ends its peers
     os._exit(bool(error))
 
 
 def _run_steps(rank: int, processes: int, steps: int, dies: str) -> str:
-    """Runs all steps; returns what was lost or doubled, over all ranks, or came back wrong."""
+    """Runs all steps. Returns "", or an error if any rank lost, doubled, or confused samples."""
     unshuffle = Unshuffle()
     shuffler = _Shuffler(extensions=[unshuffle])
     if dies and rank == processes // 2:
         _die_in(shuffler, dies)
-    held = np.zeros(3, dtype=np.int64)  # samples, sum of their numbers, and of their squares mod a prime
+    held = np.zeros(3, dtype=np.int64)  # samples, sum of their numbers, sum of squares mod a prime
     placed = np.zeros_like(held)
     for step, (batch, plan) in enumerate(shuffler.plan_ahead(_load(rank, steps, held))):
         mine = shuffler.exchange(batch, plan)
@@ -165,7 +165,7 @@ def _run_steps(rank: int, processes: int, steps: int, dies: str) -> str:
 
 
 def _load(rank: int, steps: int, held: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Yields batches of numbered samples; loaders end at different steps, a few at once."""
+    """Yields batches of numbered samples. Loaders end at different steps, and some at the same step."""
     own = {0: steps, 1: 0}.get(rank, steps - (rank * 7) % (steps // 2))
     for step in range(own):
         numbers = torch.arange(ROWS) + ROWS * (step + steps * rank)
@@ -180,7 +180,7 @@ def _sum_up(numbers: torch.Tensor) -> np.ndarray:
 
 
 def _die_in(shuffler: BatchShuffler, where: str) -> None:
-    """Has this process killed in a later step, in the thread that plans or within an exchange."""
+    """Makes this process kill itself at step `DIES_AT`, on the planning thread or in an exchange."""
     calls = itertools.count(1)
 
     def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,7 +198,7 @@ def _die_in(shuffler: BatchShuffler, where: str) -> None:
 
 
 def _read_own_memory(pid: int | None) -> int:
-    """Returns the bytes that a process does not share with others; 0 if it has ended."""
+    """Returns the bytes that a process does not share with others, or 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

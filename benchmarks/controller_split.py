@@ -1,4 +1,4 @@
-"""Measures the time a controller needs to split a global batch."""
+"""Measures the time that a controller needs to split a global batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIVEN, ASKED = "split_balanced, workloads given", "split_balanced, shuffler aske
 
 
 class FlopsShuffler(BatchShuffler):
-    """Balances the FLOPs of two HSTU layers of width 128."""
+    """A shuffler that balances the FLOPs of two HSTU layers of width 128."""
 
     def get_workloads(self, batch: HSTUBatch) -> torch.Tensor:
         """Returns the forward FLOPs of each row."""
@@ -45,7 +45,7 @@ def measure() -> Record:
 
 
 def _draw_batch(rng: np.random.Generator) -> HSTUBatch:
-    """Draws lognormal histories of items and actions, a label per item, and features of one id per row."""
+    """Returns a batch of lognormal histories with labels, and one id per row and contextual feature."""
     history = rng.lognormal(5, 1.2, SAMPLES).clip(1, 1024).astype(np.int64)
 
     def draw(counts: np.ndarray) -> list[np.ndarray]:
@@ -56,6 +56,6 @@ def _draw_batch(rng: np.random.Generator) -> HSTUBatch:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     given, asked = (figures["ms"][name]["median"] for name in (GIVEN, ASKED))
     return {"controller split": f"{given:.1f} ms; {asked:.1f} ms if a shuffler computes the workloads"}

@@ -1,6 +1,6 @@
-"""Compares the partition functions of verl, slime and AReaL with ours: balance, micro-batches and time.
+"""Compares the partition functions of verl, slime, and AReaL with ours: balance, micro-batches, and time.
 
-Their code comes from checkouts; only the files with these functions are read.
+Their code comes from checkouts. Only the files with these functions are read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.markdown import make_table, markdown_table
 from commons.partition import imbalance, loads, lower_bound, pack_micro_batches, refined
 from commons.perf_model import TransformerConfig, transformer_flops
 
-# Files with the functions, by the folder of a checkout.
+# The file with the functions in each checkout, by the checkout's folder.
 FILES = {
     "verl": "verl/utils/seqlen_balancing.py",
     "slime": "slime/utils/seqlen_balancing.py",
@@ -30,11 +30,11 @@ FILES = {
 }
 SOURCES = "compared-with-others.md#trainers-of-language-models"
 DIFFERENCING = "get_seqlen_balanced_partitions"  # in verl and slime
-# A decoder of 7 billion parameters, and responses in tokens.
+# A decoder with 7 billion parameters, and the distribution of its responses' lengths in tokens.
 MODEL = TransformerConfig(28, 3584, 28, 4, 128, 18944, gated_mlp=True, vocab_size=152_064)
 MEDIAN, SIGMA, LONGEST = 2000, 1.0, 32_768
 RANKS, ROWS_PER_RANK, DRAWS = (8, 64, 256), 32, 20
-SAMPLES, MAX_TOKENS = 128, 32_768  # of one rank's micro-batches
+SAMPLES, MAX_TOKENS = 128, 32_768  # for packing one rank's micro-batches
 
 Sequences = tuple[list[int], list[int]]  # workloads, tokens
 Parts = list[list[int]]
@@ -42,7 +42,7 @@ Partition = Callable[[Sequences], Parts]
 
 
 def measure(checkouts: str) -> Record:
-    """Returns figures of all functions, given a folder with the checkouts `verl`, `slime` and `AReaL`."""
+    """Returns the figures of all functions. `checkouts` is a folder with `verl`, `slime`, and `AReaL`."""
     folder = Path(checkouts)
     verl, slime, areal = (_load(folder / name / file) for name, file in FILES.items())
     placements: dict[str, Callable[..., Parts]] = {
@@ -80,7 +80,7 @@ def measure(checkouts: str) -> Record:
 
 
 def _load(file: Path) -> dict[str, Any]:
-    """Runs a file's definitions without its imports of what is not installed; returns its names."""
+    """Returns the names that a file defines. Skips imports and assignments that need missing packages."""
     names: dict[str, Any] = {"__name__": file.stem, "logger": logging.getLogger(file.stem)}
     for node in ast.parse(file.read_text()).body:
         module = ast.Module([node], type_ignores=[])
@@ -106,7 +106,7 @@ def _draw(rng: np.random.Generator, count: int) -> Sequences:
 def _compare(
     functions: Mapping[str, Partition], count: int, rate: Callable[[Sequences, Parts], Record], what: str
 ) -> list[Record]:
-    """Returns each function's mean figures over draws of `count` samples, and its median milliseconds."""
+    """Returns each function's mean figures over draws of `count` samples, and its median time in ms."""
     rng = np.random.default_rng(0)
     drawn = [_draw(rng, count) for _ in range(DRAWS)]
     rated: dict[str, list[Record]] = {name: [] for name in functions}
@@ -119,7 +119,7 @@ def _compare(
         times[name].append(taken)
     return [
         {"function": name, **average(rated[name][1:]), "ms": round(statistics.median(times[name][1:]), 3)}
-        for name in functions  # the first call of each warms up
+        for name in functions  # each function's first call warms up
     ]
 
 
@@ -138,13 +138,13 @@ def _rate_packing(sequences: Sequences, parts: Parts) -> Record:
 
 
 def _link(record: Record) -> str:
-    """Returns a function's name; that of another trainer leads to its sources."""
+    """Returns a function's name. The names of other trainers' functions link to their sources."""
     trainer, comma, function = record["function"].partition(",")
     return f"[{trainer}]({SOURCES}){comma}{function}" if trainer in FILES else record["function"]
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     by_ranks = {each["ranks"]: each["functions"] for each in figures["placements"]}
     first = next(iter(by_ranks.values()))
     rows = [

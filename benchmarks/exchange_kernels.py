@@ -1,4 +1,4 @@
-"""Kernels and host waits of an exchange, counted on a recorded GPU, and the CPU time of launching it."""
+"""Counts an exchange's kernels and host waits on a recorded GPU, and measures its CPU time."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ RANKS, ROWS, EXCHANGES, WARM_UP = 2, 6, 200, 20
 
 
 class AllMove(BatchShuffler):
-    """The rows of rank 1 cost most, so that some move."""
+    """A shuffler in which the rows of rank 1 cost most, so that some rows move."""
 
     def get_workloads(self, batch: Any) -> torch.Tensor:
-        """Returns other costs on rank 1."""
+        """Returns costs that are ten times as large on rank 1."""
         return torch.arange(1, 1 + self.view(batch).num_rows) * (1 + 9 * dist.get_rank())
 
 
@@ -40,7 +40,7 @@ def measure() -> Record:
 
 
 def count_and_time(device: torch.device) -> list[Record]:
-    """Counts kernels and waits of a rank, and times its exchanges."""
+    """Counts this rank's kernels and waits for each kind of batch, and times its exchanges."""
     figures = []
     for name, make in BATCHES.items():
         shuffler, batch = AllMove(), make()
@@ -51,7 +51,7 @@ def count_and_time(device: torch.device) -> list[Record]:
 
 
 def count(name: str) -> Record:
-    """Returns the kernels, collectives and host waits of a rank in an exchange on a recorded GPU."""
+    """Returns the numbers of kernels, collectives, and host waits in an exchange on a recorded GPU."""
     os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
     with modes.recorded_cuda() as gpu, torch.no_grad():
         shuffler, batch = AllMove(), BATCHES[name]()
@@ -64,7 +64,7 @@ def count(name: str) -> Record:
 
 
 def _time(call: Callable[[], Any]) -> list[float]:
-    """Returns the CPU milliseconds of this thread in each call, those in a collective left out."""
+    """Returns the CPU milliseconds of this thread in each call, without the time in collectives."""
     times = []
     for number in range(WARM_UP + EXCHANGES):
         dist.barrier()
@@ -79,7 +79,7 @@ def _time(call: Callable[[], Any]) -> list[float]:
 
 @contextmanager
 def _outside_collectives() -> Iterator[list[float]]:
-    """While active, adds up the CPU seconds of this thread in all-to-alls."""
+    """Yields a list of one number, this thread's CPU seconds in all-to-alls while active."""
     within, all_to_all = [0.0], dist.all_to_all_single
 
     def timed(*arguments: Any, **named: Any) -> Any:
@@ -114,7 +114,7 @@ BATCHES: dict[str, Callable[[], Any]] = {
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     columns: dict[str, Any] = {
         "batch": "{batch}",
         "kernels": "{kernels}",

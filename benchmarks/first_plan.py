@@ -1,4 +1,4 @@
-"""Measures what a shuffler compiles before its first plan, where numba's cache is empty."""
+"""Measures the compilation up to a shuffler's first plan when numba's cache is empty."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from benchmarks.markdown import REPOSITORY, make_table
 from commons.distributed.extension import Extension
 from commons.distributed.placement import warm_up
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
-from commons.extensions.learned_costs import LearnedCosts  # noqa: F401  of the cases
+from commons.extensions.learned_costs import LearnedCosts  # noqa: F401  named in the cases
 from commons.extensions.micro_batches import MicroBatches  # noqa: F401
 from commons.extensions.pieces import Pieces  # noqa: F401
 from commons.extensions.sample_groups import SampleGroups  # noqa: F401
 
-# By title: settings of the shuffler, what its partitioner gets besides, and an extension.
+# By title: settings of the shuffler, further arguments of its partitioner, and an extension.
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "defaults": ({}, (), ""),
     "unequal rows": ({"equal_rows": False}, (), ""),
@@ -57,7 +57,7 @@ def measure() -> Record:
 
 
 def _run_first_plan(settings: dict[str, Any], arguments: tuple[str, ...], extension: str) -> list[float]:
-    """Returns CPU seconds of the start and of the first plan, and compilations of each, in a new process."""
+    """Returns CPU seconds of a new process's start and first plan, then the numbers of compilations."""
     program = f"from {__name__} import *; plan({settings!r}, {arguments!r}, [{extension}])"
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
@@ -66,7 +66,7 @@ def _run_first_plan(settings: dict[str, Any], arguments: tuple[str, ...], extens
 
 
 def plan(fields: dict[str, Any], names: tuple[str, ...], extensions: list[Extension]) -> None:
-    """Prints what `_run_first_plan` returns."""
+    """Prints the figures that `_run_first_plan` returns, as JSON."""
     rng = np.random.default_rng(0)
     tokens = rng.lognormal(4, 1, 32).clip(1, 500).astype(np.int64)
     given = {"tokens": tokens, "max_tokens": 3000, "speeds": np.array([1.0, 0.9, 1.0, 0.8])}
@@ -86,7 +86,7 @@ def plan(fields: dict[str, Any], names: tuple[str, ...], extensions: list[Extens
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     columns = {
         "settings": "{case}",
         "CPU s": "{cpu_seconds:.1f}",

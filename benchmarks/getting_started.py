@@ -1,4 +1,4 @@
-"""The first training of `docs/getting-started.md`, in turns, and the README's comparison."""
+"""Runs `docs/getting-started.md`'s first training with the stage off and on, and the README's comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.harness import Record, machine, show_progress
 REPOSITORY = Path(__file__).parents[1]
 ROUNDS = 3
 _SHOWN = 3  # lines of the comparison in the README
-# As on the pages, but for the folder of the log.
+# The command is as on the pages, except for the folder of the log.
 COMMAND = "-m hstu.training.pretrain_gr_ranking --gin-config-file benchmarks/demo/hstu.gin"
 BINDINGS = "TrainerArgs.max_train_iters=30 TrainerArgs.log_interval=15 TrainerArgs.max_eval_iters=1"
 ON = "TrainerArgs.enable_balanced_shuffler=True"
@@ -33,14 +33,14 @@ def measure() -> Record:
 
 
 def _last_line(*bindings: str) -> str:
-    """Returns the last step's line of a run."""
+    """Returns a run's line for its last step."""
     with TemporaryDirectory() as folder:
         lines = _lines("--gin-bindings", *BINDINGS.split(), f"TrainerArgs.log_dir='{folder}'", *bindings)
     return [line for line in lines if " loss " in line and line.startswith("step ")][-1]
 
 
 def _lines(*arguments: str) -> list[str]:
-    """Returns what the entry point prints on two ranks."""
+    """Returns the lines that the entry point prints on two ranks."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     ran = subprocess.run(
         [*launch, *COMMAND.split(), *arguments],
@@ -59,7 +59,7 @@ def _samples_per_second(line: str) -> float:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns the median runs' lines, and the speedup, by marker."""
+    """Returns the comparison, the lines of the median runs, and the speedup, by marker."""
     lines = []
     for name in ("off", "on"):
         of_runs = figures["samples_per_second"][name]

@@ -1,4 +1,4 @@
-"""The harness of all benchmarks: their names, clocks, turns, statistics, processes and results.
+"""The harness of all benchmarks: names, clocks, alternating runs, statistics, processes, and results.
 
 A benchmark is a module with a function `measure`, which returns its figures, and a function `tables`, which
 returns the Markdown between the markers of pages. `python -m benchmarks NAME` runs it.
@@ -32,8 +32,8 @@ Record = dict[str, Any]
 T = TypeVar("T")
 
 RESULTS = Path(__file__).parent / "results"
-# Modules by the names that `make bench NAME=…` takes; the last part of one names its file in `RESULTS`. The
-# Makefile has a line about each.
+# Modules by the names that `make bench NAME=…` accepts. The last part of a module's name also names its file
+# in `RESULTS`. The Makefile describes each benchmark in one line.
 BENCHMARKS = {
     "attention": "attention",
     "calibration": "calibration",
@@ -65,7 +65,7 @@ _RESAMPLES = 2000
 
 
 def machine() -> Record:
-    """Returns the machine's properties that matter to a reader."""
+    """Returns the properties of this machine that readers need."""
     return {
         "cpu": _read_cpu_model(),
         "cores": os.cpu_count(),
@@ -76,36 +76,36 @@ def machine() -> Record:
 
 
 def show_progress(items: Iterable[T], what: str) -> Iterable[T]:
-    """Yields the items, and shows on rank 0's stderr how far they are, if `what` says what they are."""
+    """Yields the items, with a progress bar titled `what` on rank 0's stderr, or no bar if `what` is ""."""
     from tqdm import tqdm  # the GPU check may run without it
 
     return tqdm(items, desc=what, disable=not what or os.environ.get("RANK", "0") != "0")
 
 
 def list_cases(**values: Iterable[Any]) -> list[Record]:
-    """Returns all combinations of values by name; the last name's vary fastest."""
+    """Returns all combinations of the named values. The values of the last name vary fastest."""
     return [dict(zip(values, case, strict=True)) for case in product(*values.values())]
 
 
 def measure_cases(cases: Sequence[Record], measure: Callable[..., Record], what: str) -> list[Record]:
-    """Returns a record for each case: its values, and what `measure` finds given them."""
+    """Returns a record for each case: its values, and the figures that `measure` returns for them."""
     return [{**case, **measure(**case)} for case in show_progress(cases, what)]
 
 
 def time_call(call: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> tuple[T, float]:
-    """Returns what a call returns, and its milliseconds."""
+    """Returns the result of a call, and the call's time in milliseconds."""
     start = clock()
     result = call()
     return result, (clock() - start) * 1e3
 
 
 def time_ms(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Returns the time of a call."""
+    """Returns the time of a call in milliseconds."""
     return time_call(call, clock)[1]
 
 
 def take_turns(arms: Collection[T], rounds: int, what: str = "") -> Iterator[T]:
-    """Yields all arms in each round; another is first in the next, so none has the better half of a drift."""
+    """Yields all arms in each round. Each round starts with another arm, so a drift in speed favors none."""
     order = list(arms)
     for _ in show_progress(range(rounds), what):
         yield from order
@@ -115,7 +115,7 @@ def take_turns(arms: Collection[T], rounds: int, what: str = "") -> Iterator[T]:
 def time_in_turns(
     calls: Mapping[Any, Callable[[], object]], rounds: int, what: str = ""
 ) -> dict[Any, list[float]]:
-    """Returns the milliseconds of each call in `rounds` rounds, after one that warms up."""
+    """Returns each call's milliseconds in `rounds` rounds, after one round of warm-up."""
     times: dict[Any, list[float]] = {name: [] for name in calls}
     for name in take_turns(calls, rounds + 1, what):
         times[name].append(time_ms(calls[name]))
@@ -123,19 +123,19 @@ def time_in_turns(
 
 
 def summarize(values: Sequence[float], digits: int = 3) -> Record:
-    """Returns median, minimum and maximum."""
+    """Returns the median, the minimum, and the maximum."""
     found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
     return {name: round(value, digits) for name, value in found.items()}
 
 
 def find_quartiles(values: Sequence[float] | np.ndarray, digits: int = 3) -> Record:
-    """Returns the quartiles."""
+    """Returns the lower quartile, the median, and the upper quartile."""
     found = np.quantile(values, [0.25, 0.5, 0.75]).round(digits).tolist()
     return dict(zip(("lower", "median", "upper"), found, strict=True))
 
 
 def average(records: Sequence[Record], digits: int = 5) -> Record:
-    """Returns the mean of each figure of equal records."""
+    """Returns the mean of each figure over records that have the same keys."""
     return {key: round(float(np.mean([each[key] for each in records])), digits) for key in records[0]}
 
 
@@ -143,7 +143,7 @@ def bootstrap_speedup(before: Sequence[float], after: Sequence[float]) -> list[f
     """Returns the bootstrapped 95% confidence interval of a speedup.
 
     Args:
-        before, after: seconds of the same blocks.
+        before, after: seconds of each block, without and with the change.
     """
     draws = np.random.default_rng(0).integers(0, len(before), (_RESAMPLES, len(before)))
     sums = np.array([before, after])[:, draws].sum(-1)
@@ -151,10 +151,10 @@ def bootstrap_speedup(before: Sequence[float], after: Sequence[float]) -> list[f
 
 
 def measure_step_memory(step: Callable[[], object], device: torch.device) -> tuple[int, int]:
-    """Returns the bytes that torch had allocated when a step's backward began, and the most in the step.
+    """Returns the bytes that torch holds when a step's backward pass begins, and the step's peak bytes.
 
-    Both are beyond what it had before. Backward begins where the profiler sees "## backward", as in
-    TorchRec's pipelines.
+    Both exclude memory that was allocated before the step. The backward pass begins at the profiler's
+    "## backward" range, which TorchRec's pipelines record.
     """
     gc.collect()
     with torch.profiler.profile(
@@ -185,13 +185,13 @@ def run_torchrun(num_ranks: int, module: str, *arguments: str | Path) -> None:
 def run_on_ranks(
     num_ranks: int, function: Callable[..., Any], *arguments: str | Path, pinned: bool = False
 ) -> Any:
-    """Calls a function of a module on new ranks of this machine, and returns what it returns on rank 0.
+    """Calls a function of a module on new ranks of this machine, and returns its result on rank 0.
 
     Args:
-        num_ranks: processes, of one thread each.
-        function: takes the rank's device, and `arguments` as strings; returns what JSON can hold.
-        arguments: for the function.
-        pinned: whether each rank has a core of its own.
+        num_ranks: number of processes, of one thread each.
+        function: callable of the rank's device and `arguments` as strings. Its result must fit into JSON.
+        arguments: further arguments of the function.
+        pinned: whether each rank is pinned to a core of its own.
     """
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
@@ -201,7 +201,7 @@ def run_on_ranks(
 
 
 def start_forks(count: int, function: Callable[..., None], *arguments: Any) -> list[Any]:
-    """Starts forks of this process, which share its imports; each calls `function(rank, *arguments)`."""
+    """Starts forks of this process, which share its imports. Each calls `function(rank, *arguments)`."""
     context = multiprocessing.get_context("fork")
     forks = [context.Process(target=function, args=(rank, *arguments), daemon=True) for rank in range(count)]
     for fork in forks:
@@ -211,7 +211,7 @@ def start_forks(count: int, function: Callable[..., None], *arguments: Any) -> l
 
 @contextmanager
 def keep_running(*programs: str) -> Iterator[None]:
-    """While active, Python programs run beside this process, on its cores."""
+    """While active, the Python programs run beside this process, on the same cores."""
     processes = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
     try:
         yield
@@ -222,14 +222,14 @@ def keep_running(*programs: str) -> Iterator[None]:
 
 
 def gather_from_ranks(value: T) -> list[T]:
-    """Returns every rank's value; collective."""
+    """Returns the values of all ranks, in the order of ranks. Collective."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def name_result(name: str) -> str:
-    """Returns the result's name of one of `BENCHMARKS`."""
+    """Returns the name of a benchmark's result, for `read_result` and `write_result`."""
     return BENCHMARKS[name].rpartition(".")[2]
 
 
@@ -239,7 +239,7 @@ def read_result(name: str) -> Any:
 
 
 def write_result(name: str, figures: Record) -> None:
-    """Writes `results/NAME.json`, with a line for each record of a list: a difference shows where it is."""
+    """Writes `results/NAME.json`, with one line per record, so that a diff shows which records change."""
     (RESULTS / f"{name}.json").write_text(_format_figures(figures) + "\n")
 
 
@@ -266,10 +266,10 @@ def _read_cpu_model() -> str:
 
 
 def _run_rank(function: str, result: Path, arguments: Sequence[str], pinned: bool) -> None:
-    """Runs one of the processes of `run_on_ranks`."""
+    """Runs one rank of `run_on_ranks`."""
     from commons.training import rank_process
 
-    if pinned:  # before there are other threads
+    if pinned:  # before other threads start
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"])]})
     module, _, name = function.partition(":")

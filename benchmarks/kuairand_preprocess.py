@@ -1,4 +1,4 @@
-"""Measures memory and time of preparing KuaiRand, on synthetic logs in the format of kuairand-1k.
+"""Measures the memory and time of preparing KuaiRand, on synthetic logs in the format of kuairand-1k.
 
 The number of events per user is heavy-tailed. The second size shows how memory grows with the files.
 """
@@ -30,7 +30,7 @@ def measure() -> Record:
 
 def _measure(directory: Path, num_events: int) -> Record:
     raw, out = directory / "raw", directory / "out"
-    # In a child process, because a child's peak memory includes what its parent held at the fork.
+    # A child writes the logs, because the preprocessor's peak memory includes this process's at the fork.
     files = ["tests.commons.datasets.kuairand_files", str(raw), str(num_events), str(USERS), str(VIDEOS)]
     subprocess.run([sys.executable, "-m", *files], check=True)
     start = time.perf_counter()
@@ -52,6 +52,6 @@ def _measure(directory: Path, num_events: int) -> Record:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     peaks = [f"{record['peak_resident_mb'] / 1e3:.2f}" for record in figures["records"]]
     return {"kuairand memory": f"{' and '.join(peaks)} GB"}

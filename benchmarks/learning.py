@@ -1,4 +1,4 @@
-"""Learned costs where a rank is slow, and where FLOPs do not tell a model's time.
+"""Measures learned costs when a rank is slow, and when FLOPs do not determine a model's time.
 
 Trains the demo's model on two ranks.
 """
@@ -24,12 +24,12 @@ from commons.training import TrainingTask
 RANKS, WARM_UP_STEPS, STEPS_PER_BLOCK = 2, 4, 2
 BALANCED = {"pipeline_type": "none", "enable_balanced_shuffler": True, "balance_equal_rows": False}
 
-# A slow rank. Twice the demo's rows: in longer steps, turns on the core average out.
+# With a slow rank. Steps have twice the demo's rows, because turns on the core average out in longer steps.
 FLOPS = BALANCED | {"train_batch_size": 32}
 ARMS_WITH_SLOW_RANK = {"flops": FLOPS, "learned": FLOPS | {"balance_cost": "learned"}}
 SLOW_RANK = 1
-# By name: how nice the processes are that take turns with the slow rank on its core, and the steps of each
-# arm. One at niceness 0 leaves it half of the core, but 0.55 of the other rank's speed: that drops, too.
+# By name: nicenesses of the processes that share the slow rank's core, and number of steps of each arm.
+# A process at niceness 0 leaves half of the core, but 0.55 of the other rank's speed, which also drops.
 PHASES: dict[str, tuple[tuple[int, ...], int]] = {
     "nothing slowed": ((), 70),
     "half": ((0, 8), 110),
@@ -38,20 +38,20 @@ PHASES: dict[str, tuple[tuple[int, ...], int]] = {
     "nothing slowed at last": ((), 70),
 }
 
-# A model whose time is not its FLOPs.
+# With a model whose time is not proportional to its FLOPs.
 REFINED = BALANCED | {"balance_partitioner": "refined"}
 ARMS_WITH_DENSE_PART: dict[str, Record] = {
     "flops": REFINED,
     "learned": REFINED | {"balance_cost": "learned"},
 }
-# Sizes of the dense part. Each sample brings many rows, because the time of a product with few is not
-# proportional to them.
+# Sizes of the dense part. Each sample adds many rows, because a product's time is not proportional to its
+# number of rows if they are few.
 ROWS_PER_SAMPLE, WIDTH, LAYERS = 32, 512, 40
 # Items per user are lognormal(3.5, 1.5), so that the dense part takes most of a step.
 HISTORIES = ("history/RandomDistribution.mean = 102.0", "history/RandomDistribution.std = 297.1")
 BLOCKS = 46
 
-# Steps after a change that do not count: costs and speeds have to be learned by then.
+# Steps after a change that do not count. By their end, costs and speeds must be learned.
 STEPS_TO_FOLLOW = 50
 
 
@@ -65,7 +65,7 @@ def measure() -> Record:
 
 
 class LearningArm(Arm):
-    """A training with one setting of `balance_cost`, measured step by step."""
+    """An arm with one setting of `balance_cost`, which also measures each step's compute time."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -73,13 +73,13 @@ class LearningArm(Arm):
         self._compute_seconds: list[float] = []
 
     def take_step(self) -> None:
-        """Trains one step, and notes the compute time of this rank."""
+        """Trains one step, and records the compute time of this rank."""
         span = self._clock.begin()
         super().take_step()
         self._compute_seconds.append(span.seconds())
 
     def collect(self) -> Record:
-        """Returns the seconds of each step after the warm-up, and of each rank's computing; collective."""
+        """Returns each step's seconds after the warm-up, and each rank's compute seconds. Collective."""
         by_rank = gather_from_ranks(self._compute_seconds[WARM_UP_STEPS:])
         return {
             "step_seconds": np.repeat(self.block_seconds, STEPS_PER_BLOCK).tolist(),
@@ -94,7 +94,7 @@ def _load_epochs(task: TrainingTask) -> Iterator[Any]:
 
 
 def train_with_slow_rank(device: torch.device) -> Record:
-    """Trains on a rank that is slowed for a while, or beside it; returns what was measured by arm."""
+    """Trains through `PHASES`, in some of which one rank is slow. Returns each arm's measurements."""
     make_task = parse_config("hstu")
     arms = {
         name: LearningArm(make_task, settings, device, _load_epochs)
@@ -108,16 +108,16 @@ def train_with_slow_rank(device: torch.device) -> Record:
 
 
 class WithDensePart(nn.Module):
-    """A model with a tower of known cost on every sample, whose FLOPs no workload counts."""
+    """A model with a tower of known cost per sample, whose FLOPs no workload counts."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        # No parameter: ranks would have to reduce its gradient.
+        # A buffer, because ranks would have to reduce the gradient of a parameter.
         self.register_buffer("weight", nn.init.orthogonal_(torch.empty(WIDTH, WIDTH)), persistent=False)
 
     def forward(self, batch: Any) -> tuple[torch.Tensor, Any]:
-        """Returns the model's loss and output, after the tower."""
+        """Returns the model's loss and output, after running the tower."""
         loss, output = self.model(batch)
         rows = batch.num_samples * ROWS_PER_SAMPLE
         dense = torch.ones(rows, WIDTH, device=loss.device, requires_grad=True)
@@ -127,7 +127,7 @@ class WithDensePart(nn.Module):
 
 
 def train_with_dense_part(device: torch.device) -> Record:
-    """Trains on a rank a model whose time is not its FLOPs; returns what was measured by arm."""
+    """Trains a model whose time is not proportional to its FLOPs, and returns each arm's measurements."""
     make_task = parse_config("hstu")
     gin.parse_config(HISTORIES)
     arms = {
@@ -139,7 +139,7 @@ def train_with_dense_part(device: torch.device) -> Record:
 
 
 def _summarize_slow_rank(measured: Record) -> list[Record]:
-    """Returns a record for each phase, of the steps after those to follow a change."""
+    """Returns a record for each phase, without its first `STEPS_TO_FOLLOW` steps."""
     records, first = [], 0
     for phase, (_, steps) in PHASES.items():
         counted = slice(first + STEPS_TO_FOLLOW, first + steps)
@@ -157,7 +157,7 @@ def _summarize_slow_rank(measured: Record) -> list[Record]:
 
 
 def _summarize_dense_part(measured: Record) -> Record:
-    """Returns the times of steps, and how much ranks' times differ, after the steps to learn."""
+    """Returns step times and the spread of the ranks' times, without the first `STEPS_TO_FOLLOW` steps."""
     arms = {name: _summarize_arm(arm, slice(STEPS_TO_FOLLOW, None)) for name, arm in measured.items()}
     return {
         "spread": {name: round(arm["imbalance"] - 1, 4) for name, arm in arms.items()},
@@ -175,7 +175,7 @@ def _summarize_arm(arm: Record, counted: slice) -> Record:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     slow: dict[str, Cell] = {
         "rank 1 has": "{phase}",
         "by FLOPs, ms": "{flops[step_ms]:.0f}",

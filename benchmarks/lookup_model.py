@@ -1,4 +1,4 @@
-"""The model that the benchmark of lookups trains: HSTU ranking with wide embedding rows."""
+"""The model that the lookups benchmark trains: HSTU ranking with wide embedding rows."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ ROW_WIDTH = PARTS_PER_ROW * WIDTH
 
 
 class UniqueLookups(nn.Module):
-    """Looks up the unique ids of each feature in a collection, then copies the rows to all their places.
+    """A module that looks up each feature's unique ids, then copies the rows to all places of their ids.
 
-    Stands in for TorchRec's `use_index_dedup`, which has no CPU kernel. Embeddings and gradients are those of
-    the collection alone, but ranks exchange one row per unique id.
+    It stands in for TorchRec's `use_index_dedup`, which has no CPU kernel. Its embeddings and gradients are
+    the same as the plain collection's, but ranks exchange only one row per unique id.
 
     Args:
-        collection: the tables; may be sharded later, in place.
+        collection: the tables, which may be sharded in place later.
 
     Attributes:
         collection: the tables.
-        unique_ids: int64 `[unique ids]` of each feature in the last batch, ascending.
+        unique_ids: unique ids of each feature in the last batch, int64 `[unique ids]`, ascending.
     """
 
     def __init__(self, collection: EmbeddingCollection) -> None:
@@ -60,9 +60,9 @@ class UniqueLookups(nn.Module):
 
 
 class SummedParts(nn.Module):
-    """Looks up wide rows and sums their parts, `WIDTH` numbers each.
+    """A module that looks up wide rows, and sums their parts of `WIDTH` numbers each.
 
-    A row stands for the embeddings of an item's features, such as its creator and its category.
+    Each part stands for the embedding of one of an item's features, such as its creator or its category.
     """
 
     def __init__(self, lookups: UniqueLookups) -> None:
@@ -79,7 +79,7 @@ class SummedParts(nn.Module):
 
 
 def make_ranking_model() -> tuple[HSTURanking, UniqueLookups]:
-    """Returns the model, and the lookups in it; the sharded tables are on the meta device."""
+    """Returns the model and its lookups. The sharded tables are on the meta device."""
     config = HSTUConfig(
         num_layers=LAYERS,
         hidden_size=WIDTH,

@@ -1,4 +1,4 @@
-"""Streams of batches whose samples share ids, or do not."""
+"""Streams of batches, with and without ids that samples share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.batches import make_hstu_batch
 from commons.datasets import HSTUBatch
 
 ROWS, NUM_ITEMS, NUM_USERS, NUM_ACTIONS = 32, 100_000, 10_000, 2
-SHARED = 0.9  # of a sample's items
+SHARED = 0.9  # share of a sample's items that all samples of its user contain
 LONGEST = 512
 
 LENGTHS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
@@ -24,12 +24,12 @@ LENGTHS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Stream:
-    """The order of the samples, and who shares ids with whom.
+    """The order of a stream's samples, and the number of samples that share ids.
 
     Attributes:
-        samples_per_user: samples of a user in a global batch. They are equally long and share `SHARED` of
-            their items.
-        shuffled: whether the samples of a global batch are in random order. Otherwise those of a user follow
+        samples_per_user: number of samples per user in a global batch. A user's samples are equally long and
+            share `SHARED` of their items.
+        shuffled: whether the samples of a global batch are in random order. Otherwise a user's samples follow
             each other, on one rank.
     """
 
@@ -45,14 +45,14 @@ STREAMS = {
 
 
 def draw_batches(stream: Stream, lengths: str, steps: int, rank: int, num_ranks: int) -> list[HSTUBatch]:
-    """Returns a rank's host batches, `ROWS` samples each; every call draws the same.
+    """Returns a rank's host batches of `ROWS` samples. Every call draws the same batches.
 
     Args:
         stream: a value of `STREAMS`.
         lengths: a key of `LENGTHS`.
         steps: number of batches.
-        rank: the rank that loads them.
-        num_ranks: ranks that load a batch each.
+        rank: the rank that loads the batches.
+        num_ranks: number of ranks, each of which loads one batch per step.
     """
     rng = np.random.default_rng(0)
     made = []
@@ -72,7 +72,7 @@ def _draw_global_batch(
     lengths: Callable[[np.random.Generator, int], np.ndarray],
     num_samples: int,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns the user of each sample, `[samples]`, and its items; those of different users differ."""
+    """Returns each sample's user, `[samples]`, and its items. Different users have no item in common."""
     copies = stream.samples_per_user
     users = rng.choice(NUM_USERS, num_samples // copies, replace=False)
     num_items = lengths(rng, len(users))

@@ -1,6 +1,6 @@
-"""Step time and unique ids of each partitioner where embedding lookups take a share of the step.
+"""Measures step times and unique ids of each partitioner when lookups take a share of the step.
 
-All arms alternate, on two ranks and on the same batches.
+All arms alternate on the same batches, on two ranks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RANKS = 2
 WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 20, 2
 LOOKED_UP = ("item", "user_id")
 AS_LOADED, REFERENCE, WITH_GROUPS = "as loaded", "refined", "rebalance, groups"
-# By name, the settings of a shuffler.
+# Settings of a shuffler, by name.
 ARMS: dict[str, Record] = {
     AS_LOADED: {},
     REFERENCE: {"partitioner": "refined"},
@@ -49,12 +49,12 @@ ARMS: dict[str, Record] = {
 
 
 def measure() -> Record:
-    """Returns the figures of each stream and lengths."""
+    """Returns a record for each stream and lengths."""
     return {"streams": run_on_ranks(RANKS, train), "machine": machine()}
 
 
 def train(device: torch.device) -> list[Record]:
-    """Trains on a rank: a record for each stream and lengths."""
+    """Trains on this rank, and returns a record for each stream and lengths."""
     torch.manual_seed(0)
     model, lookups = make_ranking_model()
     sharded, optimizer = shard_model(model, OptimizerArgs("adagrad", 1e-3), device)
@@ -63,7 +63,7 @@ def train(device: torch.device) -> list[Record]:
 
 
 class _Arm:
-    """Trains the model, which all arms share, with the shuffler of one."""
+    """The shuffler and the pipeline of one arm. All arms train the same model."""
 
     def __init__(
         self, name: str, model: nn.Module, lookups: UniqueLookups, optimizer: Any, loaded: list[HSTUBatch]
@@ -85,17 +85,17 @@ class _Arm:
         )
         self._batches = iter(loaded)
         self.step_ms: list[float] = []
-        self._unique_ids: list[int] = []  # of each step
+        self._unique_ids: list[int] = []  # number in each step
 
     def run(self, steps: int) -> None:
-        """Trains some steps."""
+        """Trains for `steps` steps, after a barrier."""
         dist.barrier()
         for _ in range(steps):
             self.step_ms.append(time_ms(partial(self._pipeline.progress, self._batches)))
             self._unique_ids.append(sum(map(len, self._lookups.unique_ids.values())))
 
     def figures(self) -> Record:
-        """Returns times of this rank, and counts of all ranks. Collective; the arm cannot run again."""
+        """Returns this rank's times and all ranks' counts. Collective. The arm cannot run again."""
         self._pipeline.reset()
         unique = np.array(gather_from_ranks(self._unique_ids))[:, WARM_UP_STEPS:]  # [ranks, steps]
         return {
@@ -106,7 +106,7 @@ class _Arm:
 
 
 def _look_up(lookups: UniqueLookups, batch: HSTUBatch) -> None:
-    """Runs the lookups of a batch alone, with their backward."""
+    """Runs only the lookups of a batch, forward and backward."""
     sum(rows.values().sum() for rows in lookups(batch.features).values()).backward()
 
 
@@ -143,7 +143,7 @@ def _measure_stream(
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     streams, arms = [], []
     for record in figures["streams"]:
         as_loaded = record["arms"][AS_LOADED]

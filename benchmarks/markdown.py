@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Record = Mapping[str, Any]
-# A format of a record's figures, as "{step_ms[median]:.0f}", or a function of the record.
+# A format string for a record, such as "{step_ms[median]:.0f}", or a function of the record.
 Cell = str | Callable[[Any], str]
 
 REPOSITORY = Path(__file__).parents[1]
@@ -25,7 +25,7 @@ _MARKED = re.compile(
 
 
 def markdown_table(titles: list[str], rows: list[list[str]]) -> str:
-    """Returns a table padded to read well in a terminal too."""
+    """Returns a Markdown table, padded so that it also reads well in a terminal."""
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     lines = [titles, ["-" * width for width in widths], *rows]
     return "\n".join(
@@ -42,9 +42,9 @@ def make_table(records: Iterable[Any], columns: Mapping[str, Cell]) -> str:
 
 
 def pivot(records: Iterable[Any], rows: Mapping[str, Cell], column: Cell, cell: Cell) -> str:
-    """Returns a table with a row for each different `rows`, and a column for each different title `column`.
+    """Returns a table with a row for each distinct `rows`, and a column for each distinct `column`.
 
-    A cell has those of all its records, with " / " between them; it is "–" without any.
+    A cell joins the texts of its records with " / ". A cell without records is "–".
     """
     cells: dict[tuple[str, ...], dict[str, list[str]]] = {}
     titles: dict[str, None] = {}
@@ -59,19 +59,19 @@ def pivot(records: Iterable[Any], rows: Mapping[str, Cell], column: Cell, cell: 
 
 
 def show(record: Any, cell: Cell) -> str:
-    """Returns what a cell shows of a record."""
+    """Returns the text of a cell for a record."""
     return cell.format_map(record) if isinstance(cell, str) else cell(record)
 
 
 def marked(text: str) -> dict[str, str]:
-    """Returns what a page has between markers, by their names."""
+    """Returns the texts between a page's markers, by the names of the markers."""
     return {found["name"]: found["inner"].rstrip("\n") for found in _MARKED.finditer(text)}
 
 
 def filled(text: str, inner: Mapping[str, str]) -> str:
-    """Returns a page with new text between those of its markers that `inner` names.
+    """Returns a page with new text between the markers that `inner` names.
 
-    What begins in the line of its marker, within a sentence, stays there.
+    Text that begins on its marker's line, such as a part of a sentence, stays on that line.
     """
 
     def with_new(found: re.Match[str]) -> str:
@@ -86,10 +86,10 @@ def filled(text: str, inner: Mapping[str, str]) -> str:
 
 
 def write_pages(tables: Mapping[str, str]) -> None:
-    """Writes each table between its markers, `<!-- NAME: begin -->` and `… end -->`; prints which changed.
+    """Writes tables between their markers, `<!-- NAME: begin -->` and `… end -->`. Prints changed names.
 
     Raises:
-        ValueError: no page has markers of that name.
+        ValueError: no page has markers with the name of a table.
     """
     pages = {page: page.read_text() for page in PAGES}
     before = {page: marked(text) for page, text in pages.items()}

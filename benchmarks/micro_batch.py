@@ -1,6 +1,6 @@
-"""Steps in micro-batches under a token cap: how balanced they are, and what memory and time they take.
+"""Measures the balance, memory, and time of steps in micro-batches under a token cap.
 
-Computed loads of random histories; then the demo's model, trained on two ranks.
+The balance is computed for random histories. The demo's model on two ranks shows the memory and time.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from commons.partition.packing import check_samples
 
 RANKS, DRAWS, HIDDEN_SIZES = 8, 20, (128, 1024)
 PLANNING_DRAWS = {8: 40, 64: 20, 1024: 3}
-# Of the training.
+# Training runs whose memory is measured.
 TRAINED_RANKS = 2
 TRAINED_ROWS, CAPS, MEASURED_STEPS = (16, 32, 64), (None, 4096, 8192), 3
-# Steps with and without micro-batches, in turn.
+# Alternating steps with and without micro-batches, whose times are compared.
 TIMED_ROWS, TIMED_CAP, TIMED_BLOCKS = 32, 4096, 16
 
 
 def measure() -> Record:
-    """Returns the balance of computed steps, and the memory and time of trained ones."""
+    """Returns the balance of computed steps, and the memory and time of training steps."""
     divisions = measure_cases(
         list_cases(hidden_size=HIDDEN_SIZES, division=DIVISIONS), _average_draws, "divisions"
     )
@@ -71,7 +71,7 @@ def _average_draws(hidden_size: int, division: str) -> Record:
 
 
 def _assess(step: GlobalBatch, ranks: Ranks) -> dict[str, float]:
-    """Returns the figures of one step. A micro-batch of one sample counts for no cap."""
+    """Returns the figures of one step. A micro-batch of one sample never counts as above the cap."""
     count = len(ranks[0])
     several = [samples for rank in ranks for samples in rank if len(samples) > 1]
     tokens = loads(step.tokens, several)
@@ -93,19 +93,19 @@ def _assess(step: GlobalBatch, ranks: Ranks) -> dict[str, float]:
 
 def _time_planning(planned_by: str, ranks: int, hidden_size: int) -> Record:
     steps = draw_batches(draw_rounded, hidden_size, ranks, PLANNING_DRAWS[ranks])
-    # Compiled already: the divisions are measured first.
+    # Numba has compiled all functions by now, because the divisions are measured first.
     times = [time_ms(partial(PLANNED_BY[planned_by], step)) for step in steps]
     return {"ms_median": round(float(np.median(times)), 3)}
 
 
 def _plan_for_a_pipeline(step: GlobalBatch) -> None:
-    """Places samples by default, and numbers their micro-batches, as a plan with `MicroBatches` does."""
+    """Places samples with `rebalance`, and numbers their micro-batches as a plan of `MicroBatches` does."""
     rank_of = rebalance.part_of(step.workloads, step.home, step.ranks, sizes=step.sizes)  # type: ignore[attr-defined]
     work, tokens, cap = check_samples(step.workloads, step.tokens, MAX_TOKENS)
     number_micro_batches(work, tokens, cap, rank_of, step.ranks, even=False)
 
 
-# By name in the table.
+# Planning functions by their names in the table.
 PLANNED_BY: dict[str, Callable[[GlobalBatch], Any]] = {
     "`MicroBatches`, in pipelines": _plan_for_a_pipeline,
     "`balance_micro_batches`": partial(divide_balanced, equal_size=True),
@@ -113,7 +113,7 @@ PLANNED_BY: dict[str, Callable[[GlobalBatch], Any]] = {
 
 
 def train(device: torch.device) -> Record:
-    """Trains the demo's model on a rank, with and without micro-batches."""
+    """Trains the demo's model on this rank, with and without micro-batches."""
     make_task = parse_config("hstu")
 
     def make_arm(rows: int, cap: int | None) -> Arm:
@@ -134,7 +134,7 @@ def train(device: torch.device) -> Record:
 
 
 def _measure_peaks(arm: Arm, device: torch.device) -> Record:
-    """Returns the memory of the rank with the most, in each of some steps."""
+    """Returns the peak memory of the rank with the largest peak, over `MEASURED_STEPS` steps."""
     megabytes = []
     for _ in range(MEASURED_STEPS):
         peak = torch.tensor(measure_step_memory(lambda: arm.run(1), device)[1] / 1e6)
@@ -144,7 +144,7 @@ def _measure_peaks(arm: Arm, device: torch.device) -> Record:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker. In brackets are figures ÷ their bounds."""
+    """Returns the Markdown for each marker. Figures in parentheses are ÷ their bounds."""
     balance: dict[str, Cell] = {
         "d": "{hidden_size}",
         "division": "{division}",
@@ -166,7 +166,7 @@ def tables(figures: Record) -> dict[str, str]:
 
 
 def _tabulate_memory(peaks: list[Record]) -> str:
-    """Returns a row for each number of rows, a column for each cap."""
+    """Returns a table with a row for each number of rows, and a column for each cap."""
 
     def title(record: Record) -> str:
         cap = record["max_tokens_per_micro_batch"]

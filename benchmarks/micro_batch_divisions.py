@@ -1,4 +1,4 @@
-"""Ways to divide a step's samples into micro-batches on ranks, and a bound that none beats."""
+"""Ways to divide a step's samples into micro-batches on ranks, and a lower bound for all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commons.partition import karmarkar_karp, loads
 
 MAX_TOKENS = 8192
 
-# For each rank and micro-batch the indices of its samples.
+# Sample indices of each micro-batch of each rank.
 Ranks = list[list[np.ndarray]]
 
 
@@ -22,35 +22,35 @@ Divide = Callable[[GlobalBatch], Ranks]
 
 
 def draw_rounded(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draws heavy-tailed lengths.
+    """Returns `count` random heavy-tailed lengths.
 
-    The longest have one token more than a micro-batch may: they are alone in theirs, whoever divides.
+    The longest samples exceed a micro-batch's cap by one token, so any division under the cap isolates them.
     """
     return np.rint(rng.lognormal(5, 1.2, count).clip(1, LONGEST))
 
 
 def divide_balanced(step: GlobalBatch, equal_size: bool) -> Ranks:
-    """Divides by `balance_micro_batches`."""
+    """Divides with `balance_micro_batches`."""
     with warnings.catch_warnings():
-        # Some are meant to be above the cap: see `draw_rounded`.
+        # Some samples exceed the cap on purpose, as `draw_rounded` explains.
         warnings.filterwarnings("ignore", message=".*gets a micro-batch of its own")
         return balance_micro_batches(step.workloads, step.tokens, step.ranks, MAX_TOKENS, equal_size)
 
 
 def pack_as_loaded(step: GlobalBatch) -> Ranks:
-    """Packs on each rank what it loaded by tokens; all take as many micro-batches as the one with most."""
+    """Packs each rank's own samples by tokens. Empty micro-batches give all ranks the same number."""
     as_loaded = np.split(np.arange(len(step.tokens)), step.ranks)
     return _match_counts(step, [_pack(step.tokens, samples) for samples in as_loaded])
 
 
 def pack_and_deal(step: GlobalBatch) -> Ranks:
-    """Packs all samples together, the largest first, and deals micro-batches to ranks in turn."""
+    """Packs all ranks' samples together, largest first, and deals the micro-batches to ranks in turn."""
     micro_batches = _pack(step.tokens, np.argsort(-step.tokens, kind="stable"))
     return _match_counts(step, [micro_batches[rank :: step.ranks] for rank in range(step.ranks)])
 
 
 def balance_flops(step: GlobalBatch) -> Ranks:
-    """Balances ranks, then the micro-batches of each, by FLOPs; tokens only say how many micro-batches."""
+    """Balances FLOPs over ranks, then over each rank's micro-batches. Tokens set only their number."""
     partition = karmarkar_karp(step.workloads, step.ranks)
     count = -(-int(loads(step.tokens, partition).max()) // MAX_TOKENS)
     return _match_counts(
@@ -72,7 +72,7 @@ DIVISIONS: dict[str, Divide] = {
 
 
 def _pack(tokens: np.ndarray, samples: Iterable[int]) -> list[np.ndarray]:
-    """Puts samples, as they come, into the first micro-batch with room; one above the cap is alone."""
+    """Puts each sample into the first micro-batch with room. A sample above the cap is alone in one."""
     micro_batches: list[list[int]] = []
     left: list[int] = []
     for sample in samples:
@@ -87,7 +87,7 @@ def _pack(tokens: np.ndarray, samples: Iterable[int]) -> list[np.ndarray]:
 
 
 def _match_counts(step: GlobalBatch, ranks: Ranks) -> Ranks:
-    """Adds empty ones up to as many on every rank, the lightest first, which no other order betters."""
+    """Adds empty micro-batches until all ranks have equally many, and sorts them by load, the best order."""
     count = max(map(len, ranks))
     nothing = np.empty(0, dtype=np.int64)
     filled = [[*micro_batches, *[nothing] * (count - len(micro_batches))] for micro_batches in ranks]
@@ -102,20 +102,20 @@ def micro_batch_lower_bound(
 ) -> float:
     """Returns a `micro_batch_imbalance` that no division into `count` micro-batches per rank beats.
 
-    Order the k by their largest loads. The first j − 1 of them hold at most as many tokens as their caps
-    allow, so the j-th takes at least the heaviest sample that does not fit into these. And the first j
-    together can hold at most the work of the samples with the most work per token, cut to the caps: all ranks
-    share the rest after them. The bound is the largest over j.
+    Sort the positions k by their largest load, descending. The caps limit the tokens in the first j − 1
+    positions, so position j holds at least the heaviest sample that does not fit there. The first j positions
+    hold at most the work of the samples with the most work per token that fit into their caps, and the ranks
+    share the rest evenly at best. The bound is the largest sum of both parts over all j.
 
     Args:
-        workloads, tokens: `[samples]`, non-negative; tokens are whole numbers.
-        num_ranks, count: ranks, and micro-batches of each; at least 1.
-        max_tokens: tokens of a micro-batch at most; a sample above it is alone in one.
+        workloads, tokens: non-negative numbers, `[samples]`. Tokens are whole numbers.
+        num_ranks, count: number of ranks, and of micro-batches per rank, both at least 1.
+        max_tokens: largest number of tokens per micro-batch. A sample above it is alone in a micro-batch.
     """
     order = np.argsort(-np.asarray(workloads, dtype=np.float64), kind="stable")
     work = np.asarray(workloads, dtype=np.float64)[order]
     capped = np.minimum(np.asarray(tokens, dtype=np.int64), max_tokens)[order]
-    total, room = float(work.sum()), num_ranks * max_tokens  # room of the k-th ones together
+    total, room = float(work.sum()), num_ranks * max_tokens  # room: tokens of one position on all ranks
     if total == 0:
         return 1.0
     heaviest_tokens = np.cumsum(capped)

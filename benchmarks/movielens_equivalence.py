@@ -1,4 +1,4 @@
-"""Trains on MovieLens 100K without the shuffler, with it, and with pieces, and compares the AUC.
+"""Compares the AUC of training on MovieLens 100K without the shuffler, with it, and with pieces.
 
 Runs the entry point on two ranks for three seeds, without dropout. Needs a folder with `u.data` and `u.user`.
 """
@@ -20,7 +20,7 @@ from benchmarks.markdown import Cell, make_table
 CONFIG = "hstu/training/configs/movielens_100k_ranking.gin"
 SEEDS, RANKS = (1, 2, 3), 2
 BALANCED = "TrainerArgs.enable_balanced_shuffler=True"
-# Whole samples balance 32 rows well enough that none is cut.
+# With 32 rows, whole samples balance so well that no sample is cut.
 FEW_ROWS = ("TrainerArgs.train_batch_size=4", "TrainerArgs.eval_batch_size=4")
 PIECES = "4 rows, in pieces"
 ARMS = {
@@ -37,7 +37,7 @@ ARMS = {
 
 
 def measure(folder: str) -> Record:
-    """Returns the AUC of every evaluation, and how many samples were cut."""
+    """Returns the AUC of every evaluation, and the number of samples cut per step."""
     rows, cut = [], []
     with TemporaryDirectory() as made:
         prepared = prepare(Path(folder), Path(made))
@@ -54,7 +54,7 @@ def measure(folder: str) -> Record:
 
 
 def prepare(raw: Path, folder: Path) -> Path:
-    """Preprocesses MovieLens 100K; returns the dataset's folder."""
+    """Preprocesses MovieLens 100K, and returns the dataset's folder."""
     prepared = folder / "ml-100k"
     preprocess = ["-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"]
     subprocess.run([sys.executable, *preprocess, "--raw", raw, "--out", prepared], check=True)
@@ -64,7 +64,7 @@ def prepare(raw: Path, folder: Path) -> Path:
 def run_trainings(
     module: str, config: str, arms: Mapping[str, Sequence[str]], dataset: Path, seed: int
 ) -> dict[str, list[Record]]:
-    """Runs a training for each of `arms`, which are settings by name; returns the lines of their logs."""
+    """Trains once with each of `arms`, which are settings by name. Returns the lines of each log."""
     logs = {}
     for arm, settings in arms.items():
         with TemporaryDirectory() as log_dir:
@@ -82,7 +82,7 @@ def run_trainings(
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker: the final AUC of each arm per seed, the means, and the differences."""
+    """Returns the Markdown for each marker: final AUCs, their largest difference, and samples cut."""
     seeds, cut = figures["auc_of_evaluations"], figures["samples_cut_per_step"]
     rows = [{"seed": row["seed"], **{arm: row[arm][-1] for arm in ARMS}} for row in seeds]
     rows.append({"seed": "mean", **{arm: sum(row[arm] for row in rows) / len(rows) for arm in ARMS}})

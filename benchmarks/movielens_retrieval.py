@@ -1,7 +1,7 @@
-"""Trains HSTU retrieval on MovieLens 100K with and without the shuffler, and compares popular items.
+"""Compares HSTU retrieval on MovieLens 100K with the shuffler, without it, and with popular items.
 
 Runs the entry point on two ranks for three seeds, without dropout. Needs a folder with `u.data` and `u.user`.
-Measures HR@10 over all items on each user's last item, and that of the items ranked by frequency in training.
+Measures HR@10 over all items on each user's last item, for the models and for items ranked by frequency.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ARMS = {"as_loaded": (), "balanced": (BALANCED,)}
 
 
 def measure(folder: str) -> Record:
-    """Returns the last evaluations' means, and by how much the arms differ."""
+    """Returns the means of the last evaluations, and the largest difference between the arms."""
     last: dict[str, list[float]] = {arm: [] for arm in ARMS}
     with TemporaryDirectory() as made:
         prepared = prepare(Path(folder), Path(made))
@@ -42,7 +42,7 @@ def measure(folder: str) -> Record:
 
 
 def _score_popular(prepared: Path) -> float:
-    """Returns the metric of ranking items by frequency in training; ties go to smaller ids."""
+    """Returns the metric of ranking items by frequency in training. Smaller ids win ties."""
     sequences = UserSequences.open(prepared, "ml-100k")
     longest = int(np.diff(sequences.offsets).max())  # the whole history, except for the held-out item
     train, evaluation = (
@@ -55,7 +55,7 @@ def _score_popular(prepared: Path) -> float:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     balanced, as_loaded = (figures["mean"][arm][METRIC] for arm in ("balanced", "as_loaded"))
     popular, difference = (figures[name][METRIC] for name in ("most_popular", "largest_difference"))
     text = f"{balanced:.3f} with the stage, {as_loaded:.3f} without, {popular:.3f} for the {K} most popular"

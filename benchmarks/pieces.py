@@ -1,6 +1,6 @@
-"""Samples cut into pieces: time of a step, and the longest sequence that fits.
+"""Measures the time of a step in pieces, and the longest sequence that fits.
 
-Trains the demo's model on two ranks, on whole samples and on pieces, in turn.
+Trains the demo's model on two ranks, alternately on whole samples and on pieces.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from commons.datasets import HSTUBatch
 from hstu.modules import SampleMask, batch_attention
 
 RANKS = 2
-# Items of each sample of each rank, which have two tokens each.
+# Number of items in each sample of each rank. An item has two tokens.
 GIANT = ((4000, 480), (520, 440))  # one sample is longer than the other three together
 EVEN = ((300,) * 8, (300,) * 8)
 BLOCKS, EVEN_BLOCKS = 16, 120
 LONGEST_ON_ONE_RANK = 2000
-# The longest sequence is looked for between these multiples of it.
+# The longest sequence in pieces is interpolated between these multiples of it.
 MULTIPLES = (1.4, 1.6, 1.8, 2.0)
 ROOM = 1.02  # tokens that a rank may hold ÷ half the sequence
 LAYERS = (2, 4)
 
 
 def measure() -> Record:
-    """Returns the figures of the training."""
+    """Returns the figures of training."""
     return {**run_on_ranks(RANKS, train), "machine": machine()}
 
 
 def make_history_batch(lengths: Sequence[int], seed: int) -> HSTUBatch:
-    """Returns a batch for the demo's HSTU with samples of these lengths, or with one padding row."""
+    """Returns a batch for the demo's HSTU with samples of these lengths, or one padding row if none."""
     rng = np.random.default_rng(seed)
 
     def draw(high: int, counts: Sequence[int]) -> list[np.ndarray]:
@@ -59,7 +59,7 @@ def make_history_batch(lengths: Sequence[int], seed: int) -> HSTUBatch:
 
 
 def keep_busy() -> None:
-    """Takes what a core has left at the lowest priority, until it is killed."""
+    """Computes at the lowest priority, to keep a core busy, until the process is killed."""
     os.nice(19)
     torch.set_num_threads(1)
     attention = batch_attention("pytorch", [SampleMask(4096, 0, 4096, 1, True)], 1, torch.device("cpu"))
@@ -69,7 +69,7 @@ def keep_busy() -> None:
 
 
 def train(device: torch.device) -> Record:
-    """Trains on a rank."""
+    """Trains on this rank, and returns the figures."""
     make_task = parse_config("hstu")
     rank = dist.get_rank()
 
@@ -90,8 +90,8 @@ def train(device: torch.device) -> Record:
         return _compare(whole, pieces)
 
     alone = compare(GIANT, BLOCKS, "one giant")
-    # Ranks on one machine share caches and memory, so one computes faster while the other waits. Devices of
-    # their own would not. With a neighbor per rank, a rank computes as if the others never waited.
+    # Ranks on one machine share caches and memory, so a rank computes faster while the other waits. Separate
+    # devices would not. Beside a busy process on its core, a rank computes as if the others never waited.
     with keep_running(f"from {__name__} import keep_busy; keep_busy()"):
         busy = compare(GIANT, BLOCKS, "one giant, busy cores")
     even = compare(EVEN, EVEN_BLOCKS, "nothing to cut")
@@ -123,7 +123,7 @@ def _compare(whole: Arm, pieces: Arm) -> Record:
 
 
 def _measure_memory(arm: Arm, device: torch.device) -> Record:
-    """Returns the memory of a step on the rank with most, for one sample."""
+    """Returns the tokens of a step, and the memory on the rank with the most."""
     arm.run(2, timed=False)
     used = torch.tensor(measure_step_memory(lambda: arm.run(1), device), dtype=torch.float64)
     dist.all_reduce(used, op=dist.ReduceOp.MAX)
@@ -133,7 +133,7 @@ def _measure_memory(arm: Arm, device: torch.device) -> Record:
 
 
 def _interpolate_longest(whole: Record, pieces: Sequence[Record]) -> dict[str, float]:
-    """Returns the longest sequence in pieces ÷ that of one rank, at one rank's memory."""
+    """Returns the longest sequence in pieces ÷ the longest on one rank, at one rank's memory."""
     tokens = [each["tokens"] / whole["tokens"] for each in pieces]
     return {
         name: round(float(np.interp(whole[name], [each[name] for each in pieces], tokens)), 3)
@@ -142,7 +142,7 @@ def _interpolate_longest(whole: Record, pieces: Sequence[Record]) -> dict[str, f
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     titles = {
         "giant": "one giant of four samples",
         "giant_alone": "the same; a rank that waits leaves its core idle",

@@ -1,6 +1,6 @@
-"""The gather of a plan: a channel's, in log2(ranks) rounds, against gloo's own around a ring.
+"""Compares a channel's gather of a plan, in log2(ranks) rounds, with gloo's own gather, around a ring.
 
-Processes share this machine's cores, so that their times are mostly waits for a core. Both gathers alternate
+The processes share this machine's cores, so their times are mostly waits for a core. Both gathers alternate
 in one run, for a fair ratio.
 """
 
@@ -22,7 +22,7 @@ from benchmarks.markdown import make_table
 from commons.distributed.channel import Channel
 
 RANKS = (2, 8, 16, 32, 64)
-COLUMNS = 8  # int64 of a sample of HSTU
+COLUMNS = 8  # int64 numbers that describe an HSTU sample
 ROWS = 32  # samples per rank
 ROUNDS, WARM_UP = 30, 3
 
@@ -48,7 +48,7 @@ def _run_rank(rank: int, ranks: int, folder: str) -> None:
     if rank == 0:
         (Path(folder) / "result.json").write_text(json.dumps(figures))
     dist.barrier()
-    os._exit(0)  # gloo's threads may abort in the interpreter's cleanup
+    os._exit(0)  # gloo's threads may abort while the interpreter shuts down
 
 
 def _measure(rank: int, ranks: int) -> Record:
@@ -74,7 +74,7 @@ def _measure(rank: int, ranks: int) -> Record:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     columns = {
         "processes": "{ranks}",
         "gloo, ms": "{ms[gloo][median]:.1f} ({ms[gloo][min]:.1f} to {ms[gloo][max]:.1f})",

@@ -1,6 +1,6 @@
-"""Gains of balancing on public data sets: computed loads, without a clock.
+"""Computes the gains of balancing on public data sets, from loads instead of times.
 
-Lengths are MovieLens 100K's own, and drawn as published of the others.
+MovieLens 100K's lengths are its own. The lengths of other data sets are drawn as published.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from commons.distributed import ShufflerSettings
 from commons.partition import imbalance, lower_bound
 
 RANKS, DRAWS = (8, 64), 30
-# Data set, newest events that a trainer keeps (None for all), and width of the layer.
+# (data set, number of newest events that a trainer keeps, width of the layer). None keeps all events.
 CASES = (
     *(("ml-20m", 200, 128), ("yambda-5b", 4086, 1024), ("yambda-5b", None, 1024)),
     *(("kuairand-1k", 4096, 1024), ("kuairand-27k", 8000, 1024), ("ml-32m", None, 1024)),
@@ -29,9 +29,9 @@ DEFAULT = ShufflerSettings().partitioner
 PLACED = {AS_LOADED: AS_LOADED, "Karmarkar–Karp": "karmarkar_karp", "balanced (default)": DEFAULT}
 GAINS: dict[str, Cell] = {title: f"{{{name}:.2f}}" for title, name in PLACED.items()}
 GAINS["speedup, at most"] = lambda record: f"{record[AS_LOADED] / record[DEFAULT]:.2f}×"
-# NVIDIA recsys-examples' benchmark of its shuffler has these lengths, width, ranks, and rows per rank.
+# Ranks and width in NVIDIA recsys-examples' benchmark of its shuffler, whose lengths are zipf's.
 NVIDIA_RANKS, NVIDIA_WIDTH = 16, 1024
-# And a model of this size.
+# The model of that benchmark, as arguments of the advisor.
 MODEL = ("--model", "hstu", "--hidden-size", "1024", "--num-layers", "8", "--num-heads", "4")
 
 
@@ -61,7 +61,7 @@ def _capped(published: PublishedLengths, cap: int | None) -> Lengths:
 
 
 def _place(lengths: Lengths, hidden_size: int, ranks: int) -> dict[str, float]:
-    """Returns the largest ÷ the mean load of each placement, and what none of whole samples beats."""
+    """Returns the imbalance of each placement, and a bound that no placement of whole samples beats."""
     batches = draw_batches(lengths, hidden_size, ranks, DRAWS)
     found = [
         {name: imbalance(batch.workloads, PLACEMENTS[name](batch)) for name in PLACED.values()}
@@ -72,7 +72,7 @@ def _place(lengths: Lengths, hidden_size: int, ranks: int) -> dict[str, float]:
 
 
 def _ask(name: str) -> Record:
-    """Returns the advisor's figures, with lengths capped as a trainer caps them."""
+    """Returns the advisor's figures for a data set, with lengths capped as trainers cap them."""
     cap = PUBLIC_DATA[name].cap
     capped = () if cap is None else ("--max-length", str(cap))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -95,7 +95,7 @@ def _ask(name: str) -> Record:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     return {
         "readme gains": _tabulate_gains(figures["placements"]),
         "readme nvidia": make_table([figures["nvidia"]], GAINS),
@@ -123,6 +123,6 @@ def _join(records: list[Record], cell: str) -> str:
 
 
 def _tabulate_gains(placements: list[Record]) -> str:
-    """Returns the README's table: imbalance at most ranks, as loaded and balanced."""
+    """Returns the README's table of imbalance, as loaded and balanced, at the largest number of ranks."""
     rows: dict[str, Cell] = {"histories": "{lengths}", "d": "{hidden_size}"}
     return make_table([record for record in placements if record["ranks"] == RANKS[-1]], rows | GAINS)

@@ -1,7 +1,7 @@
-"""Memory and time of HSTU layers that recompute activations in backward.
+"""Measures the memory and time of HSTU layers that recompute activations in the backward pass.
 
-Forward and backward of the layers on one batch, for four settings in turns, so that a slow moment of the
-machine meets all of them. Memory is that of activations and gradients, without parameters.
+Four settings take turns with forward and backward on one batch, so that a slow moment of the machine affects
+all of them. The memory includes activations and gradients, but no parameters.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _make_layers(settings: dict[str, bool]) -> nn.ModuleList:
 
 
 def _step(layers: nn.ModuleList, attention: Attention) -> None:
-    """Runs forward and backward."""
+    """Runs one forward and backward pass."""
     x = torch.randn(sum(LENGTHS), HIDDEN_SIZE, requires_grad=True)
     for layer in layers:
         x = layer(x, attention)
@@ -61,7 +61,7 @@ def _step(layers: nn.ModuleList, attention: Attention) -> None:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     neither = figures["records"][0]
 
     def name(record: Record) -> str:

@@ -25,7 +25,7 @@ from commons.distributed import ShufflerSettings
 from commons.distributed.placement import warm_up
 from commons.pipeline.shuffle_stage import ShuffleStage
 
-# By name, the settings of a shuffler; the first moves everything everywhere.
+# Settings of a shuffler, by name. The first sends every sample to every rank.
 ARMS: dict[str, Record] = {
     "all_gather, Karmarkar–Karp": {"exchange": "all_gather", "partitioner": "karmarkar_karp"},
     "all_to_all, Karmarkar–Karp": {"exchange": "all_to_all", "partitioner": "karmarkar_karp"},
@@ -42,11 +42,11 @@ def measure() -> Record:
 
 
 class _StageClock:
-    """Wraps a stage's calls; before each the ranks wait for each other, so that it absorbs no rank skew.
+    """Times of a stage's calls. Barriers keep waits for slower ranks out of the main thread's times.
 
     Attributes:
-        milliseconds: of each step "exposed" (main thread in the stage, loading not counted) and "exchange";
-            and of each plan "planning", in its thread.
+        milliseconds: "exposed" and "exchange" times of each step, and "planning" time of each plan on the
+            planning thread. "exposed" is the main thread's time in the stage, without loading.
     """
 
     def __init__(self, stage: ShuffleStage) -> None:
@@ -60,12 +60,12 @@ class _StageClock:
         self._loading = self._before_exchange = 0.0
 
     def clear(self) -> None:
-        """Forgets what was measured so far."""
+        """Discards all measurements so far."""
         for times in self.milliseconds.values():
             times.clear()
 
     def watch(self, loader: Iterator[Any]) -> Iterator[Any]:
-        """Yields the loader's batches, and notes the time that it takes for them."""
+        """Yields the loader's batches, and adds up the time that loading takes."""
         while True:
             start = time.perf_counter()
             batch = next(loader, None)
@@ -95,7 +95,7 @@ class _StageClock:
 
 
 class _TrainingArm(Arm):
-    """A model of its own, trained with the settings of one arm; each step is timed by itself."""
+    """An arm that also measures the time of each step and of its stage."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -104,7 +104,7 @@ class _TrainingArm(Arm):
         self._step_ms: list[float] = []
 
     def run(self, steps: int, timed: bool = True) -> None:
-        """Trains some steps, which count if they are timed."""
+        """Trains for `steps` steps. If they are not timed, discards their and all earlier measurements."""
         for _ in range(steps):
             self._step_ms.append(time_ms(partial(self.pipeline.progress, self._batches)))
             self.reports.append(self.pipeline.report)
@@ -113,7 +113,7 @@ class _TrainingArm(Arm):
                 so_far.clear()
 
     def figures(self) -> Record:
-        """Returns medians and spread; a share is of the same step's time."""
+        """Returns medians, minima, and maxima. A share is a fraction of the same step's time."""
         times = self._clock.milliseconds
         after = [report.loads_after for report in self.reports]
         return {
@@ -127,7 +127,7 @@ class _TrainingArm(Arm):
 
 
 def train(device: torch.device) -> Record:
-    """Trains the demo's model on a rank, all arms alternating."""
+    """Trains the demo's model on this rank, alternating between the arms."""
     make_task = parse_config("hstu")
     arms = {}
     for name, settings in ARMS.items():
@@ -138,7 +138,7 @@ def train(device: torch.device) -> Record:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     training = {
         name: arm
         | {"name": name, "exposed_ms": arm["exposed_share_of_step"]["median"] * arm["step_ms"]["median"]}
@@ -160,6 +160,6 @@ def tables(figures: Record) -> dict[str, str]:
 
 
 def _format_cost(arm: Record) -> str:
-    """Returns what the stage costs by default, as part of a sentence."""
+    """Returns the cost of the stage at its default settings, as part of a sentence."""
     kilobytes, step = arm["kilobytes_sent"]["median"], arm["step_ms"]["median"]
     return f"{arm['exposed_ms']:.1f} ms of a CPU step of {step:.0f} ms, where each sends {kilobytes:.0f} kB"

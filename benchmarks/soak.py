@@ -1,7 +1,7 @@
 """Kills a training run again and again, and checks that its losses match an undisturbed run.
 
-Kills two ranks at drawn moments: at their start, in steps, in evaluations, and while they write checkpoints.
-Then starts them again, as torchrun would, but as forks of a process that has imported TorchRec.
+Kills two ranks at random moments: at their start, in steps, in evaluations, and while they write checkpoints.
+Then restarts them as torchrun would, except that they are forks of a process that has imported TorchRec.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from hstu.training.pretrain_gr_ranking import main as train
 KILLS, STEPS_PER_KILL, RANKS = 100, 12, 2
 EVAL_INTERVAL = 7
 LONGEST_WAIT_S = 120.0
-# How long after its beginning a kill may hit what it interrupts, and how much later the other rank's is.
+# Longest time from the beginning of an activity to the kill, and from the first rank's kill to the second's.
 LONGEST_DELAY_S = {"start": 1.0, "step": 0.05, "evaluation": 0.1, "checkpoint": 0.03}
 LONGEST_BETWEEN_RANKS_S = 0.3
 
 
 def main() -> None:
-    """Runs undisturbed and disturbed, compares both, prints the figures and writes them to `results`."""
+    """Compares a disturbed run with an undisturbed run, prints the figures, and writes them to `results`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("kills", type=int, nargs="?", default=KILLS)
     kills: int = parser.parse_args().kills
     num_steps = STEPS_PER_KILL * (kills + 2)
-    # What every start would do; no threads, which would not survive a fork.
+    # Does the setup of all starts once, and avoids threads, which would not survive a fork.
     torch.set_num_threads(1)
     warm_up(ShufflerSettings())
     tqdm.monitor_interval = 0
@@ -59,15 +59,15 @@ def main() -> None:
 
 
 class _Run:
-    """A training in a folder, which may be started several times."""
+    """A training run in a folder, which may start several times."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder = folder
-        self.known = 0  # lines of its log when it was started last
+        self.known = 0  # number of log lines at the last start
 
     def start(self, num_steps: int) -> None:
-        """Starts its ranks, which go on from the last checkpoint."""
+        """Starts the ranks, which resume from the last checkpoint."""
         self.known = len(self.lines())
         with socket.socket() as free:
             free.bind(("localhost", 0))
@@ -75,13 +75,13 @@ class _Run:
         self._ranks = start_forks(RANKS, _run_rank, self.folder, num_steps, port)
 
     def wait(self) -> None:
-        """Waits for its end."""
+        """Waits until all ranks end. Raises a RuntimeError if a rank fails."""
         for rank in self._ranks:
             rank.join()
         self.check(exit_code=0)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition, which the run has to reach before its end."""
+        """Waits for a condition, which must become true before the run ends."""
         deadline = time.monotonic() + LONGEST_WAIT_S
         while not condition():
             self.check()
@@ -90,12 +90,12 @@ class _Run:
             time.sleep(0.001)
 
     def check(self, exit_code: int | None = None) -> None:
-        """Raises a RuntimeError if a rank has failed, or has ended without being expected to."""
+        """Raises a RuntimeError if a rank's exit code is not `exit_code`. None means that ranks still run."""
         if any(rank.exitcode != exit_code for rank in self._ranks):
             raise RuntimeError(f"the run has ended:\n{(self.folder / 'output.txt').read_text()}")
 
     def kill(self, rng: np.random.Generator) -> None:
-        """Kills the ranks in a drawn order, one a little later than the other."""
+        """Kills the ranks in random order, with a short random delay between them."""
         for place, rank in enumerate(rng.permutation(RANKS)):
             time.sleep(rng.uniform(0, LONGEST_BETWEEN_RANKS_S) if place else 0)
             self._ranks[rank].kill()
@@ -103,13 +103,13 @@ class _Run:
             rank.join()
 
     def lines(self) -> list[Record]:
-        """Returns the whole lines of its log; those of steps after the last checkpoint occur twice."""
+        """Returns the complete lines of the log. Steps that were computed again occur more than once."""
         log = self.folder / "logs" / "train.jsonl"
         lines = log.read_text().splitlines(keepends=True) if log.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def find_activity(self) -> str:
-        """Returns what it is doing since its last start."""
+        """Returns the run's current activity, a key of `LONGEST_DELAY_S`."""
         lines = self.lines()
         if not any(line["kind"] == "train" for line in lines[self.known :]):
             return "start"
@@ -119,7 +119,7 @@ class _Run:
         return "evaluation" if last["kind"] == "train" and last["step"] % EVAL_INTERVAL == 0 else "step"
 
     def results(self) -> list[tuple[str, int, float]]:
-        """Returns kind, step, and loss or AUC of steps and evaluations, in order."""
+        """Returns (kind, step, loss or AUC) of all steps and evaluations, in order."""
         names = {"train": "loss", "eval": "AUC"}
         lines = (line for line in self.lines() if line["kind"] in names)
         return [(line["kind"], line["step"], line[names[line["kind"]]]) for line in lines]
@@ -141,7 +141,7 @@ def _run_rank(rank: int, folder: Path, num_steps: int, port: int) -> None:
 
 
 def _disturb(run: _Run, num_steps: int, kills: int) -> dict[str, int]:
-    """Kills a run at drawn moments, lets it end, and returns how many kills interrupted what."""
+    """Kills a run at random moments, then lets it end. Returns the number of kills in each activity."""
     rng = np.random.default_rng(0)
     interrupted: Counter[str] = Counter()
     for _ in show_progress(range(kills), "kill"):
@@ -164,10 +164,10 @@ def _disturb(run: _Run, num_steps: int, kills: int) -> dict[str, int]:
 
 
 def _compare(undisturbed: _Run, disturbed: _Run, num_steps: int) -> Record:
-    """Compares both runs.
+    """Compares both runs, and returns the numbers of steps.
 
     Raises:
-        RuntimeError: results of a step differ, or a step is missing.
+        RuntimeError: the results of a step differ, or a step is missing.
     """
     results = disturbed.results()
     different = sorted(set(results) ^ set(undisturbed.results()))
@@ -179,7 +179,7 @@ def _compare(undisturbed: _Run, disturbed: _Run, num_steps: int) -> Record:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     text = (
         "{kills} kills, {interrupted[checkpoint]} while a checkpoint was written, "
         "{interrupted[evaluation]} in evaluations, {interrupted[step]} in steps and {interrupted[start]} at "

@@ -1,9 +1,9 @@
-"""Adds up what the stage costs a step of many GPUs, from measured and counted parts.
+"""Adds up the cost of the stage in a step on many GPUs, from measured and counted parts.
 
     python -m benchmarks.stage_cost [--node-gbit N] [--gpu-gbit N]
 
-Compute times and bytes are those of `make bench NAME=partition`, `gather` and `exchange-kernels`; the
-network's are computed. So it shows neither NCCL's latency nor a busy network.
+Compute times and bytes come from `make bench NAME=partition`, `gather`, and `exchange-kernels`. Network times
+are computed, and include neither NCCL's latency nor other traffic.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from benchmarks.partition.placements import RANKS_PER_NODE
 from benchmarks.partition.plans_at_size import ACROSS_NODES, DEFAULT_NODES
 
 RANKS = (64, 1024)
-NODE_GBIT = 25.0  # of a node's host network, over which gloo gathers
-GPU_GBIT = ACROSS_NODES * 8 / 1e9  # of each GPU, over which the exchange goes
+NODE_GBIT = 25.0  # bandwidth of a node's host network, which gloo uses for the gather
+GPU_GBIT = ACROSS_NODES * 8 / 1e9  # bandwidth of each GPU's network, which the exchange uses
 
 
 def add_up(ranks: int, node_gbit: float = NODE_GBIT, gpu_gbit: float = GPU_GBIT) -> dict[str, float]:
-    """Returns milliseconds of a step by part, of heavy-tailed lengths, 32 rows per rank and nodes of 8."""
+    """Returns the milliseconds of each part, for heavy-tailed lengths, 32 rows per rank, and nodes of 8."""
     sizes = read_result("partition")["plans_at_size"]
     [plan] = (each["ms"]["plan"] for each in sizes["plans"] if _is(each, ranks))
     [moves] = (each for each in sizes["moves"] if _is(each, ranks) and each["placement"] == DEFAULT_NODES)
@@ -50,7 +50,7 @@ def _is(record: Record, ranks: int) -> bool:
 
 
 def tables(**bandwidths: float) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     cells = [
         {"ranks": ranks, "part": part, "ms": ms}
         for ranks in RANKS
@@ -60,7 +60,7 @@ def tables(**bandwidths: float) -> dict[str, str]:
 
 
 def main() -> None:
-    """Prints the sum for the bandwidths of the command line."""
+    """Prints the table for the bandwidths on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stage_cost", description=__doc__)
     parser.add_argument("--node-gbit", type=float, default=NODE_GBIT, help="host network of a node, Gbit/s")
     parser.add_argument("--gpu-gbit", type=float, default=GPU_GBIT, help="network of each GPU, Gbit/s")

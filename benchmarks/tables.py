@@ -14,13 +14,13 @@ from ci import versions
 
 
 def main() -> None:
-    """Writes the pages and prints what changed."""
+    """Writes the pages, and prints the names of changed tables."""
     argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__).parse_args()
     write_pages(all_tables())
 
 
 def all_tables() -> dict[str, str]:
-    """Returns Markdown by the name in a table's markers."""
+    """Returns the Markdown of all tables, by the name in their markers."""
     sets = (versions.Outcome(**each) for each in read_result("versions")["sets"])
     summaries = {model: read_result(f"demo/{model}/summary") for model in demo.TITLES}
     tables = {**demo.tables(summaries), "VERSIONS sets": versions.table(sets)}

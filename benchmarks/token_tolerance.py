@@ -1,4 +1,4 @@
-"""Tokens of the fullest rank, with and without a token tolerance, for random histories."""
+"""Compares the tokens of the fullest rank with and without a token tolerance, for random histories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from commons.partition import imbalance
 from commons.partition.problem import number_of_part
 
 TOLERANCE = ShufflerSettings.token_tolerance
-# On Taobao's and on uniform histories, tokens are within the tolerance without it.
+# Taobao's and uniform histories are left out, because their tokens are within the tolerance anyway.
 LENGTHS, HIDDEN_SIZE, RANKS = (YAMBDA, KUAIRAND, LOGNORMAL, ZIPF), 256, (8, 64, 1024)
 DRAWS, FEWER_DRAWS, TIMED_CALLS = 20, 5, 5
 Place = Callable[[GlobalBatch], list[np.ndarray]]
@@ -25,7 +25,7 @@ WITHOUT: Place = PLACEMENTS["rebalance"]
 
 
 def place_with_tolerance(batch: GlobalBatch) -> list[np.ndarray]:
-    """Returns the indices of each rank's samples."""
+    """Returns each rank's sample indices, placed within the token tolerance."""
     return batch.rebalance(tokens=batch.tokens, token_tolerance=TOLERANCE)
 
 
@@ -39,7 +39,7 @@ def measure() -> Record:
 
 
 def _compare(lengths: str, hidden_size: int, ranks: int) -> Record:
-    """Returns means over draws of `rebalance` without and with the tolerance."""
+    """Returns the mean figures of `rebalance` without and with the tolerance."""
     draws = DRAWS if ranks < 1000 else FEWER_DRAWS
     batches = draw_batches(list_lengths(None)[lengths], hidden_size, ranks, draws)
     arms = {"without": WITHOUT, "with": place_with_tolerance}
@@ -47,7 +47,7 @@ def _compare(lengths: str, hidden_size: int, ranks: int) -> Record:
 
 
 def _assess(batch: GlobalBatch, place: Place) -> dict[str, float]:
-    """Returns largest ÷ mean load and tokens, percent of samples that left home, and milliseconds of CPU."""
+    """Returns the imbalance of loads and of tokens, the percentage of samples moved, and CPU milliseconds."""
     calls = [time_call(partial(place, batch), time.process_time) for _ in range(TIMED_CALLS)]
     partition = calls[0][0]
     moved = number_of_part(partition, len(batch.home)) != batch.home
@@ -60,7 +60,7 @@ def _assess(batch: GlobalBatch, place: Place) -> dict[str, float]:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     placements = {
         "lengths": "{lengths}",
         "ranks": "{ranks}",

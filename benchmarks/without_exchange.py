@@ -1,4 +1,4 @@
-"""Compares ways to balance ranks, with and without an exchange, on public lengths: loads, without a clock."""
+"""Compares the computed loads of ways to balance ranks, with and without an exchange, on public lengths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from commons.datasets import BucketSampler
 from commons.partition import loads, rebalance
 
 RANKS, STEPS = 64, 128
-# By title: a data set, the newest events that a trainer keeps (None for all), and the width of the layer.
+# Title: (data set, number of newest events that a trainer keeps, width of a layer). None keeps all events.
 LENGTHS: dict[str, tuple[str, int | None, int]] = {
     "MovieLens 20M, newest 200": ("ml-20m", 200, 128),
     "Yambda-5B, newest 4,086": ("yambda-5b", 4086, 1024),
@@ -27,7 +27,7 @@ LENGTHS: dict[str, tuple[str, int | None, int]] = {
 }
 EXAMPLE = Path(__file__).parents[1] / "examples" / "budget_batches.py"
 
-# Of each step, each rank's load, and its number of samples or pieces.
+# One pair per step: each rank's load, and its number of samples or pieces.
 Steps = list[tuple[np.ndarray, np.ndarray]]
 
 
@@ -57,7 +57,7 @@ def _by_length(items: np.ndarray, width: int) -> Steps:
 
 
 def _budget(pool: int, items: np.ndarray, width: int) -> Steps:
-    """Fills batches by the example, to the mean batch's cost; caps are four times the mean batch's."""
+    """Lets the example fill batches to the mean cost, with at most four times the mean tokens and rows."""
     costs, tokens = compute_workloads(items, width)
     rows = ROWS_PER_RANK
     caps = (max(int(4 * rows * tokens.mean()), int(tokens.max())), 4 * rows)
@@ -80,7 +80,7 @@ WAYS: dict[str, Callable[[np.ndarray, int], Steps]] = {
 
 
 def _example() -> Any:
-    """Returns the example as a module. It imports the library by its installed name."""
+    """Returns the example as a module. It imports `commons` in place of the installed package."""
     module = types.ModuleType("budget_batches")
     text = EXAMPLE.read_text().replace("workload_balancer", "commons")
     exec(compile(text, str(EXAMPLE), "exec"), module.__dict__)
@@ -93,7 +93,7 @@ def _step(costs: np.ndarray, parts: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure() -> Record:
-    """Returns a record per lengths and way, of one epoch."""
+    """Returns one record for each way and set of lengths, over one epoch."""
     return {"records": measure_cases(list_cases(way=WAYS, lengths=LENGTHS), _measure, "ways")}
 
 
@@ -104,11 +104,11 @@ def _measure(way: str, lengths: str) -> Record:
 
 
 def assess(steps: Steps) -> Record:
-    """Returns figures of an epoch; ranks that have ended wait for the others.
+    """Returns the figures of an epoch. A rank that runs out of samples waits for the others.
 
-    `imbalance` is the sum over steps of the largest load ÷ that of the mean load, and `before_the_end` that
-    of the steps in which all ranks have samples. `largest_step` is the largest ÷ the mean total of these.
-    `fewest` and `most` are samples of a rank in one of these.
+    `imbalance` is the sum of all steps' largest loads ÷ the sum of their mean loads. The other figures cover
+    only the steps in which every rank has samples. `before_the_end` is the imbalance of these steps, and
+    `largest_step` their largest total load ÷ the mean. `fewest` and `most` are samples per rank and step.
     """
     whole = [step for step in steps if step[1].all()]
 
@@ -127,6 +127,6 @@ def assess(steps: Steps) -> Record:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker: a column for each data set."""
+    """Returns the Markdown for each marker, with a column for each data set."""
     cell = "{before_the_end:.3f} / {imbalance:.3f} / {largest_step:.2f} / {fewest}–{most}"
     return {"ways to balance": pivot(figures["records"], {"": "{way}"}, "{lengths}", cell)}

@@ -1,8 +1,8 @@
-"""Compiles the Triton attention kernels for GPUs that need not be there: `make check-kernels`.
+"""Compiles the Triton attention kernels for several GPUs, and needs none of them: `make check-kernels`.
 
 Prints the resources of each variant. Exits with 1 if a variant needs more shared memory than the chip has,
-multiplies without tensor cores, or spills registers with 16-bit inputs. Float32 at head_dim 256 is only
-reported.
+multiplies without tensor cores, or spills registers with 16-bit inputs. Float32 at head_dim 256 is printed
+but not checked.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Chip:
 
     @property
     def number(self) -> int:
-        """The compute capability as in sm_90."""
+        """The compute capability as one number, such as 90 for sm_90."""
         return 10 * self.capability[0] + self.capability[1]
 
 
@@ -59,7 +59,7 @@ CHIPS = (Chip((8, 0), 166_912, "mma"), Chip((9, 0), 232_448, "wgmma"), Chip((10,
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel for one chip, dtype and head width."""
+    """A kernel for one chip, dtype, and head width."""
 
     kernel: str
     chip: Chip
@@ -73,7 +73,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The kernel's name; a launch of grad_kv that computes one gradient has that gradient's."""
+        """The kernel's name, or the gradient's name if a launch of grad_kv computes only one gradient."""
         if self.flags and not all(self.flags.values()):
             return "grad_k" if self.flags["GRAD_K"] else "grad_v"
         return self.kernel
@@ -135,7 +135,7 @@ def usage(variant: Variant) -> Usage:
     kernel = getattr(triton_kernels, f"{variant.kernel}_kernel")
     constants = variant.tile.constants(variant.head_dim) | variant.flags
     types = {name: _type(name, DTYPES[variant.dtype]) for name in kernel.arg_names if name not in constants}
-    # At run time Triton finds pointers and strides to be multiples of 16, and so loads 16 bytes at a time.
+    # At run time, Triton finds that pointers and strides are multiples of 16, and loads 16 bytes at a time.
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(kernel.arg_names)

@@ -2,8 +2,8 @@
 
     python -m ci.core_alone [--without EXTENSION ...]
 
-The copy has the core's packages and tests alone. With `--without`, it has all other extensions, too, and
-their tests.
+The copy has only the core's packages and tests. With `--without`, it also has all other extensions and their
+tests.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 CORE = ("sequence_batch", "partition", "distributed", "pipeline")
-# What the core stands on.
+# Packages and modules that the core imports.
 BELOW = ("perf_model", "*.py")
 PROGRAM = "tests/e2e/plain_program.py"
 SUPPORT = ("tests/*.py", "tests/commons/*.py", "tests/e2e/__init__.py", PROGRAM, "pyproject.toml")
 
 
 def main() -> None:
-    """Copies, tests and trains."""
+    """Copies the core, tests it, and trains with it."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition(":")[0])
     parser.add_argument(
         "--without", nargs="+", metavar="EXTENSION", default=[], help="extensions to leave out"
@@ -52,13 +52,13 @@ def main() -> None:
 
 
 def copy_core(folder: Path, extensions: list[str]) -> None:
-    """Copies the core, what it stands on, its tests, these extensions with theirs, and numba's cache."""
+    """Copies the core, its dependencies and tests, these extensions and their tests, and numba's cache."""
     paths = [f"commons/{name}" for name in (*CORE, *BELOW)] + list(SUPPORT)
     paths += [f"tests/commons/{name}" for name in CORE]
     if extensions:
         paths += [f"{root}/extensions/*.py" for root in ("commons", "tests/commons")]
         paths += [f"{root}/extensions/{name}" for root in ("commons", "tests/commons") for name in extensions]
-        paths += ["tests/commons/extensions/together", "benchmarks"]  # some tests draw what is measured
+        paths += ["tests/commons/extensions/together", "benchmarks"]  # some tests import benchmarks
     patterns = [f":(glob){path}" if "*" in path else path for path in paths]
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
@@ -71,7 +71,7 @@ def copy_core(folder: Path, extensions: list[str]) -> None:
         if (REPOSITORY / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / name, folder / name)
-    for cached in (REPOSITORY / "commons").rglob("__pycache__/*.nb[ic]"):  # numba's, as of the same sources
+    for cached in (REPOSITORY / "commons").rglob("__pycache__/*.nb[ic]"):  # numba's cache of these sources
         copy = folder / cached.relative_to(REPOSITORY)
         if copy.parents[1].exists():
             copy.parent.mkdir(exist_ok=True)

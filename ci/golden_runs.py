@@ -1,10 +1,10 @@
-"""Fingerprints of drawn steps, to compare two checkouts.
+"""Records fingerprints of random steps, to compare two checkouts.
 
-`python -m ci.golden_runs FILE` in each of them writes a file, `python -m ci.golden_runs FILE FILE` compares.
+Run `python -m ci.golden_runs FILE` in each checkout, then `python -m ci.golden_runs FILE FILE` to compare.
 
-A case draws ranks, rows, padding, costs, limits, speeds, nodes, sub-groups and extensions. It runs steps,
-by a pipeline or by `plan` and `exchange`; a loader may end early, or give a batch that is refused. Each rank
-records plans, the bytes of exchanged batches, losses, reports, errors and warnings.
+A case draws ranks, rows, padding, costs, limits, speeds, nodes, sub-groups, and extensions. Its steps run in
+a pipeline, or through `plan` and `exchange`. A loader may end early, or yield a batch that is rejected. Each
+rank records plans, hashes of exchanged batches, losses, reports, errors, and warnings.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PARTITIONERS = ("rebalance", "rebalance", "refined", "longest_processing_time", 
 
 
 class Given(Extension):
-    """Sets speeds that a case has drawn."""
+    """An extension that sets the speeds that a case has drawn."""
 
     name, order = "given", 5
 
@@ -55,12 +55,12 @@ class Given(Extension):
         self._speeds = speeds
 
     def place(self, rows: Any, place: Any) -> Any:
-        """Places rows with them."""
+        """Places rows with these speeds."""
         return place(replace(rows, speeds=self._speeds[: rows.num_ranks]))
 
 
 class Drawn(BatchShuffler):
-    """Costs of drawn batches of other kinds."""
+    """A shuffler of drawn batches other than histories."""
 
     def get_workloads(self, batch: Any) -> torch.Tensor:
         """Returns a cost that depends on each sample's number."""
@@ -73,14 +73,14 @@ class Drawn(BatchShuffler):
 
 
 class Loss(torch.nn.Module):
-    """A loss and an output of each row, of a weight that is trained."""
+    """A model of one trained weight, with a loss per label and an output per row."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(()))
 
     def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the loss of each label, and a number of each row."""
+        """Returns a loss for each label, and a number for each row."""
         values = batch.labels.values().float() if isinstance(batch, BaseBatch) else Drawn._ids(batch).float()
         rows = batch.batch_size if isinstance(batch, BaseBatch) else len(values)
         losses = self.weight * values / 100
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def record() -> dict[str, list[list[str]]]:
-    """Returns by case what each rank recorded."""
+    """Returns each rank's records, by case."""
     records: dict[str, list[list[str]]] = {}
     for ranks in RANKS:
         with tempfile.TemporaryDirectory() as folder:
@@ -125,7 +125,7 @@ def record() -> dict[str, list[list[str]]]:
 
 
 def describe(case: int) -> dict[str, Any]:
-    """Draws a case: the same on all ranks."""
+    """Returns a random case, which is the same on all ranks."""
     rng = np.random.default_rng([47, case])
     kind = str(rng.choice(["histories", "histories", "mixed", *KINDS]))
     settings: dict[str, Any] = {"equal_rows": bool(rng.random() < 0.5)}
@@ -138,7 +138,7 @@ def describe(case: int) -> dict[str, Any]:
     if rebalances and kind in ("histories", "mixed") and rng.random() < 0.3:
         names.append("groups")
     in_pipeline = kind != "mixed" and bool(rng.random() < 0.5)
-    learns = not in_pipeline and rng.random() < 0.3  # a pipeline learns from times, which differ
+    learns = not in_pipeline and rng.random() < 0.3  # a pipeline learns from times, which vary
     cuts = kind == "histories" and not settings["equal_rows"] and rng.random() < 0.6
     names += ["learned"] if learns else []
     if cuts:
@@ -175,20 +175,20 @@ def _run_cases(rank: int, ranks: int, folder: str) -> None:
 
 
 class _Recorder(logging.Handler):
-    """Runs a case on one rank, and notes what happens."""
+    """A log handler that runs a case on one rank, and takes notes of results and warnings."""
 
     def __init__(self, case: dict[str, Any], rank: int) -> None:
         super().__init__(logging.WARNING)
         self._case, self._rank = case, rank
         self._notes: list[str] = []
-        self._warnings: list[str] = []  # of the planning thread, too, whose order with others is chance
+        self._warnings: list[str] = []  # kept apart, because the planning thread's come in any order
 
     def emit(self, record: logging.LogRecord) -> None:
         """Notes a warning."""
         self._warnings.append(f"warning {record.getMessage()}")
 
     def run(self) -> list[str]:
-        """Returns the notes."""
+        """Runs the case, and returns the notes."""
         logging.getLogger("commons").addHandler(self)
         try:
             with warnings.catch_warnings():
@@ -319,7 +319,7 @@ class _Recorder(logging.Handler):
 
     def _note(self, what: str, *values: Any) -> None:
         text = f"{what} {' '.join(map(str, values))}"
-        text = re.sub(r"0x[0-9a-f]{6,}", "0x…", text)  # addresses, and hashes that may be of another kind
+        text = re.sub(r"0x[0-9a-f]{6,}", "0x…", text)  # addresses, and hashes that may change with the code
         self._notes.append(text)
 
 
@@ -328,7 +328,7 @@ def _rounded(value: Any) -> str:
 
 
 def _hash(value: Any) -> str:
-    """Returns a hash of all tensors, arrays and plain values in a value of any type."""
+    """Returns a hash of all tensors, arrays, and plain values in a value of any type."""
     digest = hashlib.blake2b(digest_size=8)
     _feed(digest, value)
     return digest.hexdigest()

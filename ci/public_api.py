@@ -1,6 +1,6 @@
-"""Writes docs/api.md, the names and parameters that are the public API: `python -m ci.public_api`.
+"""Writes docs/api.md, the page of the public API's names and parameters: `python -m ci.public_api`.
 
-A test compares the page with the code, so a change of the API shows in a change of the page.
+A test compares the page with the code, so a change of the API shows as a change of the page.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def make_page() -> str:
 
 
 def _public_names(module: ModuleType) -> list[str]:
-    """Returns what a package exports, or the names without underscore that a module of one file defines."""
+    """Returns the names that a module exports, or the public names that it defines if it has no `__all__`."""
     if hasattr(module, "__all__"):
         return list(module.__all__)
     return [
@@ -57,7 +57,7 @@ def _public_names(module: ModuleType) -> list[str]:
 
 
 def _entry(name: str, value: object, public: list[object]) -> str:
-    """Returns a line, and one more for each member of a class that no other of the public ones defines."""
+    """Returns a name's line, and a line for each member of a class that no other public class defines."""
     if not callable(value):
         return f"- `{name}`"
     lines = [f"- `{name}{_parameters(value)}`"]
@@ -67,7 +67,7 @@ def _entry(name: str, value: object, public: list[object]) -> str:
 
 
 def _members(of: type, public: list[object]) -> Iterator[str]:
-    """Yields the methods and properties of a class that no other library or public class defines."""
+    """Yields a class's methods and properties, except members of other libraries or public classes."""
     bases = [each for each in of.__mro__ if each.__module__.split(".")[0] == commons.__name__]
     own = [each for each in bases if each is of or each not in public]
     names = {name for each in own for name in vars(each) if not name.startswith("_")}
@@ -79,7 +79,7 @@ def _members(of: type, public: list[object]) -> Iterator[str]:
             member = member.__func__
         if inspect.isfunction(member):
             yield f"{name}{_parameters(member)}"
-        elif isinstance(member, property) or hasattr(member, "func"):  # a cached property has one
+        elif isinstance(member, property) or hasattr(member, "func"):  # a cached property has `func`
             yield name
 
 
@@ -87,7 +87,7 @@ def _parameters(function: object) -> str:
     """Returns the signature without types and without `self`."""
     try:
         signature = inspect.signature(function)  # type: ignore[arg-type]
-    except ValueError:  # of a class in C
+    except ValueError:  # some classes in C have no signature
         return "(…)"
     parameters = [
         each.replace(annotation=inspect.Parameter.empty, default=_shown(each.default))
@@ -98,7 +98,7 @@ def _parameters(function: object) -> str:
 
 
 class _Text:
-    """A default that is shown as it is written."""
+    """A default value that is shown as this text."""
 
     def __init__(self, text: str) -> None:
         self.text = text

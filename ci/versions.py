@@ -1,11 +1,11 @@
-"""Runs the core's tests with each matching set of torch, TorchRec and fbgemm: `make versions`.
+"""Runs the core's tests with each matching set of torch, TorchRec, and fbgemm: `make versions`.
 
     python -m ci.versions [2.14.1 2.13.0/3.12 ...] [--tests PATH ...] [--torch-index-url URL]
 
-Each set gets its own environment under out/versions, which is removed afterwards; it takes several gigabytes
-if torch is built for CUDA. The wheel is installed into it, and must leave torch, torchrec and fbgemm as they
-are. The oldest set gets the oldest numpy, numba and so on that pyproject.toml allows. Without --tests,
-results go to benchmarks/results, and the printed table to docs/installing.md.
+Each set has its own environment under out/versions, which is removed afterwards. It takes several gigabytes
+if torch is built for CUDA. The installation of the wheel must not change torch, torchrec, or fbgemm. The
+oldest set has the oldest versions of other packages that pyproject.toml allows. Without --tests, the command
+writes results to benchmarks/results, and the printed table to docs/installing.md.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Outcome:
     """Test results of one set.
 
     Attributes:
-        torch, torchrec, fbgemm, python: versions.
-        others: versions of other packages by name.
-        passed, skipped: numbers of tests.
-        failed: names of tests.
+        torch, torchrec, fbgemm, python: versions in the set.
+        others: versions of other packages, by name.
+        passed, skipped: number of passed and of skipped tests.
+        failed: names of the failed tests.
     """
 
     torch: str
@@ -73,8 +73,8 @@ class Environment:
     """A virtual environment in a folder.
 
     Args:
-        folder: folder of the environment; its contents are removed first.
-        python: version such as "3.11".
+        folder: folder of the environment, whose contents are removed first.
+        python: version of Python, such as "3.11".
         bounds: lines of a constraints file for all installations.
     """
 
@@ -110,7 +110,7 @@ class Environment:
 
 
 def main() -> None:
-    """Runs the sets named on the command line, or all."""
+    """Runs the sets named on the command line, or all sets."""
     parser = argparse.ArgumentParser(
         prog="python -m ci.versions", description=(__doc__ or "").partition("\n")[0]
     )
@@ -141,11 +141,11 @@ def main() -> None:
 
 
 def try_set(each: TriedSet, python: str, tests: Iterable[str], torch_index_url: str) -> Outcome:
-    """Makes a job's environment, adds the wheel and runs the tests.
+    """Makes a job's environment, installs the wheel, and runs the tests.
 
     Raises:
-        RuntimeError: an installation failed, the wheel changed the job's torch, torchrec or fbgemm, or the
-            tests did not start.
+        RuntimeError: an installation fails, the wheel changes the job's torch, torchrec, or fbgemm, or the
+            tests do not start.
     """
     oldest = each is TRIED[0]
     environment = Environment(FOLDER / f"{each.torch}-{python}", python, _lower_bounds() if oldest else [])
@@ -222,7 +222,7 @@ def _run_tests(environment: Environment, each: TriedSet, tests: Iterable[str]) -
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """Formats the table of docs/installing.md."""
+    """Returns the table of docs/installing.md."""
     rows = [
         [
             *(

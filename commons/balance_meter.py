@@ -1,4 +1,4 @@
-"""Means over windows of steps, for loops of one's own: balance as loaded, planned and measured, and waits."""
+"""Figures of balance and waiting, averaged over windows of steps, for training loops of your own."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from .distributed.rank_group import RankGroup
 from .perf_model.compute_clock import ComputeClock, ComputeSpan
 from .received_ids import ReceivedIds, received_figures
 
-# Figures of reports that are added up.
+# Figures of reports that are summed over a window.
 _SUMMED = ("bytes_sent", "bytes_received", "load_seconds", "plan_wait_seconds", "exchange_seconds")
 
 
 class BalanceMeter:
     """Measures the steps of a pipeline, and averages them over all ranks at the end of each window.
 
-    `meter.step()` follows each `pipeline.progress(…)`, and returns True at the end of a window:
+    Call `meter.step()` after each `pipeline.progress(…)`. It returns True at the end of a window:
 
         if meter.step() and dist.get_rank() == 0:
             for name, value in meter.scalars().items():
                 writer.add_scalar(name, value, step)
 
-    Costs one gather of host numbers and one host-device synchronization per window. Compute time is that of
-    the model's dense part, forward and backward, without waits for other ranks, by hooks that stay on the
-    model: a window tells which rank was slowest, and by how much. Construction is collective.
+    A window costs one gather of host numbers and one host-device synchronization. It shows which rank was
+    slowest, and by how much. Compute time is the forward and backward of the model's dense part, without
+    waits for other ranks. The hooks that measure it stay on the model. Construction is collective.
 
     Args:
-        pipeline: pipeline in training, with the stage in it.
-        window: steps of a window.
+        pipeline: pipeline that trains with the stage in it.
+        window: number of steps in a window.
         count_ids: whether to count the ids that each rank receives for its tables, as `ReceivedIds` does.
 
     Attributes:
-        figures: figures of the last window, by name; lists have one entry per rank. Empty before its end.
+        figures: figures of the last window, by name. Lists have one entry per rank. Empty at first.
 
     Raises:
-        ValueError: the window has no step; or ids are to be counted, and no table is sharded.
+        ValueError: `window` is less than 1, or `count_ids` is True and no table is sharded.
     """
 
     def __init__(self, pipeline: Any, window: int = 100, count_ids: bool = False) -> None:
@@ -48,7 +48,7 @@ class BalanceMeter:
             raise ValueError(f"window={window}; expected a number of steps of at least 1")
         shuffler = pipeline._stage._shuffler
         self._pipeline, self._window = pipeline, window
-        group = shuffler.group  # alone: the clock outlives no model that its shuffler holds
+        group = shuffler.group  # not the shuffler, whose model the clock would then keep alive
         device = torch.device(pipeline._device)
         self._clock = ComputeClock.of(pipeline._model, device, lambda: group.wait_seconds)
         self._ids = ReceivedIds(pipeline._model) if count_ids else None
@@ -59,8 +59,8 @@ class BalanceMeter:
         self._begin_window()
 
     def step(self) -> bool:
-        """Takes the figures of the step that has just run; returns whether a window ended, which is
-        collective."""
+        """Adds the figures of the step that has just run, and returns whether a window ended. The end of a
+        window is collective."""
         self.add()
         if len(self._reports) < self._window:
             return False
@@ -68,7 +68,7 @@ class BalanceMeter:
         return True
 
     def scalars(self) -> dict[str, float]:
-        """Returns the numbers of the last window, for any logger; of ranks, the largest and the mean."""
+        """Returns the last window's numbers for a logger, and the largest and mean of lists of numbers."""
         found: dict[str, float] = {}
         for name, value in self.figures.items():
             if isinstance(value, int | float):
@@ -78,9 +78,9 @@ class BalanceMeter:
         return found
 
     def add(self, **amounts: float) -> None:
-        """Takes the figures of the step that has just run, and other amounts of this rank, to be added up."""
+        """Adds the figures of the step that has just run, and other amounts of this rank, to the window."""
         pipeline = self._pipeline
-        # On the device, where nothing waits for it; a loop may have added up `loss_sum` over ranks in place.
+        # A sum on the device, so that nothing waits. A loop may have reduced `loss_sum` over ranks in place.
         self._loss_sum = self._loss_sum + pipeline._stage.own_loss_sum.double()
         self._loss_tokens += pipeline.loss_tokens
         self._reports.append(pipeline.report)
@@ -90,10 +90,10 @@ class BalanceMeter:
         self._span = self._clock.begin()
 
     def close(self, **last: float) -> dict[str, Any]:
-        """Ends a window of any number of steps; returns its figures, of none the last window's. Collective.
+        """Ends the window after any number of steps. Returns `figures`, unchanged after 0 steps. Collective.
 
         Args:
-            last: this rank's amounts at its end, such as the peak of its memory.
+            last: amounts of this rank at the end of the window, such as its peak memory.
         """
         if not self._reports:
             return self.figures
@@ -109,7 +109,7 @@ class BalanceMeter:
         return self.figures
 
     def pause(self, seconds: float) -> None:
-        """Leaves out seconds in which something else ran, an evaluation, say."""
+        """Leaves out seconds in which something else ran, such as an evaluation."""
         self._start += seconds
 
     def _begin_window(self) -> None:
@@ -122,12 +122,12 @@ class BalanceMeter:
         self._span = self._clock.begin()
 
     def _sums(self) -> dict[str, Any]:
-        """Returns the figures that differ by rank; waits for the device."""
+        """Returns the window's figures that differ by rank. Waits for the device."""
         reports, rank = self._reports, self._pipeline._stage.rank
         return {
             "loss": float(self._loss_sum),
             **figures_of_rank(reports, rank),
-            # All ranks that exchange report the same samples.
+            # All ranks that exchange report the same samples, so only their rank 0 counts them.
             "samples_cut": 0 if rank else _sum_of(reports, "samples_cut"),
             "pieces": 0 if rank else _sum_of(reports, "pieces"),
             **{name: sum(getattr(report, name) for report in reports) for name in _SUMMED},
@@ -138,9 +138,9 @@ class BalanceMeter:
 
 
 def figures_of_rank(reports: Sequence[BalanceReport], rank: int) -> dict[str, Any]:
-    """Returns what reports say of one of their ranks: a list with an entry per step for each name.
+    """Returns one rank's figures from reports, by name, each a list with one entry per step.
 
-    `predicted_seconds` is missing unless all reports have them.
+    `predicted_seconds` is left out if any report has none.
     """
     names = ["counts_after", "loads_after", "tokens_before", "tokens_after", "rank_speeds"]
     if all(report.predicted_seconds is not None for report in reports):
@@ -154,24 +154,24 @@ def window_figures(
     reports: Sequence[BalanceReport],
     of_ranks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Returns the figures of a window by name; lists have one entry per rank.
+    """Returns the figures of a window by name. Lists have one entry per rank.
 
-    `loads_after` are in `unit`. `counts_after` has each rank's samples, tokens, and columns of
-    `get_workloads`, to calibrate by. `imbalance_*` is the largest load ÷ the mean load: as loaded, as
-    planned, and as measured in compute time. Where speeds differ, loads are divided by them.
-    `token_imbalance_*` are tokens of the fullest rank ÷ the mean, as loaded and as planned.
-    Where samples are cut, and all ranks exchange, `imbalance_bound` is what no placement of whole ones beats.
-    Where the measured one exceeds the planned one, the costs did not predict it. `slowest_rank` was the
-    slowest in most steps, in `slowest_share` of them. A rank's `waiting_ms` is how much the slowest rank's
-    compute time exceeds its own. `load_ms` is how long a rank waited for its loader. `other_ms` is the rest
-    of a step beyond the slowest rank's computation: lookups, communication, optimizer, loading, checkpoints.
+    `loads_after` is in `unit`. `counts_after` has each rank's samples, tokens, and columns of
+    `get_workloads`, for calibration. `imbalance_*` is the largest load ÷ the mean load: as loaded, as
+    planned, and as measured in compute time. If ranks differ in speed, loads are divided by speeds. If the
+    measured imbalance exceeds the planned one, the costs did not predict the times. `imbalance_bound`, which
+    no placement of whole samples beats, is given if samples are cut and all ranks exchange together.
+    `token_imbalance_*` is the tokens of the fullest rank ÷ the mean, as loaded and as planned. `slowest_rank`
+    was slowest most often, in `slowest_share` of the steps. `waiting_ms` is the slowest rank's compute time
+    minus the rank's own. `load_ms` is the time that a rank waited for its loader. `other_ms` is the rest of a
+    step beyond the slowest rank's computation: lookups, communication, optimizer, loading, checkpoints.
 
     Args:
         seconds: duration of the window.
         loss_tokens: loss tokens of all ranks and steps.
         reports: balance of each step.
-        of_ranks: records of each rank: sums over the steps by name, and lists with an entry per step: its
-            compute time, and `figures_of_rank`.
+        of_ranks: figures of each rank by name: sums over the steps, and lists with one entry per step, which
+            are its compute times and `figures_of_rank`.
     """
     num_ranks, num_steps = len(of_ranks), len(reports)
     compute_seconds, tokens_before, tokens_after, counts = (
@@ -222,24 +222,24 @@ def window_figures(
         figures["predicted_ms"] = rounded(predicted.mean(1) * 1e3)
         figures["speeds"] = mean_of_rank("rank_speeds")
     is_of_all = all(len(report.loads_after) == num_ranks for report in reports)
-    if figures["samples_cut"] and is_of_all:  # otherwise not worth its time
+    if figures["samples_cut"] and is_of_all:  # the bound takes time to compute
         figures["imbalance_bound"] = _mean_of(reports, "lower_bound")
     return figures
 
 
 def rounded(values: np.ndarray) -> list[Any]:
-    """Returns lists of numbers, of which digits after a thousandth say nothing."""
+    """Returns numbers as lists, rounded to thousandths, because further digits carry no information."""
     return np.round(values, 3).tolist()
 
 
 def _imbalance(loads: np.ndarray) -> float:
-    """Largest ÷ mean load over several steps, `[ranks, steps]`: the largest add up, as time does."""
+    """Returns the sum of largest loads ÷ the sum of mean loads over steps. `loads` are `[ranks, steps]`."""
     mean = loads.mean(0).sum()
     return float(loads.max(0).sum() / mean) if mean else 1.0
 
 
 def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:
-    """The mean of an imbalance over steps, weighted by mean loads: the largest loads add up, as time does."""
+    """Returns the mean of an imbalance over steps, weighted by each step's mean load, as in `_imbalance`."""
     loads = "job_loads_before" if name == "job_imbalance_before" else "job_loads_after"
     means = [getattr(report, loads).mean() for report in reports]
     largest = sum(mean * getattr(report, name) for mean, report in zip(means, reports, strict=True))
@@ -247,5 +247,5 @@ def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:
 
 
 def _sum_of(reports: Sequence[BalanceReport], figure: str, without: float = 0) -> float:
-    """The sum of an extension's figure, and of `without` for steps without the extension."""
+    """Returns the sum of an extension's figure, where steps without the extension count as `without`."""
     return sum(report.extensions.get(figure, without) for report in reports)

@@ -1,4 +1,4 @@
-"""Checks on one's own model and data that balancing leaves training as it is."""
+"""Checks that balancing leaves the training of your own model and data as it is."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import nn
 
 from .distributed.rank_group import RankGroup
 
-# How many of the largest differences are shown.
+# Number of largest differences to show.
 _SHOWN = 5
-# Differences of what was learned, in tolerances of losses: gradients cancel where they are added up.
+# Differences of learned values may be this many times the tolerance, because gradients cancel in sums.
 _LEARNED = 5
-# An allowance: roundings of an element per step, and the share of a change that they may hide.
+# Roundings allowed per element, and the largest share of a change that they may hide.
 _ROUNDINGS, _MOST_ROUNDING = 4, 0.1
 _CAUSES = (
     "a sample's loss depends on the samples beside it (dropout, batch normalization, in-batch negatives, a "
@@ -31,23 +31,23 @@ MakePipeline = Callable[[bool], tuple[Any, Iterable[Any]]]
 
 
 class DifferentTrainingError(AssertionError):
-    """Training with balancing is not that without; raised on all ranks."""
+    """Training with balancing differs from training without it. Raised on all ranks."""
 
 
 @dataclass(frozen=True)
 class EqualityReport:
-    """Training with balancing on, compared with training with it off.
+    """A comparison of training with balancing on and off.
 
     Attributes:
-        losses: float64 `[2, steps]`, mean loss of each step over all loss tokens, off and on.
-        differences: norm of the difference ÷ norm of the change, of each parameter, buffer and table; those
-            first that exceed tolerance and rounding most.
-        rounding: part of these that rounding to float32 explains.
-        tolerance: tolerance of losses; differences may be 5 times that, and rounding, because gradients
-            cancel.
-        samples_moved: samples moved in all steps.
-        imbalance: mean over the steps, as loaded and balanced.
-        suspects: modules whose output depends on other samples or on chance, "name (type)".
+        losses: float64 `[2, steps]`, mean loss of each step over all loss tokens; balancing off, then on.
+        differences: norm of the difference ÷ norm of the change, for each parameter, buffer and table. Those
+            that exceed tolerance and rounding most come first.
+        rounding: part of each difference that rounding to float32 may explain.
+        tolerance: relative tolerance of losses. `differences` may be 5 times as large, plus `rounding`,
+            because gradients cancel.
+        samples_moved: number of samples that moved, over all steps.
+        imbalance: mean imbalance over the steps, as loaded and as balanced.
+        suspects: modules whose output depends on other samples or on chance, as "name (type)".
     """
 
     losses: np.ndarray
@@ -60,17 +60,17 @@ class EqualityReport:
 
     @property
     def is_equal(self) -> bool:
-        """Whether losses, and all that was learned, differ by no more than the tolerance and rounding."""
+        """Whether losses and learned values differ by no more than the tolerance and rounding."""
         learned = all(value <= self.allowed(name) for name, value in self.differences.items())
         return learned and self.loss_difference <= self.tolerance
 
     def allowed(self, name: str) -> float:
-        """Returns how large a difference may be."""
+        """Returns the largest difference that a parameter, buffer or table may have."""
         return _LEARNED * self.tolerance + self.rounding[name]
 
     @property
     def loss_difference(self) -> float:
-        """The largest relative difference of a step's loss."""
+        """The largest relative difference between the two losses of a step."""
         off, on = self.losses
         return float((np.abs(on - off) / np.maximum(np.abs(off), np.finfo(np.float32).tiny)).max())
 
@@ -98,28 +98,28 @@ class EqualityReport:
 def check_equal(
     make_pipeline: MakePipeline, steps: int = 5, tolerance: float = 1e-4, seed: int = 0
 ) -> EqualityReport:
-    """Trains with balancing off, then on, from the same seed, and compares all that was learned. Collective.
+    """Trains with balancing off, then on, from the same seed, and compares the results. Collective.
 
-    Use float32 and plain SGD with a learning rate that shows: an optimizer that divides by gradients, such
-    as Adam, enlarges the rounding of those near zero. What both runs share is not found: under "sum", a loss
-    that is divided by a wrong constant, say. Compare a step with one process on the whole batch for that.
+    Use float32 and plain SGD, with a learning rate that changes the model visibly. Optimizers such as Adam
+    divide by gradients, and so magnify rounding near zero. Errors that both runs share, such as a wrong
+    divisor of a "sum" loss, go unnoticed. To find those, compare a step with one process on the whole batch.
 
     Args:
         make_pipeline: function that takes `enabled`, for `MyShuffler(enabled=enabled)`, and returns a
-            pipeline and its batches: the same model and batches each time. It is called with False, then with
-            True, right after the generators of random, numpy and torch were seeded.
-        steps: number of steps to train, at most; fewer if the batches end.
-        tolerance: tolerance of losses, relative to them. Parameters and tables may differ by 5 times that,
-            and by what rounding explains, relative to their change.
+            pipeline and its batches, the same model and batches each time. The function gets False first,
+            and then True, each time right after the generators of random, numpy and torch are seeded.
+        steps: maximum number of steps. Training ends earlier if the batches do.
+        tolerance: relative tolerance of losses. Parameters and tables may differ by 5 times this share of
+            their change, plus rounding.
         seed: seed of the generators, the same on all ranks.
 
     Returns:
-        The largest differences, with their names; `print` it.
+        A report. Print it to see the largest differences, with their names.
 
     Raises:
-        DifferentTrainingError: the two differ by more; with the differences, and what the usual causes are.
-        ValueError: no sample moved, or a parameter changed too little or is not finite with balancing off, so
-            that nothing was compared; or models or batches differ from the start.
+        DifferentTrainingError: the two runs differ by more. The message has them, and their usual causes.
+        ValueError: the comparison is void: there are no batches, no sample moved, a parameter changed too
+            little or is not finite with balancing off, or the runs differ in initial model or batches.
     """
     off, on = (_train(make_pipeline, enabled, steps, seed) for enabled in (False, True))
     differing = [
@@ -130,7 +130,7 @@ def check_equal(
             f"make_pipeline makes another model each time: {found[0]} starts with other values; seed what "
             "initializes it, or load the same state"
         )
-    # Sums of weights, over several sets of ranks that balance, may differ in their last bits.
+    # Loss tokens may be weights, whose sums over several sets of ranks may differ in their last bits.
     if len(off.losses) != len(on.losses) or not np.allclose(off.loss_tokens, on.loss_tokens, 1e-12, 0):
         raise ValueError(
             "make_pipeline gives other batches each time: loss tokens of the steps are "
@@ -140,9 +140,9 @@ def check_equal(
     if found := _of_all_ranks(broken):
         raise ValueError(
             f"{found[0]} is not finite after training with balancing off, so that there is nothing to "
-            "compare with: mend that first, or lower the learning rate"
+            "compare with: fix that first, or lower the learning rate"
         )
-    # Each set of ranks that balance together counts its own.
+    # Each set of ranks that balance together counts only its own samples.
     moved = RankGroup.of().all_gather_objects(on.samples_moved / on.num_ranks)
     if not any(moved):
         raise ValueError(
@@ -172,7 +172,7 @@ def check_equal(
 
 @dataclass
 class _Run:
-    """The result of one training; tensors are on the host."""
+    """The result of one training run, with tensors on the host."""
 
     start: dict[str, torch.Tensor]
     end: dict[str, torch.Tensor]
@@ -213,7 +213,7 @@ def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) ->
 
 
 def _suspects(model: nn.Module) -> tuple[str, ...]:
-    """Returns modules, by name and type, that normalize over a batch or drop at random."""
+    """Returns the modules that normalize over a batch or drop at random, as "name (type)"."""
     normalizing = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     dropping = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
     return tuple(
@@ -229,7 +229,7 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     for name, value in model.state_dict().items():
         local = value.to_local() if hasattr(value, "to_local") else value
         shards = local.local_shards() if hasattr(local, "local_shards") else [local]
-        parts = [getattr(shard, "tensor", shard) for shard in shards]  # those of a DTensor are tensors
+        parts = [getattr(shard, "tensor", shard) for shard in shards]  # shards of a DTensor are tensors
         for number, part in enumerate(parts):
             if isinstance(part, torch.Tensor) and part.is_floating_point():
                 suffix = f"[{number}]" if len(parts) > 1 else ""
@@ -238,8 +238,8 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _differences(off: _Run, on: _Run, tolerance: float) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the norms of differences over all ranks ÷ those of changes; and of what rounding to float32 may
-    do to the elements that change. Those that exceed the tolerance and that come first. Collective."""
+    """Returns `differences` and `rounding` as `EqualityReport` has them: norms over all ranks, ÷ the norm of
+    the change. Rounding only counts for elements that change. Collective."""
     every = sorted(set(_of_all_ranks([*off.end])))
     squares = torch.zeros(len(every), 3, dtype=torch.float64)
     for row, name in zip(squares, every, strict=True):
@@ -257,10 +257,10 @@ def _differences(off: _Run, on: _Run, tolerance: float) -> tuple[dict[str, float
 
 
 def _minus(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Returns the difference, with 0 where infinity is on both sides, as in a mask among the buffers."""
+    """Returns the difference, which is 0 where both are infinite, as in a mask among the buffers."""
     return (one - other).masked_fill(one == other, 0.0)
 
 
 def _of_all_ranks(names: list[str]) -> list[str]:
-    """Returns the names of all ranks; collective."""
+    """Returns the names of all ranks in one list. Collective."""
     return [name for of_rank in RankGroup.of().all_gather_objects(names) for name in of_rank]

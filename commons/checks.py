@@ -1,4 +1,4 @@
-"""Checks of arguments and settings: their errors name what was given, and what was expected."""
+"""Checks of arguments and settings, whose errors name the given value and the expected one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import numpy as np
 
 
 class SettingError(ValueError):
-    """A setting is out of range, or has no effect with others.
+    """A setting is out of range, or has no effect with other settings.
 
     Args:
-        text: the message, with each setting's name in braces where name and value belong.
-        settings: their values by name.
+        text: message, in which a setting's name in braces stands for its name and value.
+        settings: values of these settings, by name.
     """
 
     def __init__(self, text: str, **settings: object) -> None:
@@ -28,7 +28,7 @@ class SettingError(ValueError):
         super().__init__(self.show(lambda name, value: f"{name}={value!r}"))
 
     def show(self, setting: Callable[[str, object], str]) -> str:
-        """Returns the message, with what `setting` makes of each name and value."""
+        """Returns the message, in which `setting` formats each name and value."""
         shown = {name: setting(name, value) for name, value in self._settings.items()}
         return self._text.format(**shown)
 
@@ -37,11 +37,11 @@ class SettingError(ValueError):
 
 
 class UnknownSettingError(SettingError, KeyError):
-    """A setting is none of the known names."""
+    """A setting is not one of the known names."""
 
 
 def require(is_valid: bool, name: str, value: object, expected: str) -> None:
-    """Raises a ValueError that names the argument, its value, and what was expected, unless `is_valid`."""
+    """Raises a ValueError unless `is_valid`. It names the argument and its value, and what is expected."""
     if not is_valid:
         raise ValueError(f"{name} = {value!r}: expected {expected}")
 
@@ -52,7 +52,7 @@ def require_at_least(least: int, name: str, value: int) -> None:
 
 
 def require_setting(settings: object, is_valid: bool, field: str, expected: str) -> None:
-    """Requires that a field of gin settings is valid; names it as gin files do."""
+    """Requires that a field of gin settings is valid. The error names the field as gin files do."""
     require(is_valid, f"{type(settings).__name__}.{field}", getattr(settings, field), expected)
 
 
@@ -64,12 +64,12 @@ def require_settings_at_least(least: int, settings: object, *fields: str) -> Non
 
 
 def require_integer(name: str, value: Any) -> int:
-    """Returns an argument as Python's integer.
+    """Returns an argument as a Python int.
 
-    A bool is none, because it is more often a mistake than a number.
+    A bool is refused, because it is more often a mistake than a number.
 
     Raises:
-        TypeError: it is not an integer. Names the argument, its value and its type.
+        TypeError: the argument is not an integer. Names the argument, its value and its type.
     """
     if not isinstance(value, bool):
         with suppress(TypeError):
@@ -78,10 +78,10 @@ def require_integer(name: str, value: Any) -> int:
 
 
 def require_type(name: str, value: object, annotation: Any) -> None:
-    """Raises a TypeError that names the argument, its value and its type, unless the annotation has it.
+    """Raises a TypeError with the argument's name, value and type if the annotation does not allow the value.
 
-    An integer is a float, too, and a bool is neither. A scalar of numpy counts as Python's. A list and a
-    tuple are the same, because gin files write either.
+    An integer also counts as a float, and a bool as neither. NumPy scalars count as Python's. Lists and
+    tuples are interchangeable, because gin files write either.
     """
     if not _has_type(value, annotation):
         expected = re.sub(r"\w+\.", "", inspect.formatannotation(annotation)).replace(" | ", " or ")
@@ -89,7 +89,7 @@ def require_type(name: str, value: object, annotation: Any) -> None:
 
 
 def check_types(settings: Any) -> None:
-    """Requires that each field of a dataclass has the type of its annotation, as `require_type` does."""
+    """Requires that each field of a dataclass has its annotated type, as `require_type` does."""
     name, annotations = type(settings).__name__, get_type_hints(type(settings))
     for field in fields(settings):
         require_type(f"{name}.{field.name}", getattr(settings, field.name), annotations[field.name])

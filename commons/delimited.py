@@ -1,4 +1,4 @@
-"""Reads delimited text files by column names, and says what it found where a file is malformed."""
+"""Reads delimited text files by column names, and reports where and how a file is malformed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_TEXT = {
 }
 _PEEKED_BYTES = 4096
 _BLOCK_BYTES = 1 << 25
-# Lines that are split at a time, because their fields take several times the memory of the text.
+# Lines are split this many at a time, because their fields take several times the memory of the text.
 _SPLIT_LINES = 1 << 15
 _SHOWN_CHARACTERS = 300
 
@@ -38,9 +38,9 @@ class Column:
     """A column to read.
 
     Attributes:
-        name: name in the header. In a file without a header, for messages only.
-        value: expression of the field, a string that is `pl.col(name)`; null marks a malformed one.
-        expected: form that the field has to have, in words.
+        name: name in the header. A file without a header uses it only in messages.
+        value: expression of the field's value, where `pl.col(name)` is its text; null if it is malformed.
+        expected: description of the form that the field must have.
     """
 
     name: str
@@ -57,12 +57,12 @@ def integer(name: str, least: int, most: int = 2**63 - 1) -> Column:
 
 @dataclass(frozen=True)
 class Text:
-    """Some lines of a file.
+    """Consecutive lines of a file.
 
     Attributes:
         path: the file.
-        first_line: number of the first line, from 1.
-        num_bytes: size in the file, compressed or not.
+        first_line: number of the first line, counted from 1.
+        num_bytes: size of the lines in the file, compressed if the file is.
         lines: String `[lines]`, without line ends.
     """
 
@@ -77,7 +77,7 @@ class Text:
 
 
 def shown(value: object) -> str:
-    """Returns the `repr` of a value on one line, its middle left out if it is long."""
+    """Returns the `repr` of a value on one line, with its middle left out if it is long."""
     text = reprlib.Repr()
     text.maxstring = text.maxother = _SHOWN_CHARACTERS
     text.maxlist = 50
@@ -85,14 +85,14 @@ def shown(value: object) -> str:
 
 
 def read_lines(path: Path) -> Iterator[Text]:
-    """Reads a text file block by block, so memory does not grow with the file.
+    """Reads a text file block by block, so that memory does not grow with the file.
 
-    The file may be compressed by gzip. A byte order mark and blank lines at the end are left out. A block
-    that is no UTF-8 counts as Latin-1.
+    The file may be compressed by gzip. A byte order mark, and blank lines at the end, are left out. A block
+    that is not UTF-8 counts as Latin-1.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is UTF-16 or no text, or its compressed data is damaged. Names the file.
+        ValueError: the file is a folder, UTF-16 or not text, or its gzip data is damaged. Names the file.
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder: expected a file")
@@ -113,15 +113,15 @@ def read_lines(path: Path) -> Iterator[Text]:
 
 
 def _end_of_lines(text: bytes) -> int:
-    """Returns where the blank lines at the end begin, which are at the file's end if nothing follows them."""
-    tail = text[-_PEEKED_BYTES:]  # to strip all of the text would copy it
+    """Returns where the blank lines at the end begin. They end the file unless more text follows."""
+    tail = text[-_PEEKED_BYTES:]  # stripping the whole text would copy it
     written = len(text) - len(tail) + len(tail.rstrip()) if tail.strip() else len(text.rstrip())
     return written and (text.find(b"\n", written) + 1 or len(text))
 
 
 @contextmanager
 def _opened(path: Path, file: BufferedReader) -> Iterator[BufferedReader | gzip.GzipFile]:
-    """Yields the file's text as a stream, after a byte order mark."""
+    """Yields the file's text as a stream that starts after any byte order mark."""
     compressed = file.peek(len(_GZIP)).startswith(_GZIP)
     stream = gzip.GzipFile(fileobj=file) if compressed else file
     try:
@@ -156,17 +156,17 @@ def read_blocks(
 ) -> Iterator[tuple[Text, pl.DataFrame]]:
     """Reads a table block by block.
 
-    Without `separator`, the first line names the columns, in any order and maybe beside others, and its
-    separator is the one that its names have between them. With `separator`, there is no such line, and each
-    line has exactly `columns`. Fields may stand in double quotes, except with a separator of two characters.
+    Without `separator`, the first line is a header. It names the columns, in any order and possibly with
+    others, and the separator is the one between them. With `separator`, there is no header, and each line has
+    exactly `columns`, in order. Fields may be in double quotes, unless the separator has two characters.
 
     Yields:
-        Lines after the header, and the columns, with one row of values per line.
+        Lines after the header, and a table of the columns with one row per line.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is no text, a column is missing, or a line is malformed. Names the file and the
-            line, and shows what is there and what was expected.
+        ValueError: the file is not text, its header does not name each column once, or a line is malformed.
+            Names the file and the line, and shows the text found and the form expected.
     """
     names = [column.name for column in columns]
     places, num_fields = list(range(len(columns))), len(columns)
@@ -181,11 +181,11 @@ def read_blocks(
 
 
 def read_table(path: Path, columns: Sequence[Column], separator: str | None = None) -> pl.DataFrame:
-    """Reads a table as `read_blocks` does, at once.
+    """Reads a whole table at once, as `read_blocks` does block by block.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: as `read_blocks`, or there are no lines besides a header.
+        ValueError: `read_blocks` raises one, or there are no lines, apart from a header.
     """
     blocks = [values for _, values in read_blocks(path, columns, separator)]
     if not sum(map(len, blocks)):
@@ -195,11 +195,11 @@ def read_table(path: Path, columns: Sequence[Column], separator: str | None = No
 
 
 def header_names(path: Path) -> list[str]:
-    """Returns the names in the first line of a file, whose separator is the one most often in it.
+    """Returns the names in the first line of a file, split at the separator that yields the most names.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is empty or no text.
+        ValueError: the file is empty or not text.
     """
     for text in read_lines(path):
         return max((_fields(text.lines[0], separator) for separator in _SEPARATORS), key=len)
@@ -231,7 +231,7 @@ def _fields(line: str, separator: str) -> list[str]:
 def _values(
     text: Text, columns: Sequence[Column], separator: str, places: Sequence[int], num_fields: int
 ) -> pl.DataFrame:
-    """Returns the columns' values, `[lines]` rows; raises ValueError for the first line with a null."""
+    """Returns the columns' values, one row per line. Raises a ValueError for the first line with a null."""
     parts = []
     for start in range(0, max(len(text.lines), 1), _SPLIT_LINES):
         lines = text.lines.slice(start, _SPLIT_LINES)
@@ -251,7 +251,7 @@ def _values(
 
 
 def _split(lines: pl.Series, separator: str, places: Sequence[int], num_fields: int) -> pl.DataFrame:
-    """Returns the fields at `places` of each line; all are null unless it has `num_fields`."""
+    """Returns the fields at `places` of each line. They are null unless the line has `num_fields` fields."""
     fields = pl.col("field")
     # One field more than expected shows whether a line has too many.
     last, surplus = (fields.struct.field(f"field_{place}") for place in (num_fields - 1, num_fields))
@@ -264,7 +264,7 @@ def _split(lines: pl.Series, separator: str, places: Sequence[int], num_fields: 
 
 
 def _split_quoted(lines: pl.Series, separator: str, places: Sequence[int], num_fields: int) -> pl.DataFrame:
-    """Does what `_split` does, where fields may be quoted."""
+    """Returns the same as `_split`, for lines whose fields may be quoted."""
     plain = f'[^"{re.escape(separator)}]*'
     quoted = '(?:[^"]|"")*'
     patterns = [f'(?:"{quoted}"|{plain})'] * num_fields

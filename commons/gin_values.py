@@ -1,4 +1,4 @@
-"""Instances of gin configurables."""
+"""Instances and parameters of gin configurables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def from_gin(configurable: Callable[..., T]) -> T:
-    """Makes an instance with the arguments of the parsed gin configuration.
+    """Makes an instance with the arguments that the parsed gin configuration sets.
 
     Raises:
         TypeError: an argument without a default is not configured, or a value has the wrong type; the

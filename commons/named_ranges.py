@@ -1,8 +1,8 @@
 """Named ranges of a step for profilers, in any thread.
 
 torch.profiler follows the thread that starts it, and the threads of its backward and collectives. It can
-follow all threads, but in torch 2.13 it then sometimes crashes when it stops while one of them computes. So
-this module records ranges of the other threads itself.
+follow all threads, but torch 2.13 then sometimes crashes if the profiler stops while one of them computes. So
+this module records the ranges of other threads itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _make_range: RangeMaker = nullcontext
 
 
 def named_range(name: str) -> AbstractContextManager[Any]:
-    """Names the enclosed part of a step, as in "## plan ##". Takes a microsecond without a profiler."""
-    # A record_function takes fifteen, even without a profiler.
+    """Names the enclosed part of a step, such as "## plan ##". Takes a microsecond without a profiler."""
+    # A record_function takes fifteen microseconds, even without a profiler.
     return record_function(name) if torch.autograd._profiler_enabled() else _make_range(name)
 
 
@@ -39,7 +39,7 @@ def unfollowed_threads_through(make_range: RangeMaker) -> Iterator[None]:
 
 
 class RangeOfThread(NamedTuple):
-    """A recorded range of a thread, whose id is the operating system's; nanoseconds since the epoch."""
+    """A recorded range of a thread. The id is the operating system's, and times are since the epoch."""
 
     name: str
     thread: str
@@ -50,7 +50,7 @@ class RangeOfThread(NamedTuple):
 
 @contextmanager
 def noted_range(ended: list[RangeOfThread], name: str) -> Iterator[None]:
-    """Records the enclosed code as a range, in a list that is ordered by end."""
+    """Records the enclosed code as a range, and appends it to `ended`, which is ordered by end time."""
     start = time.time_ns()
     try:
         yield

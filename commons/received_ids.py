@@ -15,17 +15,17 @@ from .partition.balance import relative_to_mean
 
 
 class ReceivedIds:
-    """Counts the ids that this rank looks up for all ranks, by hooks that stay on the model's lookups.
+    """Counts the ids that this rank looks up for all ranks, with hooks that stay on the model's lookups.
 
-    An id that occurs n times counts n times, unless TorchRec removes duplicates before it sends. Only
-    training counts. The host knows how many ids a rank received for all tables of one sharding, but not for
-    which. So lengths are added up on the device, in two small kernels per sharding and step: nothing waits.
+    An id that occurs n times counts n times, unless TorchRec removes duplicates before it sends ids. Only
+    training counts. The host knows how many ids a rank receives for all tables of one sharding, but not for
+    each table. So two small kernels per sharding and step add up lengths on the device, and nothing waits.
 
     Args:
         model: model with sharded tables.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the model has no sharded tables.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -34,13 +34,13 @@ class ReceivedIds:
         for owner, lookup in _lookups(model):
             configs = [table for group in lookup.grouped_configs for table in group.embedding_tables]
             self._tables[lookup] = [table.name for table in configs for _ in table.feature_names]
-            # A lookup is no submodule of its owner, and so does not know whether it trains.
+            # A lookup is not a submodule of its owner, so only the owner knows whether it trains.
             lookup.register_forward_pre_hook(partial(self._count, owner))
         if not self._tables:
             raise ValueError("count_ids=True counts the ids of sharded tables, and the model has none")
 
     def take(self) -> dict[str, int]:
-        """Returns the ids received since the last call, by table of this rank; waits for the device."""
+        """Returns how many ids this rank received since the last call, by table. Waits for the device."""
         counts = dict.fromkeys((name for names in self._tables.values() for name in names), 0)
         for lookup, sums in self._sums.items():
             for name, count in zip(self._tables[lookup], sums.tolist(), strict=True):
@@ -56,10 +56,10 @@ class ReceivedIds:
 
 
 def received_figures(of_ranks: Sequence[Mapping[str, int]], num_steps: int) -> dict[str, Any]:
-    """Returns ids received per step as `ids_received`, of all tables, and `ids_received/<table>`.
+    """Returns the ids received per step: `ids_received` of all tables, `ids_received/<table>` of each.
 
     Each is a list with one entry per rank. `ids_imbalance` and `ids_imbalance/<table>` are largest ÷ mean.
-    `of_ranks` are the ids that each rank received in all steps, by table.
+    `of_ranks` has the numbers of ids that each rank received in all steps, by table.
     """
     tables = sorted({name for counts in of_ranks for name in counts})
     counts = np.array([[counts.get(name, 0) for name in tables] for counts in of_ranks])
@@ -73,7 +73,7 @@ def received_figures(of_ranks: Sequence[Mapping[str, int]], num_steps: int) -> d
 
 
 def _lookups(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Any]]:
-    """Yields sharded modules, each with its lookups, which it calls once per sharding after the exchange."""
+    """Yields (sharded module, lookup) pairs. A module calls one lookup per sharding, on the received ids."""
     for module in model.modules():
         if isinstance(module, ShardedModule):
             for lookup in getattr(module, "_lookups", ()):
@@ -82,7 +82,7 @@ def _lookups(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Any]]:
 
 
 def sums_by_key(features: KeyedJaggedTensor) -> torch.Tensor:
-    """Returns how many ids each key has, int64 `[keys]`, on the device."""
+    """Returns the number of ids of each key, int64 `[keys]`, on the device."""
     lengths = features.lengths()
     if features.variable_stride_per_key():
         return torch.stack([part.sum() for part in lengths.split(features.stride_per_key())])

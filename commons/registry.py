@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class NamedFactory(Generic[T]):
-    """Registers classes and creates instances by name; each subclass has its own names.
+    """Registers classes and creates their instances by name. Each subclass has its own names.
 
-    A subclass sets `kind`, which messages call the classes, and `base`, which they must derive from.
+    A subclass sets `kind`, a word for these classes in messages, and `base`, from which they must derive.
     """
 
     kind: ClassVar[str]
@@ -28,7 +28,7 @@ class NamedFactory(Generic[T]):
 
         Raises:
             TypeError: `implementation` does not derive from `base`.
-            ValueError: the name is taken by another class.
+            ValueError: the name is taken.
         """
         if not (isinstance(implementation, type) and issubclass(implementation, cls.base)):
             raise TypeError(
@@ -57,16 +57,16 @@ class NamedFactory(Generic[T]):
     def clear_registry(cls) -> None:
         """Removes all names, for tests that register their own.
 
-        Removes built-in names such as "identity" too; only `register` brings them back.
+        This includes built-in names such as "identity". Only `register` brings them back.
         """
         cls._classes.clear()
 
     @classmethod
     def create(cls, name: str, /, *args: Any, **kwargs: Any) -> T:
-        """Creates an instance of the class registered under `name`, with the other arguments.
+        """Creates an instance of the class registered under `name`, and passes it the other arguments.
 
         Raises:
-            KeyError: the name is not registered; the message lists what is.
+            KeyError: the name is not registered. The message lists the registered names.
         """
         return cls.class_of(name)(*args, **kwargs)
 
@@ -98,7 +98,7 @@ class NamedFactory(Generic[T]):
         """Returns the class registered under `name`.
 
         Raises:
-            KeyError: the name is not registered; the message lists what is.
+            KeyError: the name is not registered. The message lists the registered names.
         """
         if name not in cls._classes:
             raise KeyError(f"unknown {cls.kind} {name!r}; registered are {cls.list_available()}")

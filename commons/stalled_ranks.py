@@ -1,7 +1,7 @@
 """Groups the stacks of stalled ranks by text, so that the odd one stands out.
 
-`python -m commons.stalled_ranks LOG_DIR` reads what `HangWatch` wrote to `LOG_DIR/stacks`. It needs no torch,
-so that it runs beside a job that hangs, on any machine that sees the folder.
+`python -m commons.stalled_ranks LOG_DIR` reads the files that `HangWatch` wrote to `LOG_DIR/stacks`. It needs
+no torch, so it can run beside a job that hangs, on any machine that sees the folder.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ _GOES_ON = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d rank \d+ goes on: ", re.
 _DUMP = re.compile(r"^Timeout \(", re.MULTILINE)
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]+ .*\(most recent call first\):$")
 _FRAME = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+) in (?P<name>.+)$')
-# Frames that say less than their callers: the standard library's, and the decorator of all collectives.
+# Frames that tell less than their callers: the standard library's, and the decorator of all collectives.
 _SAYS_LITTLE = re.compile(r"/lib(?:64)?/python3\.\d+/(?!(?:site|dist)-packages/)|^<frozen |/c10d_logger\.py$")
-_MOST_BYTES = 4 << 20  # of a dump; faulthandler stops at 100 threads of 100 frames
+_MOST_BYTES = 4 << 20  # more than one dump: faulthandler stops at 100 threads of 100 frames
 _CLOCK_SKEW = 60.0  # seconds between nodes
-_MOST_PLACES = 6  # of a summary
-_MOST_RANGES = 8  # of a list of ranks
+_MOST_PLACES = 6  # in a summary
+_MOST_RANGES = 8  # in a list of ranks
 _MOST_PROBLEMS = 5
 
 
 @dataclass(frozen=True)
 class Stall:
-    """State of a rank when it last reported a stall.
+    """The state of a rank when it last reported a stall.
 
     Attributes:
-        rank: the rank.
-        step: step that it stayed in, as in "step 812"; "an unknown step" if only its stacks were written.
+        rank: rank in the job.
+        step: step in which the rank stalled, such as "step 812"; "an unknown step" if only stacks exist.
         time: time of the report, in seconds since the epoch.
-        limit: the seconds after which it did; 0 if unknown.
-        place: the innermost function of the training thread that says what it does.
+        limit: seconds in one step after which the rank reported; 0 if unknown.
+        place: innermost function of the training thread that tells what the thread was doing.
         stack: lines of the training thread, innermost first; empty if the file ends before them.
-        planning: lines of the planning thread; empty without one.
+        planning: lines of the planning thread; empty without such a thread.
     """
 
     rank: int
@@ -62,14 +62,14 @@ class Stall:
 
 
 def place_text(name: str, path: str, line: int | str) -> str:
-    """Returns a place as in "all_reduce (torch/distributed/distributed_c10d.py:3021)"."""
+    """Returns a place in the form "all_reduce (torch/distributed/distributed_c10d.py:3021)"."""
     return f"{name} ({'/'.join(Path(path).parts[-3:]).replace('//', '/')}:{line})"
 
 
 def read_stalls(log_dir: Path) -> tuple[list[Stall], list[str]]:
-    """Returns each rank's last stall, ordered by rank, and what is wrong with other files.
+    """Returns each rank's last stall, ordered by rank, and notes on files without one.
 
-    An empty file is that of a rank that has not stalled. A file may be cut anywhere: what it has counts.
+    An empty file belongs to a rank that has not stalled. A file may end anywhere: its complete lines count.
     """
     stalls, problems = [], []
     for path in sorted((log_dir / STACKS).glob("*")):
@@ -89,9 +89,9 @@ def read_stalls(log_dir: Path) -> tuple[list[Stall], list[str]]:
 
 
 def summary(stalls: Sequence[Stall], num_ranks: int) -> str:
-    """Returns one line that says where the ranks of at least one stall stand, the largest group first.
+    """Returns one line on where ranks stalled, the largest group first. Needs at least one stall.
 
-    `num_ranks` is that of the job, 0 if unknown.
+    `num_ranks` is the number of ranks of the job, 0 if unknown.
     """
     last, before = _last_and_before(stalls)
     parts = [
@@ -107,7 +107,7 @@ def summary(stalls: Sequence[Stall], num_ranks: int) -> str:
 
 
 def report(stalls: Sequence[Stall], num_ranks: int) -> str:
-    """Returns the summary, then each stack once, that of the fewest ranks first; arguments as there."""
+    """Returns the summary, then each distinct stack, the rarest first. Arguments are those of `summary`."""
     last, before = _last_and_before(stalls)
     shown = [
         _stacks_text(group)
@@ -118,7 +118,7 @@ def report(stalls: Sequence[Stall], num_ranks: int) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Returns ascending ranks as in "rank 5" or "1,023 ranks (0-4, 6-1023)"."""
+    """Returns ascending ranks as a text such as "rank 5" or "1,023 ranks (0-4, 6-1023)"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     ranges: list[list[int]] = []
@@ -140,19 +140,19 @@ def _end_of(path: Path) -> str:
 
 
 def _stall_of(rank: int, text: str, written: float) -> Stall | None:
-    """Returns the last stall of a rank's file; None if it has none, or went on after it."""
+    """Returns the last stall in a rank's file; None if there is none, or if the rank went on after it."""
     dumps = list(_DUMP.finditer(text))
     last = text[dumps[-1].start() :] if dumps else text
     said = _REPORT.search(last)
     threads = _threads(last)
     if _GOES_ON.search(last) or (said is None and not any(threads)):
         return None
-    # Faulthandler lists threads from the newest to the oldest, which trains, and stops at a hundredth.
+    # Faulthandler lists at most 100 threads, from the newest to the oldest, which is the training thread.
     stack = () if not threads or _is_started(threads[-1]) else threads[-1]
     planning = [thread for thread in threads if _is_started(thread) and '/plan_ahead.py"' in "".join(thread)]
     time, limit = written, 0.0
     if said is not None:
-        with suppress(ValueError, OverflowError):  # of a damaged file, whose own time will do
+        with suppress(ValueError, OverflowError):  # in a damaged file; its modification time will do
             time, limit = datetime.fromisoformat(said["time"]).timestamp(), float(said["limit"])
     return Stall(
         rank,
@@ -168,7 +168,7 @@ def _stall_of(rank: int, text: str, written: float) -> Stall | None:
 def _threads(dump: str) -> list[tuple[str, ...]]:
     """Returns the lines of each thread's stack, innermost first."""
     threads: list[list[str]] = []
-    for line in dump[: dump.rfind("\n") + 1].splitlines():  # the last line may be cut
+    for line in dump[: dump.rfind("\n") + 1].splitlines():  # the last line may be incomplete
         if _THREAD.match(line):
             threads.append([])
         elif threads and line.startswith("  "):
@@ -177,30 +177,30 @@ def _threads(dump: str) -> list[tuple[str, ...]]:
 
 
 def _is_started(thread: tuple[str, ...]) -> bool:
-    """Returns whether a stack is of a thread that Python started, rather than the process's first."""
+    """Returns whether a stack belongs to a thread that Python started, rather than to the main thread."""
     return bool(thread) and thread[-1].endswith(" in _bootstrap")
 
 
 def _place_of(stack: tuple[str, ...], said: str) -> str:
-    """Returns the innermost frame that says what a thread does, or else what its rank said."""
+    """Returns the innermost frame that tells what a thread does, or else the place that the rank reported."""
     frames = [frame for frame in map(_FRAME.match, stack) if frame is not None]
     telling = [frame for frame in frames if not _SAYS_LITTLE.search(frame["path"])]
     for frame in (telling or frames)[:1]:
         place = place_text(frame["name"], frame["path"], frame["line"])
-        # The rank knows the class, too, as in "DataLoader.__next__".
+        # The rank also reports the class, as in "DataLoader.__next__".
         return said if said.endswith(place[place.index(" (") :]) else place
     return said
 
 
 def _last_and_before(stalls: Sequence[Stall]) -> tuple[list[Stall], list[Stall]]:
-    """Divides stalls into those of the last hang, and of ranks that last reported in one before it."""
+    """Divides stalls into those of the last hang, and those of ranks that last reported an earlier hang."""
     since = max(stall.time for stall in stalls) - max(stall.limit for stall in stalls) - _CLOCK_SKEW
     before = [stall for stall in stalls if stall.time < since]
     return [stall for stall in stalls if stall.time >= since], before
 
 
 def _groups(stalls: Iterable[Stall], key: Callable[[Stall], Hashable]) -> list[list[Stall]]:
-    """Returns stalls with equal keys together, largest group first, then by rank."""
+    """Returns groups of stalls with equal keys, the largest group first, then by rank."""
     groups: dict[Hashable, list[Stall]] = {}
     for stall in stalls:
         groups.setdefault(key(stall), []).append(stall)
@@ -208,7 +208,7 @@ def _groups(stalls: Iterable[Stall], key: Callable[[Stall], Hashable]) -> list[l
 
 
 def _stacks_text(group: list[Stall]) -> str:
-    """Returns the ranks of a group, when they reported, their stack, and those of their planning threads."""
+    """Returns a text of a group's ranks, report times, common stack, and stacks of planning threads."""
     times = sorted({datetime.fromtimestamp(stall.time).isoformat(" ", "seconds") for stall in group})
     lines = [f"{ranks_text(_ranks(group))} in {group[0].step}, {' to '.join(times[:1] + times[1:][-1:])}"]
     lines += group[0].stack or (f"  in {group[0].place}; the file ends before its stack",)
@@ -223,9 +223,9 @@ def _ranks(stalls: Iterable[Stall]) -> list[int]:
 
 
 def _num_ranks(log_dir: Path) -> int:
-    """Returns the ranks of the newest run in a `train.jsonl`, 0 if it does not say."""
+    """Returns the number of ranks of the newest run in a `train.jsonl`, or 0 if it is unknown."""
     num_ranks = 0
-    # Without it, ranks that wrote nothing are not named. The last line of a job that runs may be cut.
+    # Without this number, silent ranks are not named. The last line of a running job may be incomplete.
     with suppress(OSError, ValueError, TypeError, KeyError), (log_dir / "train.jsonl").open("rb") as lines:
         for line in lines:
             if line.startswith(b'{"kind": "start"'):
@@ -241,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("log_dir", type=Path, help="TrainerArgs.log_dir of the job")
     log_dir = parser.parse_args(argv).log_dir
     if not log_dir.is_dir():
-        parser.error(f"{log_dir} is no folder; expected TrainerArgs.log_dir of a job")
+        parser.error(f"{log_dir} is not a folder; expected TrainerArgs.log_dir of a job")
     stalls, problems = read_stalls(log_dir)
     for problem in problems[:_MOST_PROBLEMS]:
         print(f"not read: {problem}", file=sys.stderr)
@@ -254,6 +254,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as `head` has seen enough
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly if a reader such as `head` closes the pipe
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # paths may hold any bytes
     main()

@@ -23,7 +23,7 @@ class TriedSet:
     pythons: tuple[str, ...] = ("3.11",)
 
 
-# pyproject.toml has their ranges, and docs/installing.md the results.
+# pyproject.toml has the ranges of these versions, and docs/installing.md has the results.
 TRIED = (
     TriedSet("2.9.1", "1.4.0", "1.4.2"),
     TriedSet("2.10.0", "1.5.1", "1.5.0"),
@@ -50,7 +50,7 @@ def note_on_untried(torch_version: str, torchrec_version: str) -> str | None:
 def warn_of_untried() -> None:
     """Warns once, on rank 0, if this job runs untested versions."""
     torchrec = sys.modules.get("torchrec")
-    if torchrec is None:  # a controller may do without it
+    if torchrec is None:  # a controller may run without it
         return
     note = note_on_untried(torch.__version__, getattr(torchrec, "__version__", "of unknown version"))
     if note is not None and (not dist.is_initialized() or dist.get_rank() == 0):

@@ -1,6 +1,6 @@
 """Predicts masked items, like BERT4Rec: torchrun --nproc_per_node 2 examples/bert4rec.py
 
-"# balancing" marks the statements that switch the stage on, "# before:" the code they replace."""
+"# balancing" marks the statements that switch the stage on. "# before:" marks the code they replace."""
 
 import torch
 import torch.distributed as dist

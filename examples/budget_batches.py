@@ -1,8 +1,8 @@
 """Fills batches to a budget, without an exchange: torchrun --nproc_per_node 2 examples/budget_batches.py
 
-A rank takes the samples of a batch from a pool of its own until their cost reaches the budget. So the ranks'
-costs are close, and a step has other samples, and other numbers of them, than with plain loading. The stage,
-switched off, takes the mean over all loss tokens of a step, and ends on all ranks in the same step.
+Each rank fills its batches from its own pool of samples, until their cost reaches the budget. So the ranks'
+costs are close, but the samples of a step, and their number, differ from those of plain loading. The stage is
+switched off and moves no sample. It averages over a step's loss tokens, and ends all ranks in the same step.
 """
 
 from collections.abc import Iterator
@@ -23,19 +23,19 @@ ITEMS, LONGEST, ROWS = 300, 200, 16
 class BudgetSampler(Sampler[list[int]]):
     """One rank's batches of an epoch, each filled to a budget; the `batch_sampler` of a `DataLoader`.
 
-    The rank's samples, in an order of the epoch, pass through a pool. A batch takes the pool's oldest sample,
-    then, from old to new, each that fits: so none stays for more than `pool` batches. Only a sample that
-    costs more than the budget exceeds it, in a batch of its own. Ranks may have unequal numbers of batches.
+    The rank's samples pass through a pool, in the epoch's order. A batch takes the pool's oldest sample, then
+    every other sample that still fits, from old to new. So none waits for more than `pool` batches. A sample
+    that costs more than the budget is a batch by itself. Ranks may have unequal numbers of batches.
 
-    `state_dict` counts batches, from which the pool follows; the number of ranks has to stay. It counts those
-    loaded, and workers and the stage run ahead of training: count the batches trained, as below.
-    docs/works-with.md has the same for torchdata's `StatefulDataLoader`.
+    `state_dict` counts batches, which determine the pool if the number of ranks stays the same. It counts
+    loaded batches, but workers and the stage run ahead of training: count trained batches, as below.
+    docs/works-with.md shows the same for torchdata's `StatefulDataLoader`.
 
     Args:
-        costs, tokens: of each sample of the data set, integers.
-        pool: samples that a rank chooses from. More come closer to the budget.
+        costs, tokens: cost and number of tokens of each sample of the data set, integers.
+        pool: number of samples that a rank chooses from. A larger pool comes closer to the budget.
         budget: cost of a batch.
-        max_tokens, max_rows: what a batch never exceeds.
+        max_tokens, max_rows: limits that a batch never exceeds.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class BudgetSampler(Sampler[list[int]]):
                 yield batch
 
     def _fill(self, pool: np.ndarray) -> list[int]:
-        """Returns places in the pool, oldest first."""
+        """Returns the places in the pool of a batch's samples, oldest first."""
         costs, tokens = self.costs[pool].tolist(), self.tokens[pool].tolist()
         cost, length, chosen = costs[0], tokens[0], [0]
         for place in range(1, len(pool)):
@@ -93,7 +93,7 @@ class BudgetSampler(Sampler[list[int]]):
 
 
 class Histories(Dataset[torch.Tensor]):
-    """Users' items. Whether one was liked depends on the item before."""
+    """The items of each user. Whether an item was liked depends on the item before it."""
 
     def __init__(self, users: int = 700) -> None:
         self.lengths = np.random.default_rng(0).lognormal(2.5, 1.2, users).clip(2, LONGEST).astype(np.int64)

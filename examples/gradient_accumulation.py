@@ -1,6 +1,6 @@
 """Accumulates gradients in its own loop: torchrun --nproc_per_node 2 examples/gradient_accumulation.py
 
-"# balancing" marks the statements that switch the stage on, "# before:" the code they replace."""
+"# balancing" marks the statements that switch the stage on. "# before:" marks the code they replace."""
 
 import contextlib
 import itertools

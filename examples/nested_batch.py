@@ -1,6 +1,6 @@
 """Trains a sequence model that no pipeline can trace: torchrun --nproc_per_node 2 examples/nested_batch.py
 
-"# balancing" marks the statements that switch the stage on, "# before:" the code they replace."""
+"# balancing" marks the statements that switch the stage on. "# before:" marks the code they replace."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """Trains TorchRec's DLRM on clicks: torchrun --nproc_per_node 2 examples/pooled_dlrm.py
 
-"# balancing" marks the statements that switch the stage on, "# before:" the code they replace.
+"# balancing" marks the statements that switch the stage on. "# before:" marks the code they replace.
 Only the pipeline's constructor changes. The dense part dominates and costs the same for every row, so there
 is little to gain, and nothing to lose.
 """
@@ -47,7 +47,7 @@ class ClickShuffler(BatchShuffler):  # balancing
         return 100 + ids  # the dense part costs the same for every row
 
 
-def begin(table: torch.Tensor) -> None:  # does not depend on the table's rank
+def begin(table: torch.Tensor) -> None:  # independent of the rank that holds the table
     torch.nn.init.normal_(table, std=0.1, generator=torch.Generator().manual_seed(2))
 
 
@@ -77,7 +77,7 @@ def train(data: list[Row], device: torch.device) -> tuple[torch.Tensor, torch.nn
         except StopIteration:  # on all ranks in the same call
             break
         losses.append(torch.stack([loss * len(clicked), torch.tensor(len(clicked), device=device)]))
-    sums = torch.stack(losses)  # of losses and rows; by rank, then of all
+    sums = torch.stack(losses)  # losses and rows of this rank; next, summed over all ranks
     dist.all_reduce(sums)
     return sums[:, 0] / sums[:, 1], model
 

@@ -1,7 +1,7 @@
 """Balances a stream as it is loaded: torchrun --nproc_per_node 2 examples/stream_sampler.py
 
-Where users and costs are known before loading, no sample has to move between ranks. Each step has the
-samples that it would have without balancing, and all ranks have equally many rows.
+If users and costs are known before loading, no sample needs to move between ranks. Each step has the samples
+that it would have without balancing, and all ranks have equal numbers of rows.
 """
 
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ class StreamSampler(Sampler[list[int]]):
     """One rank's rows of each global batch of a stream; the `batch_sampler` of a `DataLoader`.
 
     The next `rows * num_ranks` samples, in time order, make a global batch. Ranks divide it by cost and keep
-    each user's samples together. All compute the same deal, without communication. The last samples, which
-    fill no global batch, are not loaded: the next stream can begin with them.
+    each user's samples together. All ranks compute the same deal, without communication. The last samples,
+    which fill no global batch, are not loaded: the next stream can begin with them.
 
-    Users are integers of at least 0; a negative one is nobody's.
+    Users are integers of at least 0. A negative number means no user.
 
-    `state_dict` counts samples, so another number of ranks can resume. It counts those loaded, and workers
-    and the stage run ahead of training: count the samples trained, as below. docs/works-with.md has the same
-    for torchdata's `StatefulDataLoader`.
+    `state_dict` counts samples, so another number of ranks can resume. It counts loaded samples, but workers
+    run ahead of training: count trained samples, as below. docs/works-with.md shows the same for torchdata's
+    `StatefulDataLoader`.
     """
 
     def __init__(self, users: np.ndarray, costs: np.ndarray, rows: int, rank: int, num_ranks: int) -> None:
@@ -110,7 +110,7 @@ def train(steps: int, checkpoint: dict | None = None) -> tuple[torch.Tensor, dic
         trained = checkpoint["sampler"]["samples"]
     losses = []
     for items, liked in DataLoader(stream, batch_sampler=sampler, collate_fn=collate, num_workers=2):
-        # As ranks have equal rows, the mean of their means is that of the global batch.
+        # All ranks have equal numbers of rows, so the mean of their means is that of the global batch.
         loss = functional.binary_cross_entropy_with_logits(model(items), liked)
         optimizer.zero_grad()
         loss.backward()

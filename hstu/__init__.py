@@ -1,1 +1,1 @@
-"""HSTU models: modules, batch shuffler, gin configurations and entry points."""
+"""HSTU models: modules, batch shuffler, gin configurations, and entry points."""

@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 
 @register_batch_shuffler("hstu")
 class HSTUBatchShuffler(BatchShuffler):
-    """Balances the FLOPs of the HSTU layers: columns of matrix products and of attention.
+    """Balances the FLOPs of the HSTU layers, with one column for matrix products and one for attention.
 
-    Takes either `flops`, or the heads alone like the shuffler of recsys-examples. Tokens are always counted
+    Takes either `flops` or only the heads, like the shuffler of recsys-examples. Tokens are always counted
     from the batch, which knows whether its items have actions.
 
     Args:
         flops: cost of the layers.
-        num_heads, head_dim: attention heads; their product is the hidden size. One layer is counted, because
-            more layers scale every load alike.
-        action_interleaved: flag of recsys-examples' shuffler; False has no effect and gives a warning.
+        num_heads, head_dim: number and width of the attention heads; their product is the hidden size. One
+            layer is counted, because more layers scale every load alike.
+        action_interleaved: flag of recsys-examples' shuffler. False has no effect and logs a warning.
         settings: settings of `BatchShuffler`.
 
     Raises:
@@ -70,17 +70,17 @@ class HSTUBatchShuffler(BatchShuffler):
         return flops_of_rows(self._flops, batch)
 
     def prefix_cost(self, tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the forward FLOPs of the first tokens' queries, `[cuts, 2]`."""
+        """Returns the forward FLOPs of the queries of each sample's first `tokens` tokens, `[cuts, 2]`."""
         return self._flops.prefix_work(tokens, counts["tokens"], counts["head_tokens"], counts["kept_tokens"])
 
     @staticmethod
     def cut_rules(batch: HSTUBatch) -> CutRules:
-        """Cuts between items. Contextual ids go with the first piece, candidates with the last.
+        """Returns rules that cut between items. The first piece gets contextual ids, the last the candidates.
 
-        A batch with negatives is of a model that scores a token against the next item. So a piece gets the
-        item after it, too, and the labels of the items after its own.
+        A model with negatives scores each token against the next item. In a batch with negatives, a piece
+        therefore also gets the item after its own items, and its labels are shifted by one item as well.
         """
-        from commons.extensions.pieces import cut_rules as of  # only who cuts needs it
+        from commons.extensions.pieces import cut_rules as of  # only cutting needs it
 
         ahead = int(batch.negatives_feature_name is not None)
         items, labels = of.FieldRule("items", after=ahead), of.FieldRule("items_from_end", 1, -ahead, ahead)

@@ -1,1 +1,1 @@
-"""Generative retrieval with semantic IDs: modules, batch shuffler, gin configurables and entry point."""
+"""Generative retrieval with semantic IDs: modules, batch shuffler, gin configurables, and entry point."""

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 class SIDGRBatchShuffler(BatchShuffler):
     """Balances the FLOPs of the decoder's layers.
 
-    Takes either `flops`, or the heads alone like the shuffler of recsys-examples.
+    Takes either `flops` or only the heads, like the shuffler of recsys-examples.
 
     Args:
-        flops: function from tokens, `[batch_size]` integers, to forward FLOPs, `[batch_size]` or
-            `[batch_size, columns]`; `transformer_work` of a config.
-        num_heads, head_dim: attention heads; their product is the hidden size, and the MLP is four times as
-            wide. One layer is counted, because more layers scale every load alike.
+        flops: function that takes tokens, `[batch_size]` integers, and returns forward FLOPs, `[batch_size]`
+            or `[batch_size, columns]`, such as `transformer_work` of a config.
+        num_heads, head_dim: number and width of the attention heads; their product is the hidden size, and
+            the MLP is four times as wide. One layer is counted, because more layers scale every load alike.
         settings: settings of `BatchShuffler`.
 
     Raises:
@@ -61,16 +61,16 @@ class SIDGRBatchShuffler(BatchShuffler):
         return self._flops(batch.num_tokens())
 
     def prefix_cost(self, tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the forward FLOPs of the first tokens' queries, which see no later tokens."""
+        """Returns the forward FLOPs of each sample's first `tokens` tokens, which see no later ones."""
         return self._flops(torch.from_numpy(tokens)).numpy()
 
     @staticmethod
     def cut_rules(batch: SIDBatch) -> CutRules:
-        """Cuts between items. Contextual ids go with the first piece, the target item with the last.
+        """Returns rules that cut between items. Contextual ids go to the first piece, the target to the last.
 
-        A piece also gets the item before it, which the tokens of its first item add.
+        A piece also gets the item before its own, whose sum the tokens of its first item add.
         """
-        from commons.extensions.pieces import cut_rules as of  # only who cuts needs it
+        from commons.extensions.pieces import cut_rules as of  # only cutting needs it
 
         codes = batch.num_hierarchies
         history = f"features.{batch.history_feature_name}"
@@ -91,6 +91,6 @@ class SIDGRBatchShuffler(BatchShuffler):
 
 
 def _layer(num_heads: int, head_dim: int) -> TransformerConfig:
-    """Returns one layer of a decoder as wide as its heads."""
+    """Returns one decoder layer whose hidden size is the width of all its heads."""
     width = num_heads * head_dim
     return TransformerConfig(1, width, num_heads, num_heads, head_dim, 4 * width)

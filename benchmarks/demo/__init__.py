@@ -1,1 +1,1 @@
-"""`make demo`: what balancing gains, measured on the machine at hand."""
+"""`make demo`: the gain of balancing, measured on this machine."""

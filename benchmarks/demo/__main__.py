@@ -1,4 +1,4 @@
-"""Trains as loaded, balanced, and balanced in pieces, replays 8 ranks, prints a table and draws the picture.
+"""Trains as loaded, balanced, and balanced in pieces, replays 8 ranks, prints a table, and draws the picture.
 
 python -m benchmarks.demo [OUTPUT_FOLDER] [--model MODEL]
 """
@@ -26,7 +26,7 @@ RANKS = 2
 
 
 def main() -> None:
-    """Writes `summary.json`, `balance.png` and `learned_cost.json` to the output folder."""
+    """Writes `summary.json` and `balance.png` to the output folder, and with `--all` `learned_cost.json`."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.demo", description=(__doc__ or "").partition("\n")[0]
     )
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _announce(model: str, arms: Sequence[str]) -> str:
-    """Returns what the demo will do, and how long that took when the committed results were measured."""
+    """Returns a description of the run, and its duration when the committed results were measured."""
     before = read_result(f"demo/{model}/summary")
     share = len(arms) / len(ARMS)
     training, replayed = (format_duration(share * before["seconds"][part]) for part in ("training", "replay"))

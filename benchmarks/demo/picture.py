@@ -1,4 +1,4 @@
-"""The one picture: how much of the time ranks wait, as loaded, balanced, and balanced with pieces."""
+"""The demo's picture: the time that ranks wait as loaded, balanced, and balanced with pieces."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from matplotlib.patches import Patch
 from benchmarks.demo.training import AS_LOADED, DEFAULT, PIECES
 
 WORK, WAIT = "#2a7f9e", "#e3e3e3"
-# By arm, what the panel calls it.
+# Title of each arm's panel.
 PANELS = {AS_LOADED: "As loaded", DEFAULT: "Balanced", PIECES: "Balanced, with long samples in pieces"}
 WIDTH, HEIGHT, DPI = 1200, 700, 100  # pixels
 
 
 def draw(summary: dict[str, Any], path: Path) -> None:
-    """Draws three arms of the replay over one time axis."""
+    """Draws three arms of the replay over one time axis, and writes the picture to `path`."""
     figure = make_figure(summary)
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
 
 
 def make_figure(summary: dict[str, Any]) -> Figure:
-    """Returns the picture of a summary, before it is written."""
+    """Returns the picture of a summary as a figure."""
     replay = summary["replay"]
     size = (WIDTH / DPI, HEIGHT / DPI)
     figure, axes = plt.subplots(len(PANELS), figsize=size, sharex=True, layout="constrained")

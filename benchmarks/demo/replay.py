@@ -1,6 +1,6 @@
-"""Times what each of 8 ranks would compute, one after the other on this machine, under several placements.
+"""Times the computation of 8 ranks, one after another on this machine, under several placements.
 
-Pieces of samples compute on keys and values that are zeros, in place of those that ranks would fetch.
+Pieces compute on zeros in place of the keys and values that ranks would fetch.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ RANKS, STEPS = 8, 5
 
 
 def replay(name: str, arms: Sequence[str], learned_cost: Path) -> Record:
-    """Times one forward and backward of each rank's batch.
+    """Times one forward and backward pass of each rank's batch.
 
     Args:
-        name: of the model.
-        arms: names of those to replay.
-        learned_cost: file of what the training has learned, for the arm that balances by it.
+        name: name of the model.
+        arms: names of the arms to replay.
+        learned_cost: file with the costs that training learned, for the arm that balances by them.
 
     Returns:
-        "replay": seconds by arm, `[step][rank]`.
+        A record with "replay": the seconds of each arm, `[step][rank]`.
     """
     make_task = parse_config(name, long_histories=True)
     with rank_process() as device:
@@ -65,7 +65,7 @@ def replay(name: str, arms: Sequence[str], learned_cost: Path) -> Record:
 def _place_steps(
     task: TrainingTask, args: TrainerArgs, arms: Sequence[str], learned_cost: Path
 ) -> Iterator[tuple[str, list[BaseBatch]]]:
-    """Yields the arm and each rank's batch, step by step."""
+    """Yields each arm and its ranks' batches, step by step."""
     learned = {"balance_cost": str(learned_cost)}
     shufflers = {
         arm: task.make_shuffler(replace(args, **ARMS[arm] | (learned if arm == LEARNED_PIECES else {})))
@@ -80,7 +80,7 @@ def _place_steps(
 
 
 def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> list[BaseBatch]:
-    """Returns each rank's batch after the stage, where ranks have loaded consecutive rows of `batch`."""
+    """Returns each rank's batch after the stage, if the ranks have loaded consecutive rows of `batch`."""
     count = {
         "workloads": lambda rows: shuffler.get_workloads(rows.batch),
         "tokens": lambda rows: shuffler.get_tokens(rows.batch),
@@ -88,7 +88,7 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
     }
     counted, row_format = count_rows(shuffler.view(batch), count, {})
     per_rank = np.zeros((num_ranks, 2 + row_format.schema.num_keys), dtype=np.int64)
-    per_rank[:, :2] = batch.batch_size // num_ranks  # all of them real
+    per_rank[:, :2] = batch.batch_size // num_ranks  # rows and real rows
     rows = row_format.decode(row_format.encode(counted), per_rank)
     rows = replace(rows, arguments=arguments_of(shuffler.extensions))
     if shuffler.cost is not None:
@@ -107,7 +107,7 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
 
 
 def _take_rank(batch: BaseBatch, plan: ShufflePlan, rank: int, count_names: Sequence[str]) -> BaseBatch:
-    """Returns a rank's rows of a batch that is cut as planned."""
+    """Returns a rank's rows of a batch that is already cut as planned."""
     own = plan.computed_by(rank)
     counts = dict(zip(count_names, plan.rows.row_counts[own].T, strict=True))
     part = batch.index_select(own).with_row_counts(counts)
@@ -121,13 +121,13 @@ def _take_rank(batch: BaseBatch, plan: ShufflePlan, rank: int, count_names: Sequ
 
 
 def _receive_zeros(fetch: KeyFetch, received: torch.Tensor, *_: Any) -> Any:
-    """Takes the place of `KeyFetch.all_to_all`."""
+    """Stands in for `KeyFetch.all_to_all`, and fills `received` with zeros."""
     received.zero_()
     return SimpleNamespace(wait=lambda: None)
 
 
 def _time(model: torch.nn.Module, batch: BaseBatch) -> float:
-    """Returns the seconds of forward and backward."""
+    """Returns the seconds of one forward and backward pass."""
     model.zero_grad()
     _wait_for_gpu()
     start = time.perf_counter()

@@ -11,7 +11,7 @@ from benchmarks.markdown import Cell, markdown_table, show
 
 TITLES = {"hstu": "HSTU", "sid_gr": "SID-GR"}
 _INTERVAL = "({speedup_interval[0]:.2f}–{speedup_interval[1]:.2f})"
-# Figures of an arm, over all steps.
+# Figures of an arm over all steps, by title.
 ROWS: dict[str, Cell] = {
     "imbalance": "{imbalance_after:.3f}",
     "step": lambda arm: f"{arm['seconds_per_step'] * 1e3:.0f} ms",
@@ -26,10 +26,10 @@ ROWS: dict[str, Cell] = {
 
 
 def tables(summaries: Mapping[str, Record]) -> dict[str, str]:
-    """Returns Markdown by marker: a table of each model, and those of the README.
+    """Returns the Markdown for each marker: a table for each model, and the README's figures.
 
     Args:
-        summaries: `summary.json` of each model of `TITLES`.
+        summaries: contents of `summary.json` for each model in `TITLES`.
     """
     return {
         **{f"demo {model}": tabulate_model(summary) for model, summary in summaries.items()},
@@ -43,7 +43,7 @@ def tables(summaries: Mapping[str, Record]) -> dict[str, str]:
 
 
 def tabulate_model(summary: Record) -> str:
-    """Returns a row for each figure of one model, and a column for each arm."""
+    """Returns a model's table, with a row for each figure and a column for each arm."""
     arms = summary["balanced"]
     figures = [
         arm["untrimmed"] | {"difference": arm["max_relative_loss_difference"]} for arm in arms.values()
@@ -71,13 +71,13 @@ def tabulate_model(summary: Record) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Returns seconds as minutes, rounded up to halves."""
+    """Returns a duration as text, rounded up to half minutes."""
     halves = math.ceil(seconds / 30)
     return "about a minute" if halves <= 2 else f"about {halves / 2:g} minutes"
 
 
 def _format_speedups(summaries: Mapping[str, Record]) -> str:
-    """Returns the speedup of the default on real ranks, of each model."""
+    """Returns each model's speedup with the default settings, measured on real ranks."""
     of_models = (
         f"{TITLES[model]} {{speedup:.2f}}× {_INTERVAL}".format(**summary["balanced"][DEFAULT]["untrimmed"])
         for model, summary in summaries.items()
@@ -97,5 +97,5 @@ def _format_machine(summaries: Mapping[str, Record]) -> str:
 
 
 def _sum_slowest(steps: list[list[float]]) -> float:
-    """Returns seconds; each step lasts as long as its slowest rank."""
+    """Returns the seconds of all steps. Each step lasts as long as its slowest rank."""
     return sum(map(max, steps))

@@ -1,4 +1,4 @@
-"""Trains one model without the shuffler and with it, step by step in turn, and times all arms."""
+"""Trains one model without and with the shuffler, in alternating steps, and times all arms."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from commons.extensions.learned_costs import LearnedCosts
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
 
-# Modules, not functions: two models' gin configurables of one name cannot be configured in one process.
+# Names of modules, because gin cannot configure equally named configurables of two models in one process.
 TASKS = {
     "hstu": ("hstu.training.ranking_task", "ranking_task"),
     "sid_gr": ("sid_gr.training.sid_gr_task", "sid_gr_task"),
 }
 AS_LOADED, DEFAULT = "as loaded", "balanced (default)"
 PIECES, LEARNED_PIECES = "pieces, unequal rows", "pieces by learned costs, unequal rows"
-# By name, what differs from the gin files. A name lists the settings that differ from the defaults.
+# Settings that differ from the gin files, by arm. An arm's name lists its settings that are not defaults.
 ARMS: dict[str, dict[str, Any]] = {
     AS_LOADED: {"enable_balanced_shuffler": False},
     DEFAULT: {"enable_balanced_shuffler": True},
@@ -45,21 +45,21 @@ ARMS: dict[str, dict[str, Any]] = {
         "balance_cost": "learned",
     },
 }
-# What the demo shows; all arms are for the tables of the benchmarks.
+# Arms that the demo shows. The tables of the benchmarks show all arms.
 SHOWN = (AS_LOADED, DEFAULT, PIECES)
 WARM_UP_STEPS = 3
-# All arms take a step in turn, so that what disturbs the machine for some seconds meets all of them.
+# All arms take steps in turn, so that a disturbance of some seconds affects all of them.
 STEPS = 52
-# Costs are known from the 20th step on.
+# Learned costs are available from the 20th step on.
 STEPS_TO_LEARN = 28
 
 
 def parse_config(model: str, long_histories: bool = False) -> Callable[..., TrainingTask]:
-    """Parses the model's gin file; returns what makes its task.
+    """Parses the model's gin file, and returns the function that makes its task.
 
     Args:
         model: a key of `TASKS`.
-        long_histories: whether to parse that of histories that no placement of whole samples balances, too.
+        long_histories: whether to also parse a file of histories that only pieces can balance.
     """
     module, function = TASKS[model]
     make_task = getattr(importlib.import_module(module), function)
@@ -69,20 +69,20 @@ def parse_config(model: str, long_histories: bool = False) -> Callable[..., Trai
 
 
 class Arm:
-    """One of the runs: a model of its own, trained on the same batches as the others'.
+    """One of several runs that are compared. Each trains its own model on the same batches.
 
     Args:
-        make_task: makes the model, and its data.
-        settings: what differs from the gin file.
-        device: of this rank.
-        batches: of a task's data.
-        with_part: adds a part to the model.
+        make_task: function that makes the model and its data.
+        settings: fields of `TrainerArgs` that differ from the gin file.
+        device: this rank's device.
+        batches: function that returns the batches of a task.
+        with_part: function that adds a part to the model.
 
     Attributes:
-        model: sharded.
-        losses: of each step, over all ranks.
-        block_seconds: of each timed block, per step.
-        reports: of the steps of all timed blocks.
+        model: the sharded model.
+        losses: mean loss of each step over all ranks, warm-up included.
+        block_seconds: seconds per step of each timed block.
+        reports: reports of all steps in timed blocks.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Arm:
         self.reports: list[BalanceReport] = []
 
     def run(self, steps: int, timed: bool = True) -> None:
-        """Trains some steps; times them from when all ranks are ready to when all are done."""
+        """Trains for `steps` steps, and measures the time between barriers before and after them."""
         sums, tokens, reports = [], [], []
         dist.barrier()
         start = time.perf_counter()
@@ -130,14 +130,14 @@ class Arm:
 
     @property
     def learned_costs(self) -> LearnedCosts:
-        """The extension of an arm that learns."""
+        """The extension that learns this arm's costs."""
         return next(extension for extension in self._extensions if isinstance(extension, LearnedCosts))
 
 
 def train_in_turn(
     arms: Iterable[Arm], blocks: int, what: str, steps_per_block: int = 1, warm_up_steps: int = 2
 ) -> None:
-    """Trains each arm for so many timed blocks of steps, all in turn; warms up arms that have not trained."""
+    """Warms up arms that are new, then trains all arms in turn, for `blocks` timed blocks each."""
     arms = list(arms)
     for arm in arms:
         if not arm.losses:
@@ -155,7 +155,7 @@ def compare_times(before: Arm, after: Arm) -> Record:
 
 
 def train(device: torch.device, model: str, *names: str) -> Record:
-    """Trains the arms of these names on a rank."""
+    """Trains the arms of these names on this rank, and returns their comparison."""
     make_task = parse_config(model, long_histories=True)
     arms = {name: Arm(make_task, ARMS[name], device) for name in names}
     if LEARNED_PIECES in arms:
@@ -178,7 +178,7 @@ def train(device: torch.device, model: str, *names: str) -> Record:
 
 
 def _compare(base: Arm, arm: Arm) -> Record:
-    """Returns how much losses differ, and imbalance, step times and speedup over all steps."""
+    """Returns the difference of losses, and imbalance, step times, and speedup over all steps."""
     losses = np.array([base.losses, arm.losses])
     reports = arm.reports
     before, after = (

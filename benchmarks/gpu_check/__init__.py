@@ -1,1 +1,1 @@
-"""Checks on one or several GPUs what the tests check on CPUs."""
+"""A check that repeats the tests' CPU checks on one or several GPUs."""

@@ -1,8 +1,8 @@
-"""Runs on this machine's GPUs what the tests run on CPUs, and prints a report to paste into an issue.
+"""Repeats the tests' checks on this machine's GPUs, and prints a report to paste into an issue.
 
-Each part passes, fails, or is not run for a reason that the report gives. Nothing is installed. Where
-TorchRec or tensordict is missing, packing and attention run with stand-ins for their classes, as the report
-says. The exit code is 1 if a part failed, else 0.
+Each part passes, fails, or does not run for a reason that the report gives. The check installs nothing. If
+TorchRec or tensordict is missing, packing and attention use stand-ins for their classes, and the report says
+so. The exit code is 1 if a part failed, else 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.gpu_check.stand_in import install_where_missing
 
 
 def run_parts(parts: Sequence[Part] = PARTS) -> tuple[list[Result], list[str]]:
-    """Runs parts on this machine's GPUs; returns their results, and the stand-ins. Progress is on stderr."""
+    """Runs parts on this machine's GPUs, and returns the results and the stand-ins. Progress is on stderr."""
     stand_ins = install_where_missing()
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda", 0)
@@ -39,7 +39,7 @@ def run_parts(parts: Sequence[Part] = PARTS) -> tuple[list[Result], list[str]]:
 
 
 def main() -> int:
-    """Prints the report on stdout; returns the exit code."""
+    """Prints the report on stdout, and returns the exit code."""
     argparse.ArgumentParser("python -m benchmarks.gpu_check", description=__doc__).parse_args()
     results, stand_ins = run_parts()
     print(make_report(results, stand_ins))

@@ -15,21 +15,21 @@ from benchmarks.gpu_check.parts import REPOSITORY, NotRun, forbid_synchronizatio
 if TYPE_CHECKING:
     from hstu.modules.attention_mask import SampleMask
 
-# Relative L2 error against float64, of the output and of each gradient.
+# Largest relative L2 error of the output, and of each gradient, against float64.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 LENGTHS = (1, 200, 0, 37, 513)
 NUM_HEADS, HEAD_DIM = 2, 32
 SCALING_SEQLEN = 512.0
-# Head widths and types that the Triton kernels are run with.
+# Head widths for which the Triton kernels run, by dtype.
 TRITON_WIDTHS = {torch.bfloat16: (32, 64, 128, 256), torch.float16: (32, 64, 128, 256), torch.float32: (64,)}
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-# Heads of queries, of keys and values, and their width.
+# (number of query heads, number of key and value heads, width of a head)
 Heads = tuple[int, int, int]
 
 
 def check_masks(device: torch.device) -> str:
-    """Computes blocks of attention masks."""
+    """Compares blocks of attention masks with the blocks that the CPU computes."""
     from hstu.modules.attention_mask import SampleMask
     from hstu.modules.attention_tiles import Chunk, Place
 
@@ -85,8 +85,8 @@ def check_triton_hstu(device: torch.device, lengths: Sequence[int] = LENGTHS) ->
 
 
 def check_sid_gr(device: torch.device) -> str:
-    """Runs SID-GR's causal attention forward and backward, with as many heads of keys and with fewer."""
-    # The file alone, because its package imports batches, and these TorchRec.
+    """Runs SID-GR's causal attention forward and backward, with all key heads and with a single key head."""
+    # Loads only this file, because its package imports the batches, and thereby TorchRec.
     path = REPOSITORY / "sid_gr/modules/attention.py"
     spec = importlib.util.spec_from_file_location("sid_gr_attention", path)
     if spec is None or spec.loader is None:
@@ -101,7 +101,7 @@ def check_sid_gr(device: torch.device) -> str:
         return module.JaggedCausalAttention(lengths)(0, q, k, v)
 
     def attention_of_pieces(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Returns zeros for all but the last third of each sample's tokens."""
+        """Attends from the last third of each sample's tokens, and returns zeros for the other tokens."""
         parts = [
             x.split([length - number, number])
             for x, length, number in zip(q.split(with_tokens), with_tokens, num_queries, strict=True)
@@ -125,7 +125,7 @@ def check_sid_gr(device: torch.device) -> str:
 
 
 def _make_reference(lengths: Sequence[int]) -> Attention:
-    """Returns HSTU's attention in PyTorch, over samples of so many tokens."""
+    """Returns HSTU's attention in PyTorch, over samples of these lengths."""
     from hstu.modules.attention import jagged_hstu_attention
     from hstu.modules.attention_tiles import AttentionTiles
 
@@ -134,7 +134,7 @@ def _make_reference(lengths: Sequence[int]) -> Attention:
 
 
 def _make_mask(num_tokens: int) -> SampleMask:
-    """Returns a mask with up to 3 contextual tokens, and up to 3 candidates of 2 tokens."""
+    """Returns a mask with up to 3 contextual tokens, and up to 3 candidates of 2 tokens each."""
     from hstu.modules.attention_mask import SampleMask
 
     num_contextual = min(num_tokens, 3)
@@ -143,7 +143,7 @@ def _make_mask(num_tokens: int) -> SampleMask:
 
 
 def _draw_inputs(num_tokens: int, heads: Heads, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Returns q, k, v and the gradient of the output, on the CPU."""
+    """Returns random q, k, and v, and the gradient of the output, on the CPU."""
     generator = torch.Generator().manual_seed(0)
     num_heads, num_kv_heads, width = heads
     return [
@@ -160,9 +160,9 @@ def _find_error(
     num_tokens: int = sum(LENGTHS),
     heads: Heads = (NUM_HEADS, NUM_HEADS, HEAD_DIM),
 ) -> float:
-    """Returns the largest error of attention against the reference in float64 on the CPU.
+    """Returns the largest relative error of `attention` against `reference` in float64 on the CPU.
 
-    Attention itself runs without synchronization.
+    Raises an error if `attention` synchronizes.
     """
     inputs = _draw_inputs(num_tokens, heads, dtype)
     on_device = [tensor.to(device) for tensor in inputs]
@@ -179,7 +179,7 @@ def _check_errors(errors: Mapping[torch.dtype, float]) -> str:
     """Returns the errors as text.
 
     Raises:
-        AssertionError: one is too large.
+        AssertionError: an error exceeds its tolerance.
     """
     texts = []
     for dtype, error in errors.items():
@@ -191,7 +191,7 @@ def _check_errors(errors: Mapping[torch.dtype, float]) -> str:
 
 
 def _run(attention: Attention, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Returns the output, and the gradients of q, k and v; the last of `tensors` is that of the output."""
+    """Returns the output and the gradients of q, k, and v. `tensors` ends with the output's gradient."""
     *qkv, grad_out = tensors
     qkv = [tensor.detach().requires_grad_() for tensor in qkv]
     out = attention(*qkv)

@@ -1,4 +1,4 @@
-"""The parts of the check, and how one of them runs."""
+"""The parts of the GPU check, and the function that runs a part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class NotRun(Exception):
-    """Raised by a part that cannot run here; the message says why."""
+    """Raised by a part that cannot run here. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Part:
     """One part of the check.
 
     Attributes:
-        name: shown in the report.
-        module, function: takes the device and returns what the report shows of a success. It raises
-            `NotRun`, or any other exception for a failure.
-        num_gpus: GPUs that it needs.
-        packages: packages that it needs and that have no stand-in here.
+        name: name in the report.
+        module, function: names of a module and its function. The function takes the device and returns the
+            report's text. It raises `NotRun` if it cannot run, and any other exception on failure.
+        num_gpus: number of GPUs that the part needs.
+        packages: packages that the part needs. A stand-in does not suffice.
     """
 
     name: str
@@ -64,13 +64,13 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome of a part.
+    """The outcome of a part.
 
     Attributes:
-        part: its name.
-        outcome: "passed", "failed" or "not run".
-        detail: one line.
-        trace: the traceback of a failure.
+        part: the part's name.
+        outcome: "passed", "failed", or "not run".
+        detail: one line about the outcome.
+        trace: the traceback of a failure, else "".
     """
 
     part: str
@@ -84,8 +84,8 @@ def run(part: Part, device: torch.device, num_gpus: int) -> Result:
 
     Args:
         part: the part.
-        device: a GPU; "cpu" to try the code itself, as the tests of this check do.
-        num_gpus: GPUs of this machine, however many the part needs.
+        device: a GPU. The tests of this check pass the CPU.
+        num_gpus: number of GPUs in this machine.
     """
     if num_gpus < part.num_gpus:
         needed = "a GPU" if part.num_gpus == 1 else f"{part.num_gpus} GPUs"
@@ -97,7 +97,7 @@ def run(part: Part, device: torch.device, num_gpus: int) -> Result:
         function = getattr(importlib.import_module(f"benchmarks.gpu_check.{part.module}"), part.function)
         detail = function(device)
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # errors of kernels show up here
+            torch.cuda.synchronize(device)  # raises the errors of kernels
     except (NotRun, ImportError) as reason:
         return Result(part.name, "not run", str(reason))
     except Exception as error:
@@ -132,7 +132,7 @@ def forbid_synchronization(device: torch.device) -> Iterator[None]:
 
 
 def find_line(stack: traceback.StackSummary, but_not_in: str = "") -> str:
-    """Returns the innermost line of this repository: what synchronized, say. Empty if there is none."""
+    """Returns the innermost stack line in this repository, except in the file `but_not_in`, or ""."""
     for frame in reversed(stack):
         path = Path(frame.filename)
         is_ours = path.is_relative_to(REPOSITORY) and ".venv" not in path.parts

@@ -1,4 +1,4 @@
-"""Tests and the demo over NCCL, in processes of their own with a GPU each."""
+"""Tests and the demo over NCCL, in separate processes with one GPU each."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import torch
 
 from benchmarks.gpu_check.parts import REPOSITORY
 
-LINES_SHOWN = 80  # of the output of a command that fails
+LINES_SHOWN = 80  # last lines of a failed command's output
 TIMEOUT_S = 3600
 
 
 def run_gradient_tests(device: torch.device) -> str:
-    """Runs the tests that no shuffler setting, cut samples included, changes what a step learns."""
+    """Tests that no shuffler setting, pieces included, changes what a step learns."""
     return _run_pytest(device, "tests/test_gradients.py", "tests/test_gradients_of_pieces.py")
 
 
 def run_exchange_tests(device: torch.device) -> str:
-    """Runs the tests that both exchanges deliver the planned samples bit for bit."""
+    """Tests that both exchanges deliver the planned samples bit for bit."""
     return _run_pytest(device, "tests/commons/distributed/test_exchange.py")
 
 
 def run_demo(device: torch.device) -> str:
-    """Trains as `make demo` does, as loaded and balanced, on two GPUs."""
+    """Runs `make demo`, which trains as loaded and balanced, on two GPUs."""
     with tempfile.TemporaryDirectory() as folder:
         run_python("-m", "benchmarks.demo", folder)
         arms = json.loads((Path(folder) / "summary.json").read_text())["balanced"]
@@ -37,20 +37,20 @@ def run_demo(device: torch.device) -> str:
 
 
 def _run_pytest(device: torch.device, *paths: str) -> str:
-    """Runs tests with pools of processes on a type of device; those with too many ranks are skipped."""
-    # Without the options of pyproject.toml, which need plugins.
+    """Runs tests in pools of processes on a type of device. Skips tests that need more ranks than devices."""
+    # Drops the options of pyproject.toml, which need plugins.
     options = ("-o", "addopts=", "-q", "-p", "no:cacheprovider")
     return run_python("-m", "pytest", *options, *paths, TEST_DEVICE=device.type).strip().splitlines()[-1]
 
 
 def run_python(*command: str, **environment: str) -> str:
-    """Returns what a Python command prints.
+    """Returns the output of a Python command, including stderr.
 
     Raises:
-        RuntimeError: it fails; its last lines are in a note.
-        subprocess.TimeoutExpired: it takes too long.
+        RuntimeError: the command fails. A note has the last lines of its output.
+        subprocess.TimeoutExpired: the command takes longer than `TIMEOUT_S`.
     """
-    # Without what describes this process to torch.distributed.
+    # Drops the variables that describe this process to torch.distributed.
     ours = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
     inherited = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The report of the check, in Markdown to be pasted into an issue."""
+"""The report of the GPU check, as Markdown to paste into an issue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("triton", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "tensordict",
 
 
 def make_report(results: Sequence[Result], stand_ins: Sequence[str]) -> str:
-    """Returns the machine, a line per part, and the traceback of each failure."""
+    """Returns the report: the machine, one line per part, and the traceback of each failure."""
     described = describe_machine()
     if stand_ins:
         described.append(["stand-ins", "; ".join(stand_ins)])
@@ -32,8 +32,8 @@ def make_report(results: Sequence[Result], stand_ins: Sequence[str]) -> str:
 
 
 def describe_machine() -> list[list[str]]:
-    """Returns names and values: GPUs, CPU, versions and the commit."""
-    from hstu.modules.triton_compiler import ptxas_version  # its package needs TorchRec, or the stand-ins
+    """Returns (name, value) rows that describe the GPUs, the CPU, the versions, and the commit."""
+    from hstu.modules.triton_compiler import ptxas_version  # needs TorchRec or its stand-in
 
     described = machine()
     installed = {each.name: each.version for each in importlib.metadata.distributions()}

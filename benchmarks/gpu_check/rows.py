@@ -1,4 +1,4 @@
-"""Packing, gathering and the exchange on one GPU, compared bit for bit with the CPU."""
+"""Packing, gathering, and the exchange on one GPU, compared bit for bit with the CPU."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from commons.sequence_batch.row_schema import Schema
 
 NUM_ROWS = 300
 ALIGNMENT_DRAWS = 50
-FIELD_ALIGNMENT = 16  # what kernels that load vectors of words expect of the tensors they are given
+FIELD_ALIGNMENT = 16  # bytes, as kernels with vectorized loads require of their tensors
 STREAM_STEPS = 12
-DELAY_CYCLES = 50_000_000  # some 30 ms on a GPU: many times what the host needs to queue a step
-WIDE_LIMIT, IDS_LIMIT = 1.1, 4.0  # of the bytes of the rows; ids take indices as large as themselves
+DELAY_CYCLES = 50_000_000  # about 30 ms on a GPU, many times longer than the host takes to queue a step
+WIDE_LIMIT, IDS_LIMIT = 1.1, 4.0  # peak ÷ bytes of the rows; ids need indices as large as themselves
 
 Fields = dict[str, Any]
 
@@ -43,14 +43,14 @@ def check_packing(device: torch.device) -> str:
 
 
 def check_gathering(device: torch.device) -> str:
-    """Gathers rows of a batch, and rows that went through bytes, without synchronization."""
+    """Gathers rows from a batch and from buffers of bytes, without synchronization."""
     host = _draw_fields(seed=1)
     _check_on_device(_make_gather(host), host, device)
     return f"from a batch and from three buffers of bytes, {_name_tensors()}"
 
 
 def check_alignment(device: torch.device) -> str:
-    """Checks that every tensor handed out starts at a multiple of 16 bytes."""
+    """Checks that every tensor of a gathered batch starts at a multiple of 16 bytes."""
     num_tensors = 0
     for seed in range(ALIGNMENT_DRAWS):
         rng = np.random.default_rng(seed)
@@ -66,7 +66,7 @@ def check_alignment(device: torch.device) -> str:
 
 
 def check_memory(device: torch.device) -> str:
-    """Compares the peak memory of gathering rows with their size."""
+    """Compares the peak memory of a gather with the size of its rows."""
     if device.type != "cuda":
         raise NotRun("reads the counters of torch's CUDA allocator")
     wide = torch.zeros(1 << 15, 1024, dtype=torch.bfloat16, device=device)
@@ -87,16 +87,16 @@ def check_exchange(device: torch.device) -> str:
     host = _draw_fields(seed=2)
     with group_of_one(device) as backend:
         exchange = _make_exchange(host)
-        exchange(move(host, device))  # makes the communicator
+        exchange(move(host, device))  # the first call creates the communicator
         _check_on_device(exchange, host, device, expected=_make_reorder(host, np.arange(NUM_ROWS))(host))
     return f"all-to-all over {backend}, {_name_tensors()}"
 
 
 def check_streams(device: torch.device) -> str:
-    """Delays the stream of copy and exchange, and computes on the default stream.
+    """Delays the copy and exchange stream, and computes on the default stream.
 
-    Each step's pinned batch is dropped once its copy is queued, as a pipeline does, so that its memory, and
-    that of the indices, is free for the next one while the stream still sleeps.
+    Like a pipeline, each step drops its pinned batch once the copy is queued. So the memory of the batch and
+    of its indices is free for the next step while the stream still sleeps.
     """
     hosts = [_draw_fields(seed) for seed in range(STREAM_STEPS)]
     expected = [_sum_bytes(host).tolist() for host in hosts]
@@ -123,7 +123,7 @@ def check_streams(device: torch.device) -> str:
 
 @contextmanager
 def group_of_one(device: torch.device) -> Iterator[str]:
-    """While active, the default process group is this process alone. Yields its backend for the device."""
+    """While active, this process is the whole default process group. Yields the name of its backend."""
     on_gpu = device.type == "cuda"
     if on_gpu and not dist.is_nccl_available():
         raise NotRun("this torch has no NCCL")
@@ -137,7 +137,7 @@ def group_of_one(device: torch.device) -> Iterator[str]:
 
 
 def move(fields: Fields, device: torch.device, pin: bool = False) -> Fields:
-    """Returns the fields on a device, copied from pinned memory without waiting if `pin`."""
+    """Returns the fields on a device. `pin` copies them from pinned memory, without waiting."""
 
     def copy(tensor: torch.Tensor | None) -> Any:
         if tensor is None:
@@ -163,7 +163,7 @@ def move(fields: Fields, device: torch.device, pin: bool = False) -> Fields:
 def _check_on_device(
     function: Callable[[Fields], Fields], host: Fields, device: torch.device, expected: Fields | None = None
 ) -> None:
-    """Raises an error if a function gives other bits than on the CPU, or `expected`, or synchronizes."""
+    """Checks that a function returns `expected` without synchronization. None means its result on the CPU."""
     fields = move(host, device)
     with forbid_synchronization(device):
         got = function(fields)
@@ -177,7 +177,7 @@ def _check_on_device(
 
 
 def _draw_fields(seed: int, num_rows: int = NUM_ROWS) -> Fields:
-    """Draws fields of several kinds and dtypes on the host."""
+    """Returns random host fields of several kinds and dtypes."""
     rng = np.random.default_rng(seed)
 
     def draw(count: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -209,13 +209,13 @@ def _read_lengths(fields: Fields) -> np.ndarray:
 
 
 def _make_reorder(host: Fields, rows: np.ndarray, padding: int = 0) -> Callable[[Fields], Fields]:
-    """Returns a function that packs fields, and gathers all rows in another order, and padding after them."""
+    """Returns a function that packs fields, and gathers `rows` in their order, followed by padding rows."""
     schema, lengths = Schema.of(host), _read_lengths(host)
     return lambda fields: select_rows([PackedRows.pack(fields, schema, lengths)], rows, len(rows) + padding)
 
 
 def _make_gather(host: Fields) -> Callable[[Fields], Fields]:
-    """Returns a function that sends a third of the rows each through bytes, and gathers from all sources."""
+    """Returns a function that copies rows into three byte buffers, and gathers from these and the batch."""
     rng = np.random.default_rng(1)
     schema, lengths = Schema.of(host), _read_lengths(host)
     chunks = np.split(rng.permutation(NUM_ROWS), 3)
@@ -239,8 +239,8 @@ def _make_gather(host: Fields) -> Callable[[Fields], Fields]:
 def _make_exchange(host: Fields) -> Callable[[Fields], Fields]:
     """Returns a function that sends all rows through the process group of one rank.
 
-    `transfer` copies the rows that stay on their rank. So this process takes part as rank 1, and all rows go
-    to rank 0 and come from it, which is itself.
+    `transfer` sends no rows that stay on their rank. So this process poses as rank 1, which sends all rows to
+    rank 0 of the group and receives all rows from it. Rank 0 is also this process.
     """
     from commons.distributed.exchange import RowsOf, direct_route, transfer
 
@@ -251,7 +251,7 @@ def _make_exchange(host: Fields) -> Callable[[Fields], Fields]:
 
 
 def _measure_peak(values: torch.Tensor, device: torch.device) -> int:
-    """Returns the peak memory of gathering rows of these values."""
+    """Returns the peak bytes on the device that gathering rows of `values` allocates."""
     num_rows = 1024
     lengths = torch.full((num_rows,), len(values) // num_rows, device=device)
     fields = {"values": JaggedTensor(values, lengths=lengths)}
@@ -279,7 +279,7 @@ def _view_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_bytes(fields: Fields) -> torch.Tensor:
-    """Returns an int64 per tensor that depends on every byte and its place; no synchronization."""
+    """Returns an int64 checksum per tensor over its bytes and their positions, without synchronization."""
     values = [_view_bytes(tensor).long() for _, tensor in _list_tensors(fields)]
     return torch.stack([(each * torch.arange(1, len(each) + 1, device=each.device)).sum() for each in values])
 

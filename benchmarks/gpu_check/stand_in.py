@@ -1,7 +1,7 @@
 """Minimal stand-ins for TorchRec's jagged tensors and for tensordict, for machines that lack them.
 
-Packing, the exchange and attention only read values, lengths and weights. With stand-ins for these classes,
-the same code runs where TorchRec cannot be installed.
+Packing, the exchange, and attention read only values, lengths, and weights. With stand-ins for the classes,
+the same code runs on machines where TorchRec cannot be installed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 
 
 def install_where_missing() -> list[str]:
-    """Puts a stand-in into `sys.modules` for each of torchrec and tensordict that cannot be imported.
+    """Puts stand-ins for torchrec and tensordict into `sys.modules` if their imports fail.
 
     Returns:
-        The packages that have a stand-in, each with the reason.
+        The names of the replaced packages, each with its import error.
     """
     replaced = []
     for name, modules in (("tensordict", _make_tensordict()), ("torchrec", _make_torchrec())):
         try:
             importlib.import_module(f"{name}.sparse.jagged_tensor" if name == "torchrec" else name)
-        except Exception as error:  # an import may fail in any way, as with an fbgemm of another torch
+        except Exception as error:  # of any type, for example if fbgemm is built for another torch
             for loaded in [key for key in sys.modules if key.partition(".")[0] == name]:
                 del sys.modules[loaded]
             sys.modules.update(modules)
@@ -49,7 +49,7 @@ class _Jagged:
         )
 
     def weights(self) -> torch.Tensor:
-        """Returns the weights; KeyError if there are none."""
+        """Returns the weights. Raises KeyError if there are none."""
         weights = self.weights_or_none()
         if weights is None:
             raise KeyError("this jagged tensor has no weights")
@@ -57,11 +57,11 @@ class _Jagged:
 
 
 class JaggedTensor(_Jagged):
-    """Rows of different lengths, one after another, as `torchrec.sparse.jagged_tensor.JaggedTensor`."""
+    """Rows of different lengths, like `torchrec.sparse.jagged_tensor.JaggedTensor`."""
 
 
 class KeyedJaggedTensor(_Jagged):
-    """Several jagged features, as `torchrec.sparse.jagged_tensor.KeyedJaggedTensor`."""
+    """Several jagged features, like `torchrec.sparse.jagged_tensor.KeyedJaggedTensor`."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ def _make_module(name: str, **members: Any) -> types.ModuleType:
 
 
 def _make_placeholders(*names: str) -> dict[str, type]:
-    """Returns classes of which nothing is an instance, for `isinstance` checks."""
+    """Returns classes that have no instances, for `isinstance` checks."""
     return {name: type(name, (), {}) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""Training steps of the demo's HSTU model on one GPU, in the pipeline that trains."""
+"""Training steps of the demo's HSTU model on one GPU, run by the training pipeline."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from commons.training import OptimizerArgs, TrainerArgs, rank_process, shard_mod
 from commons.training.training_state import Progress, training_batches
 
 STEPS, WARM_UP_STEPS = 3, 2
-TOLERANCE = 1e-5  # relative; a GPU adds up gradients in any order
+TOLERANCE = 1e-5  # relative; a GPU sums gradients in varying order
 
-# Runs a training step and returns its loss, on the device.
+# Runs a training step and returns its loss, which stays on the device.
 Step = Callable[[], torch.Tensor]
 
 
 def check_streams(device: torch.device) -> str:
-    """Compares the losses of steps with and without a delay on the stream of copy and exchange."""
+    """Compares the losses of steps with and without a delay on the copy and exchange stream."""
     losses = []
     for cycles in (0, DELAY_CYCLES):
         with _training(device, cycles) as step:
@@ -40,7 +40,7 @@ def check_streams(device: torch.device) -> str:
 
 
 def read_memory(device: torch.device) -> str:
-    """Reads the peak memory of a step."""
+    """Measures the peak memory of a step."""
     if device.type != "cuda":
         raise NotRun("reads the counters of torch's CUDA allocator")
     with _training(device) as step:
@@ -54,7 +54,7 @@ def read_memory(device: torch.device) -> str:
 
 
 def list_synchronizations(device: torch.device) -> str:
-    """Lists where a step makes the host wait for the GPU. Passes whatever they are."""
+    """Lists the places where a step makes the host wait for the GPU. The check passes with any list."""
     with _training(device) as step:
         for _ in range(WARM_UP_STEPS):
             step()
@@ -66,7 +66,7 @@ def list_synchronizations(device: torch.device) -> str:
 
 @contextmanager
 def _training(device: torch.device, delay_cycles: int = 0) -> Iterator[Step]:
-    """While active, this process trains; yields the step, before which copy and exchange are delayed."""
+    """Sets up training in this process. Yields the step, which first delays the copy and exchange stream."""
     try:
         with rank_process():
             make_task = parse_config("hstu")
@@ -86,13 +86,13 @@ def _training(device: torch.device, delay_cycles: int = 0) -> Iterator[Step]:
 
             yield step
     finally:
-        if dist.is_initialized():  # after a failure
+        if dist.is_initialized():  # left over after a failure
             dist.destroy_process_group()
 
 
 @contextmanager
 def record_synchronizations(device: torch.device) -> Iterator[Counter[str]]:
-    """While active, counts the lines of this repository that synchronize, or that call what does."""
+    """Yields a counter of synchronizations, by the innermost line of this repository that caused them."""
     places: Counter[str] = Counter()
 
     def record(message: Any, *_: Any, **__: Any) -> None:

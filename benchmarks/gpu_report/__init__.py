@@ -1,1 +1,1 @@
-"""One command for a stranger with two GPUs: check, train, report."""
+"""One command that checks two GPUs, trains on them, and writes a report."""

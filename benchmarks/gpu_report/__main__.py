@@ -1,7 +1,7 @@
-"""Checks two GPUs, trains with the stage off, on and off again in turns, and writes one file to be reported.
+"""Checks two GPUs, alternates training with the stage off, on, and off again, and writes a report file.
 
-`ci/gpu_report` installs what this needs on a machine with GPUs, and runs it. Without GPUs it is a rehearsal,
-with gloo in NCCL's place, and the file says so.
+`ci/gpu_report` installs the requirements on a machine with GPUs, and runs this command. Without GPUs, the run
+is a rehearsal with gloo in place of NCCL, and the file says so.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RANKS = 2
 
 
 def main() -> None:
-    """Writes the report, and prints what it says."""
+    """Writes the report, and prints a summary."""
     parser = argparse.ArgumentParser("python -m benchmarks.gpu_report", description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, default=Path("out/gpu-report.json"))
     file, start = parser.parse_args().file, time.perf_counter()
-    # The demo would train as this does, on fewer samples.
+    # The demo is left out, because it trains in the same way on fewer samples.
     results, stand_ins = run_parts([part for part in PARTS if part.function != "run_demo"])
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     training = (

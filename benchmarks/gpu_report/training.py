@@ -1,4 +1,4 @@
-"""Trains with the stage off, on and off again, in turns."""
+"""Training with the stage off, on, and off again, in alternating blocks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from commons.training import TrainerArgs
 
 OFF, ON, OFF_AGAIN = "off", "on", "off again"
 WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 3, 20, 5
-OF_A_REHEARSAL = 1, 2, 1  # the same
-# A step of tens of milliseconds on a GPU; the demo's model is for CPUs.
+OF_A_REHEARSAL = 1, 2, 1  # the same numbers, without GPUs
+# The demo's model is sized for CPUs. A step of this model takes tens of milliseconds on a GPU.
 LARGER_MODEL = {
     "NetworkArgs.num_layers": 8,
     "NetworkArgs.hidden_size": 512,
@@ -26,7 +26,7 @@ LARGER_MODEL = {
 
 
 def train(device: torch.device) -> Record:
-    """Trains on a rank; returns throughput, losses and imbalance of each way."""
+    """Trains on this rank, and returns the throughput, losses, and imbalance of each arm."""
     make_task = parse_config("hstu")
     on_gpu = device.type == "cuda"
     if on_gpu:

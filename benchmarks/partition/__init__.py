@@ -1,1 +1,1 @@
-"""The partition algorithms: how well they balance, what they move, and how long they take."""
+"""Benchmarks of the partition algorithms: their balance, their moves, and their time."""

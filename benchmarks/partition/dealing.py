@@ -1,7 +1,7 @@
-"""How evenly, and with how many unique ids, a sampler deals a stream's global batches to ranks.
+"""Measures the ranks' balance and unique ids when a sampler deals them a stream's global batches.
 
-The stream has the shape of MLPerf Training's for HSTU on Yambda-5B. A window is a day, and in it users follow
-one another, or are shuffled. A sample is a listen, with the user's events before it.
+The stream resembles that of MLPerf Training for HSTU on Yambda-5B. A sample is one listen, with the user's
+earlier events. A window is one day, in which users follow one another or samples are shuffled.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from commons.advisor.public_data import PUBLIC_DATA
 from commons.partition import imbalance, loads, rebalance, refined
 from commons.perf_model import HSTUFlops
 
-# Published: a user's events in 300 days, users, and the shares of events that are listens, or in each pool.
+# Published: events per user in 300 days, number of users, and shares of events that are listens or in a pool.
 YAMBDA, USERS, DAYS = PUBLIC_DATA["yambda-5b"], 1_000_000, 300
 LISTENS, POOLS = 0.972, (0.613, 0.359, 0.019)
-# The benchmark's settings: events of a history that are looked at, most of each pool, and other tokens.
+# MLPerf's settings: scanned events of a history, largest number of events per pool, and other tokens.
 SCANNED, MOST_OF_POOL, OTHER_TOKENS = 20_000, 1362, 9
 MODEL = HSTUFlops(num_layers=3, hidden_size=512, num_heads=4, head_dim=128)
-# The rows of its local script, and its smallest and largest global batch.
+# (ranks, rows) of MLPerf's local script, and of its smallest and its largest global batch.
 SIZES = ((8, 32), (8, 1024), (64, 512))
-# Shares of a window within which samples are shuffled: its default, one that it recommends, and all.
+# Share of a window within which samples are shuffled: MLPerf's default, its recommendation, and all.
 SHUFFLED = {"none": 0.0, "in 3%": 0.03, "all": 1.0}
-# Ours: nobody publishes how many users listen on a day, and this is past the middle of the 300.
+# Assumed, as nobody publishes it: the share of users active on a day. The day is past the middle of the 300.
 ACTIVE, DAY = 0.4, 225
 DRAWS = 30
 
@@ -47,8 +47,8 @@ class Window:
     """The listens of a day, by user.
 
     Attributes:
-        ends: int64 `[users]`, listens of each user and all before it.
-        earlier: int64 `[users]`, events of each before the day.
+        ends: number of listens up to and including each user, int64 `[users]`.
+        earlier: number of each user's events before the day, int64 `[users]`.
     """
 
     ends: np.ndarray
@@ -57,13 +57,13 @@ class Window:
 
 @dataclass(frozen=True)
 class Events:
-    """A global batch of listens, in the order of the stream; all arrays are int64 `[samples]`.
+    """A global batch of listens, in the order of the stream. All arrays are int64 `[samples]`.
 
     Attributes:
-        ranks: number of ranks that share it.
-        user: the user of each.
-        ends: the user's events before each.
-        lengths: those of them in the sample, the last ones.
+        ranks: number of ranks that share the batch.
+        user: user of each sample.
+        ends: number of the user's events before each listen.
+        lengths: number of events in each sample, the latest of the user's earlier events.
     """
 
     ranks: int
@@ -73,16 +73,16 @@ class Events:
 
     @property
     def tokens(self) -> np.ndarray:
-        """Tokens of each, int64 `[samples]`."""
+        """Tokens of each sample, int64 `[samples]`."""
         return self.lengths + OTHER_TOKENS
 
     @property
     def costs(self) -> np.ndarray:
-        """FLOPs of each, int64 `[samples]`."""
+        """FLOPs of each sample, int64 `[samples]`."""
         return MODEL.per_sample(self.tokens)
 
     def count_unique_ids(self, samples: np.ndarray) -> int:
-        """Returns the different events in these samples, if no two events have the same item."""
+        """Returns the number of distinct events in these samples, as if every event had its own item."""
         _, user = np.unique(self.user[samples], return_inverse=True)
         last, first = np.zeros(user.max() + 1, np.int64), np.full(user.max() + 1, YAMBDA.most)
         np.maximum.at(last, user, self.ends[samples])
@@ -94,7 +94,7 @@ def _round_robin(events: Events) -> np.ndarray:
     return np.arange(len(events.user)) % events.ranks
 
 
-# Functions that return the indices of each rank's samples; `examples/stream_sampler.py` has the last.
+# Functions that return each rank's sample indices. `examples/stream_sampler.py` uses the last function.
 DEALS: dict[str, Callable[[Events], list[np.ndarray]]] = {
     "round robin": lambda events: [
         np.flatnonzero(_round_robin(events) == rank) for rank in range(events.ranks)
@@ -108,26 +108,26 @@ DEALS: dict[str, Callable[[Events], list[np.ndarray]]] = {
 
 
 def measure() -> Record:
-    """Returns a record for each size, order and way to deal: means over global batches."""
+    """Returns means over global batches, one record per combination of size, order, and way to deal."""
     sizes = [{"ranks": ranks, "rows": rows} for ranks, rows in SIZES]
     cases = [size | case for size in sizes for case in list_cases(shuffled=SHUFFLED, deal=DEALS)]
     return {"records": measure_cases(cases, _measure, "dealing"), "machine": machine()}
 
 
 def _measure(ranks: int, rows: int, shuffled: str, deal: str) -> Record:
-    """Returns means over global batches, and the median milliseconds of CPU time to deal one."""
+    """Returns means over global batches, and the milliseconds of CPU time to deal one."""
     rng, figures, times = np.random.default_rng([ranks, rows]), [], []
     for _ in range(DRAWS + 1):
         events = _draw_batch(_draw_window(), ranks, rows, SHUFFLED[shuffled], rng)
         partition, ms = time_call(partial(DEALS[deal], events), time.process_time)
         figures.append(_assess(events, partition))
         times.append(ms)
-    return average(figures[1:]) | {"ms": summarize(times[1:])}  # the first compiles
+    return average(figures[1:]) | {"ms": summarize(times[1:])}  # the first call compiles
 
 
 @cache
 def _draw_window() -> Window:
-    """Draws a day: users listen on it with the same probability, and in proportion to all their events."""
+    """Returns a random day. All users are equally likely to be active, and listen in proportion to events."""
     rng = np.random.default_rng(0)
     scale = np.sqrt(2 * np.log(YAMBDA.mean / YAMBDA.median))
     events = rng.lognormal(np.log(YAMBDA.median), scale, USERS).clip(1, YAMBDA.most)
@@ -137,7 +137,7 @@ def _draw_window() -> Window:
 
 
 def _draw_batch(window: Window, ranks: int, rows: int, shuffled: float, rng: np.random.Generator) -> Events:
-    """Draws consecutive listens of a window that is shuffled in segments of this share of it."""
+    """Returns a random global batch from a window shuffled in segments. `shuffled` is a segment's share."""
     count, size = int(window.ends[-1]), ranks * rows
     segment = max(int(shuffled * count), size)
     listens = rng.integers(count - segment + 1) + rng.choice(segment, size, replace=False)
@@ -160,7 +160,7 @@ def _assess(events: Events, partition: list[np.ndarray]) -> dict[str, float]:
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker, with a column for each way to deal: balance and ids; time."""
+    """Returns the Markdown for each marker, with a column for each way to deal."""
     size = {"ranks × rows": "{ranks} × {rows:,}", "shuffled": "{shuffled}"}
     shown = [record | {"thousands": record["unique_ids"] / 1000} for record in figures["records"]]
     cell = "{imbalance:.3f} / {tokens:.3f} / {thousands:,.0f}k"

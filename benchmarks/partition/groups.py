@@ -1,4 +1,4 @@
-"""Samples of one user share ids: how many ids ranks look up, and what keeping users together costs."""
+"""Measures how many ids ranks look up, and how many bytes move, if samples of the same user share ids."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ LENGTHS: dict[str, Lengths] = {
     LOGNORMAL: draw_lognormal,
 }
 SAMPLES_PER_USER, RANKS, HIDDEN_SIZE = (4, 16), (8, 64), 128
-SHARED = 0.9  # of a sample's ids, with all other samples of its user
+SHARED = 0.9  # share of a sample's ids that all samples of its user contain
 TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
 class UserMajorBatch(GlobalBatch):
-    """The samples of one step, in which those of a user follow one another.
+    """The samples of one step, in which each user's samples follow one another.
 
     Attributes:
-        user: int64 `[samples]`, the user of each.
-        shared: int64 `[users]`, ids that all samples of a user have.
-        own: int64 `[users]`, ids that one sample alone has.
+        user: user of each sample, int64 `[samples]`.
+        shared: number of ids that all samples of a user contain, int64 `[users]`.
+        own: number of ids per sample that no other sample contains, int64 `[users]`.
     """
 
     user: np.ndarray
@@ -42,7 +42,7 @@ class UserMajorBatch(GlobalBatch):
     own: np.ndarray
 
     def count_unique_ids(self, partition: list[np.ndarray]) -> np.ndarray:
-        """Returns the different ids on each rank, int64 `[ranks]`."""
+        """Returns the number of distinct ids on each rank, int64 `[ranks]`."""
         users = [self.user[samples] for samples in partition]
         return np.array([self.own[each].sum() + self.shared[np.unique(each)].sum() for each in users])
 
@@ -56,7 +56,7 @@ USERS_TOGETHER: dict[str, Place] = {
 
 
 def measure_groups(draws: int) -> list[Record]:
-    """Returns a record for each lengths, samples per user, ranks and placement: means over draws."""
+    """Returns means over draws, one record per lengths, samples per user, ranks, and placement."""
 
     def measure(lengths: str, samples_per_user: int, ranks: int, placement: str) -> Record:
         rng = np.random.default_rng([0, ranks])
@@ -68,7 +68,7 @@ def measure_groups(draws: int) -> list[Record]:
 
 
 def _draw_users(lengths: Lengths, per_user: int, ranks: int, rng: np.random.Generator) -> UserMajorBatch:
-    """Draws users of equally long samples."""
+    """Returns a random batch in which each user's samples are equally long."""
     items = lengths(rng, ROWS_PER_RANK * ranks // per_user).astype(np.int64)
     own = np.rint((1 - SHARED) * items).astype(np.int64)
     user = np.repeat(np.arange(len(items)), per_user)
@@ -78,7 +78,7 @@ def _draw_users(lengths: Lengths, per_user: int, ranks: int, rng: np.random.Gene
 
 
 def _assess(batch: UserMajorBatch, partition: list[np.ndarray]) -> dict[str, float]:
-    """Returns unique ids ÷ those as loaded, in the mean and on the rank with most, and bytes moved."""
+    """Returns unique ids ÷ unique ids as loaded, of the mean rank and of the fullest, and bytes moved."""
     before, after = map(batch.count_unique_ids, (PLACEMENTS["as loaded"](batch), partition))
     stayed = [samples[batch.home[samples] == rank] for rank, samples in enumerate(partition)]
     return {
@@ -89,8 +89,8 @@ def _assess(batch: UserMajorBatch, partition: list[np.ndarray]) -> dict[str, flo
 
 
 def tabulate_groups(groups: list[Record]) -> str:
-    """Returns Markdown with a column for each placement."""
-    # The committed figures have other placements and tolerances, too.
+    """Returns a table with a column for each placement."""
+    # The committed figures also contain other placements and tolerances.
     shown = [
         record
         for record in groups

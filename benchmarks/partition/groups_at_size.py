@@ -1,4 +1,4 @@
-"""How few ranks compute each user's samples, and the time of planning, up to 512 ranks or 1,024 rows."""
+"""Measures ranks per user and the time of planning with groups, up to 512 ranks or 1,024 rows per rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.partition.user_streams import LENGTHS, ORDERS, USERS, draw
 from commons.partition import imbalance, lower_bound, rebalance
 
 SIZES = ((8, 32), (64, 32), (8, 512), (512, 32), (32, 1024))
-# What MLPerf Training's sampler for HSTU on Yambda-5B deals to 8 ranks: rows, samples of a user, events.
+# Streams of MLPerf Training's sampler for HSTU on Yambda-5B, on 8 ranks: (rows, samples per user, events).
 MLPERF = ((128, "38 each", "20 to 200"), (1024, "38 each", "20 to 200"), (1024, "386 each", "2048"))
 TOLERANCE = 0.01
 MANY_SAMPLES, DRAWS = 4096, 3
@@ -34,7 +34,7 @@ def measure() -> Record:
 
 
 def _measure(ranks: int, rows: int, users: str, lengths: str, order: str, equal_rows: bool) -> Record:
-    """Returns means over draws; `ms` of CPU time are those of the faster of two calls."""
+    """Returns means over draws. `ms` is the CPU time of the faster of two calls."""
     figures = []
     for seed in range(DRAWS if ranks * rows < MANY_SAMPLES else 1):
         stream = draw(ranks, rows, users, lengths, order, seed)
@@ -49,7 +49,7 @@ def _measure(ranks: int, rows: int, users: str, lengths: str, order: str, equal_
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker: the worst of all streams at a size, and MLPerf's."""
+    """Returns the Markdown for each marker: the worst streams at each size, and MLPerf's streams."""
     worst: dict[tuple[str, str], Record] = {}
     for record in figures["now"]:
         size = f"{record['ranks']} × {record['rows']:,}"

@@ -1,6 +1,6 @@
-"""How well the partition algorithms balance, what they move, and how long they take.
+"""Measures how well the partition algorithms balance, how much they move, and how long they take.
 
-Computed loads of random histories, and of MovieLens 100K's where its folder is given.
+The loads are computed for random histories, and for MovieLens 100K's if its folder is given.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ from benchmarks.partition.windows import measure_windows, tabulate_windows
 from commons.partition import imbalance, lower_bound
 from commons.partition.problem import number_of_part
 
-# Lengths, and width of the layer.
+# (lengths, width of the layer)
 CASES = (
     *((ML_100K, 128), (ML_100K, 1024), (ML_100K_NEWEST, 128), (LOGNORMAL, 128), (LOGNORMAL, 1024)),
     *((ZIPF, 128), (YAMBDA, 1024), (KUAIRAND, 1024), (TAOBAO, 128), (TAOBAO, 1024)),
 )
 DRAWS, PASSES = 30, 2
-CALLS = {8: 240, 64: 240, 256: 90, 1024: 30}  # by ranks
+CALLS = {8: 240, 64: 240, 256: 90, 1024: 30}  # by number of ranks
 SHOWN_RANKS = (8, 64, 1024)
-# Placements by title.
+# Names of placements by title.
 KARMARKAR_KARP = {"Karmarkar–Karp": "karmarkar_karp"}
 TIMED = KARMARKAR_KARP | {"longest first": "longest_processing_time"}
 TIMED |= {name: name for name in ("refined", "rebalance", REBALANCE_NODES)}
 
-# Records by lengths, hidden size, ranks and placement.
+# Records by lengths, hidden size, ranks, and placement.
 Known = Mapping[tuple[str, int, int, str], Record]
 
 
 def measure(movielens: Path | None = None) -> Record:
-    """Returns records of placements, pieces, groups, windows and plans."""
+    """Returns records of placements, pieces, groups, windows, and plans."""
     lengths = list_lengths(movielens)
     return {
         "rows_per_rank": ROWS_PER_RANK,
@@ -79,17 +79,17 @@ def _measure_placements(lengths: dict[str, Lengths]) -> list[Record]:
     cases = [(*case, ranks) for case in CASES if case[0] in lengths for ranks in CALLS]
     figures: dict[tuple, Record] = {}
     times: dict[tuple, list[float]] = {}
-    # Whatever slows the machine for some seconds meets one pass of a case, not both.
+    # If the machine slows down for some seconds, it slows only one of the two passes of a case.
     for name, hidden_size, ranks in show_progress(cases * PASSES, "placements"):
         batches = draw_batches(lengths[name], hidden_size, ranks, DRAWS)
         for title, place in PLACEMENTS.items():
             if title == REBALANCE_NODES and ranks <= RANKS_PER_NODE:
                 continue
             key = (name, hidden_size, ranks, title)
-            if key not in figures:  # which compiles, too
+            if key not in figures:  # the calls also compile
                 equal_rows = title != UNEQUAL_ROWS
                 figures[key] = average([_assess(batch, place(batch), equal_rows) for batch in batches])
-            # In turns, so that no call finds its data in the cache.
+            # The batches take turns, so that no call finds its data in the cache.
             turns = batches * -(-CALLS[ranks] // (DRAWS * PASSES))
             calls = [partial(place, batch) for batch in turns]
             times.setdefault(key, []).extend(time_ms(call, time.process_time) for call in calls)
@@ -106,7 +106,7 @@ def _summarize_times(times: list[float]) -> Record:
 
 
 def _assess(batch: GlobalBatch, partition: list[np.ndarray], equal_rows: bool) -> dict[str, float]:
-    """Returns balance, and the shares of all samples and bytes that move."""
+    """Returns the balance, and the percentages of all samples and bytes that move."""
     rank_of = number_of_part(partition, len(batch.home))
     moved = rank_of != batch.home
     crossed = rank_of // RANKS_PER_NODE != batch.home // RANKS_PER_NODE
@@ -120,7 +120,7 @@ def _assess(batch: GlobalBatch, partition: list[np.ndarray], equal_rows: bool) -
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     names = ("lengths", "hidden_size", "ranks", "placement")
     known = {tuple(record[name] for name in names): record for record in figures["placements"]}
     on = (
@@ -155,19 +155,19 @@ def tables(figures: Record) -> dict[str, str]:
 
 
 def _compare(known: Known, case: tuple[str, int, int], figure: str, form: str, unit: str = "") -> str:
-    """Returns a figure of Karmarkar–Karp and of the default, as a phrase."""
+    """Returns a phrase with a figure of Karmarkar–Karp and of the default."""
     of = {name: format(known[*case, name][figure], form) + unit for name in ("karmarkar_karp", "rebalance")}
     return f"{of['karmarkar_karp']} with Karmarkar–Karp and {of['rebalance']} with the default"
 
 
 def _join(known: Known, case: tuple[str, int], ranks: Sequence[int], placement: str, cell: str) -> str:
-    """Returns a placement's figure at each of these numbers of ranks."""
+    """Returns a placement's figure at each number of ranks, joined by " / "."""
     found = [known.get((*case, number, placement)) for number in ranks]
     return " / ".join("–" if record is None else cell.format(**record) for record in found)
 
 
 def _tabulate_cases(known: Known, columns: Mapping[str, tuple[str, str]]) -> str:
-    """Returns a row for each lengths and width, and columns of a placement and its figure."""
+    """Returns a table with a row for each lengths and width. A column has a placement and its figure."""
     measured = [case for case in CASES if (*case, SHOWN_RANKS[0], AS_LOADED) in known]
     rows = [
         [case[0], str(case[1]), *(_join(known, case, SHOWN_RANKS, *column) for column in columns.values())]
@@ -177,7 +177,7 @@ def _tabulate_cases(known: Known, columns: Mapping[str, tuple[str, str]]) -> str
 
 
 def _tabulate_times(known: Known) -> str:
-    """Returns the slowest case at each number of ranks."""
+    """Returns a table of the slowest case at each number of ranks."""
 
     def cell(ranks: int, placement: str) -> str:
         found = (known.get((*case, ranks, placement)) for case in CASES)

@@ -1,4 +1,4 @@
-"""Pieces of long samples: how well ranks balance, what they fetch, and how long the placement takes."""
+"""Measures pieces of long samples: the balance of ranks, the bytes they fetch, and the time to plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from commons.sequence_batch.row_schema import Schema
 from hstu.batch_shuffler import HSTUBatchShuffler
 
 RANKS = (8, 64, 1024)
-# Where whole samples cannot be balanced: lengths, width, and rows per rank.
+# (lengths, width, rows per rank) for which whole samples cannot be balanced.
 CASES = (
     *((LOGNORMAL, 128, ROWS_PER_RANK), (KUAIRAND, 128, ROWS_PER_RANK), (KUAIRAND, 1024, ROWS_PER_RANK)),
     *((PARETO_1_6, 128, ROWS_PER_RANK), (PARETO_1_6, 1024, ROWS_PER_RANK), (PARETO_1_1, 1024, ROWS_PER_RANK)),
@@ -32,14 +32,14 @@ CASES = (
 )
 NAMES = ("lengths", "hidden_size", "rows_per_rank")
 BYTES_PER_NUMBER = 2  # of keys and values, in bfloat16
-CALLS = 3  # of a draw, with and without pieces in turns
+CALLS = 3  # timed calls per draw, alternating with and without pieces
 PARTITIONING = ShufflerSettings(equal_rows=False)
 _ONE = [np.ones(1, dtype=np.int64)]
 _EXAMPLE = make_hstu_batch({"user": _ONE}, _ONE, _ONE, 1)
 
 
 def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
-    """Returns a record for each case and number of ranks: means over draws."""
+    """Returns means over draws, one record per case and number of ranks."""
 
     def measure(lengths: str, hidden_size: int, rows_per_rank: int, ranks: int) -> Record:
         rng = np.random.default_rng([0, ranks])
@@ -77,9 +77,9 @@ def _find_imbalance(plan: ShufflePlan) -> float:
 
 
 def count_fetched_tokens(plan: ShufflePlan) -> int:
-    """Returns the tokens whose keys and values ranks fetch in one layer with causal attention, added up.
+    """Returns the number of tokens whose keys and values all ranks fetch in one layer of causal attention.
 
-    A rank fetches those tokens of a sample that are on other ranks, before the last of its own.
+    For each of its samples, a rank fetches the tokens on other ranks that precede its own last token.
     """
     rows = plan.rows
     if rows.starts_sample.all():
@@ -92,7 +92,7 @@ def count_fetched_tokens(plan: ShufflePlan) -> int:
 
 
 def load_histories(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Format]:
-    """Returns histories of these items, each with a user and an action per item, as ranks loaded them."""
+    """Returns the rows that ranks load, and their format. A history has a user and an action per item."""
     lengths = lengths.astype(np.int64)
     schema, names = Schema.of(_EXAMPLE.per_sample_fields()), tuple(_EXAMPLE.row_counts())
     users, tokens = np.ones_like(lengths), 2 * lengths + 1
@@ -106,7 +106,7 @@ def load_histories(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[R
 
 
 def load_samples(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Cutting]:
-    """Returns `load_histories`, and how they are cut."""
+    """Returns the rows of `load_histories`, and the rules for cutting them."""
     samples, row_format = load_histories(lengths, hidden_size, ranks)
     flops = make_flops(hidden_size)
     cutting = Cutting(
@@ -118,7 +118,7 @@ def load_samples(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[Row
     return samples, cutting
 
 
-# By title, the figure and its digits.
+# (name of the figure, number of its digits), by title.
 _COLUMNS = {
     "whole": ("imbalance_of_whole_samples", 2),
     "in pieces": ("imbalance", 3),
@@ -130,7 +130,7 @@ _COLUMNS = {
 
 
 def tabulate_pieces(pieces: list[Record], sizes: tuple[int, ...]) -> str:
-    """Returns Markdown at these numbers of ranks."""
+    """Returns a table of the figures at these numbers of ranks."""
     cells = [
         record | {"title": title, "text": "–" if record[key] is None else f"{record[key]:.{digits}f}"}
         for record in pieces

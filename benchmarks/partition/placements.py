@@ -21,9 +21,9 @@ class GlobalBatch:
     """The samples of one step, in the order in which the ranks loaded them.
 
     Attributes:
-        ranks: each has loaded as many samples as any other.
-        workloads, tokens, sizes: int64 `[samples]`; FLOPs, tokens and bytes.
-        home: int64 `[samples]`, the rank that loaded each.
+        ranks: number of ranks, which have loaded equally many samples.
+        workloads, tokens, sizes: FLOPs, tokens, and bytes of each sample, int64 `[samples]`.
+        home: rank that loaded each sample, int64 `[samples]`.
     """
 
     ranks: int
@@ -33,11 +33,11 @@ class GlobalBatch:
     home: np.ndarray
 
     def rebalance(self, **options: object) -> list[np.ndarray]:
-        """Returns the indices of each rank's samples by `rebalance`, which heeds bytes."""
+        """Returns each rank's sample indices from `rebalance`, which takes bytes into account."""
         return rebalance(self.workloads, self.home, self.ranks, sizes=self.sizes, **options)
 
 
-# By name, functions that return the indices of each rank's samples. The nodes matter where there are several.
+# Functions that return each rank's sample indices, by name. Nodes matter only if there are several nodes.
 AS_LOADED, REBALANCE_NODES, UNEQUAL_ROWS = "as loaded", "rebalance, nodes of 8", "refined, unequal rows"
 PLACEMENTS: dict[str, Callable[[GlobalBatch], list[np.ndarray]]] = {
     AS_LOADED: lambda batch: np.split(np.arange(len(batch.home)), batch.ranks),
@@ -51,18 +51,18 @@ PLACEMENTS: dict[str, Callable[[GlobalBatch], list[np.ndarray]]] = {
 
 
 def compute_workloads(lengths: np.ndarray, hidden_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns FLOPs of one HSTU layer, and tokens: of n items 2·n + 1."""
+    """Returns each sample's FLOPs in one HSTU layer, and its tokens, 2·n + 1 for n items."""
     tokens = 2 * lengths.astype(np.int64) + 1
     return make_flops(hidden_size).per_sample(tokens), tokens
 
 
 def make_flops(hidden_size: int) -> HSTUFlops:
-    """Returns the FLOPs of one HSTU layer."""
+    """Returns the formula for the FLOPs of one HSTU layer."""
     return HSTUFlops(num_layers=1, hidden_size=hidden_size, num_heads=1, head_dim=hidden_size)
 
 
 def draw_batches(lengths: Lengths, hidden_size: int, ranks: int, draws: int) -> list[GlobalBatch]:
-    """Draws batches, with the same lengths for every hidden size."""
+    """Returns random batches, whose lengths are the same for every hidden size."""
     rng = np.random.default_rng([0, ranks])
     home = np.repeat(np.arange(ranks), ROWS_PER_RANK)
     batches = []

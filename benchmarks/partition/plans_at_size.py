@@ -1,7 +1,7 @@
-"""Prices a plan at 8 to 4,096 ranks, beside steps of several lengths, and what its moves cost.
+"""Measures the cost of plans and of their moves at 8 to 4,096 ranks, beside steps of 20 to 300 ms.
 
-Times are CPU time of one process. Bytes, messages and ranks met are counted; wire times follow from bytes.
-`python -m benchmarks.partition.plans_at_size` measures this part of `partition` alone.
+Times are CPU times of one process. Bytes, messages, and ranks met are counted. Wire times follow from bytes.
+`python -m benchmarks.partition.plans_at_size` measures only this part of `partition`.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from commons.partition import karmarkar_karp, longest_processing_time, rebalance
 
 T = TypeVar("T")
 LENGTHS, HIDDEN_SIZE, RANKS = (LOGNORMAL, YAMBDA, UNIFORM), 256, (8, 64, 256, 1024, 4096)
-# By ranks: global batches, and calls with each. The slowest of few calls stands for their 99th percentile.
+# Number of global batches, and of calls for each, by ranks. With few calls, p99 is nearly the slowest call.
 DRAWS = {8: 100, 64: 100, 256: 100, 1024: 50, 4096: 30}
 CALLS = {8: 5, 64: 5, 256: 3, 1024: 4, 4096: 2}
 STEP_MS = (20, 50, 100, 300)
 
 MOVED_LENGTHS, MOVED_RANKS, STEPS = (LOGNORMAL, YAMBDA), (64, 1024), 100
-# Bytes per second that a GPU sends at most: 400 Gb/s of InfiniBand for each across nodes, and NVLink of an
-# H100 within one, whose 900 GB/s are the sum of both directions.
+# Peak bytes per second that a GPU sends: 400 Gb/s InfiniBand per GPU across nodes, and an H100's NVLink
+# within a node, whose 900 GB/s are the sum of both directions.
 ACROSS_NODES, WITHIN_NODE = 50e9, 450e9
-DENSE_BYTES = 100_000  # of a sample with an image or its embedding, say
+DENSE_BYTES = 100_000  # added to a sample by an image or its embedding, say
 
 TOKEN_TOLERANCE = ShufflerSettings.token_tolerance
-# As a shuffler calls its partitioners: functions that return the rank of each sample, int64 `[samples]`.
+# A partitioner, called as a shuffler does, which returns the rank of each sample, int64 `[samples]`.
 Place = Callable[[GlobalBatch], np.ndarray]
 LONGEST_FIRST, DEFAULT, DEFAULT_NODES = "longest first", "default", f"default, nodes of {RANKS_PER_NODE}"
 PLACEMENTS: dict[str, Place] = {
@@ -82,13 +82,13 @@ def _rebalance(batch: GlobalBatch, ranks_per_node: int | None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class GatheredStep:
-    """The numbers of a step that every rank holds when its planning gather has ended.
+    """The numbers of a step that every rank holds after the planning gather.
 
     Attributes:
-        numbers: int64 `[ranks, rows, width]`.
-        batch_sizes: int64 `[ranks]`, rows of each rank, all of them real.
-        row_format: of the numbers.
-        samples: the same rows, for a partitioner alone.
+        numbers: encoded rows, int64 `[ranks, rows, width]`.
+        batch_sizes: number of rows of each rank, all of them real, int64 `[ranks]`.
+        row_format: format of the numbers.
+        samples: the same rows, as a partitioner's input.
     """
 
     numbers: np.ndarray
@@ -98,7 +98,7 @@ class GatheredStep:
 
     @staticmethod
     def of(lengths: np.ndarray, ranks: int) -> GatheredStep:
-        """Encodes histories of these items."""
+        """Returns encoded histories of these lengths."""
         rows, row_format = load_histories(lengths, HIDDEN_SIZE, ranks)
         numbers = row_format.encode(rows).reshape(ranks, ROWS_PER_RANK, -1)
         samples = GlobalBatch(ranks, rows.workloads, rows.tokens, rows.sample_bytes, rows.home)
@@ -108,7 +108,7 @@ class GatheredStep:
         """Returns the rows of all ranks, as the gather does."""
         sizes, real = self.batch_sizes, self.numbers.reshape(-1, self.row_format.width)
         per_rank = np.zeros((len(sizes), 2 + self.row_format.schema.num_keys), dtype=np.int64)
-        per_rank[:, :2] = sizes[:, None]  # rows, all of them real
+        per_rank[:, :2] = sizes[:, None]  # rows and real rows
         return self.row_format.decode(real, per_rank)
 
     def plan(self, settings: ShufflerSettings) -> ShufflePlan:
@@ -116,7 +116,7 @@ class GatheredStep:
         return place(replace(self.decode(), ranks_per_node=RANKS_PER_NODE), settings)
 
 
-# What is timed of a step: the plan by default and its two largest parts, and that of `refined`.
+# Timed parts of a step: the default plan, its two largest parts, and the plan with `refined`.
 PARTS: dict[str, Callable[[GatheredStep], object]] = {
     "plan": lambda step: step.plan(ShufflerSettings()),
     "decoding": GatheredStep.decode,
@@ -129,7 +129,7 @@ def measure_plans() -> Record:
     """Returns records of partitioners, whole plans, and moves."""
     sizes = list_cases(lengths=LENGTHS, ranks=RANKS)
     moved = list_cases(lengths=MOVED_LENGTHS, ranks=MOVED_RANKS)
-    for partitioner in ("rebalance", "refined"):  # not all draws call all functions
+    for partitioner in ("rebalance", "refined"):  # also compiles functions that a draw may skip
         warm_up(ShufflerSettings(partitioner))
     return {
         "machine": {**machine(), "numpy": np.__version__, "numba": numba.__version__},
@@ -156,7 +156,7 @@ def _time_plans(lengths: str, ranks: int) -> Record:
 def _time_in_turns(
     calls: Mapping[str, Callable[[T], object]], inputs: Sequence[T], rounds: int
 ) -> dict[str, Record]:
-    """Returns the median and 99th percentile of each call's milliseconds of CPU time, by name."""
+    """Returns the median and the 99th percentile of each call's CPU time in milliseconds, by name."""
     for call in calls.values():
         call(inputs[0])  # compiles
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -168,7 +168,7 @@ def _time_in_turns(
 
 
 def _move(lengths: str, ranks: int, placement: str) -> Record:
-    """Returns means over steps of what ranks send, and the ranks that each has met after all of them."""
+    """Returns a step's mean traffic, and the number of ranks that each rank has met after all steps."""
     met, steps = np.zeros((ranks, ranks), dtype=bool), []
     for batch in _draw(lengths, ranks, STEPS):
         rank_of = PLACEMENTS[placement](batch)
@@ -181,13 +181,13 @@ def _move(lengths: str, ranks: int, placement: str) -> Record:
 
 
 def count_sent(sender: np.ndarray, receiver: np.ndarray, sizes: np.ndarray, ranks: int) -> Record:
-    """Returns what the busiest rank sends of samples that move, and messages: one to each rank with any.
+    """Returns the kilobytes that the busiest rank sends, their wire time, and the numbers of messages.
 
-    The busiest is the rank whose bytes take longest.
+    The busiest rank's bytes take longest. A message holds all samples that one rank sends to another.
 
     Args:
-        sender, receiver: int64 `[moved samples]`, ranks.
-        sizes: int64 `[moved samples]`, bytes.
+        sender, receiver: home and destination of each moved sample, int64 `[moved samples]`.
+        sizes: bytes of each moved sample, int64 `[moved samples]`.
         ranks: number of ranks.
     """
     across = sender // RANKS_PER_NODE != receiver // RANKS_PER_NODE
@@ -215,12 +215,12 @@ def count_sent(sender: np.ndarray, receiver: np.ndarray, sizes: np.ndarray, rank
 
 
 def _time_wire(within_node: Any, to_others: Any) -> Any:
-    """Returns the microseconds that bytes take; both links of a GPU are busy at the same time."""
+    """Returns the microseconds that bytes take. Both links of a GPU send at the same time."""
     return 1e6 * np.maximum(within_node / WITHIN_NODE, to_others / ACROSS_NODES)
 
 
 def _gather_all(lengths: str, ranks: int) -> Record:
-    """Returns what a rank gets where whole batches go to all ranks, each sent as large as the largest."""
+    """Returns the megabytes and time of a rank's all-gather of whole batches, padded to the largest."""
     batches = _draw(lengths, ranks, STEPS)
     largest = float(np.mean([batch.sizes.reshape(ranks, -1).sum(1).max() for batch in batches]))
     us = _time_wire(largest * (RANKS_PER_NODE - 1), largest * (ranks - RANKS_PER_NODE))
@@ -236,7 +236,7 @@ def _draw(lengths: str, ranks: int, draws: int) -> list[GlobalBatch]:
 
 
 def tabulate_plans(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker."""
+    """Returns the Markdown for each marker."""
     on = "one of {cores} cores ({cpu}), Python {python}, numpy {numpy}, numba {numba}"
     size = {"lengths": "{lengths}", "ranks": "{ranks:,}"}
     timed = [
@@ -275,13 +275,13 @@ _MOVES = {
 
 
 def _find_shares(record: Record) -> Record:
-    """Returns a record with the shares of its plan's median."""
+    """Returns a record with its parts' shares of the plan's median time."""
     shares = {name: ms["median"] / record["ms"]["plan"]["median"] for name, ms in record["ms"].items()}
     return record | {name: shares[name] for name in ("partitioner", "decoding")}
 
 
 def _tabulate_waits(plans: Sequence[Record]) -> str:
-    """Returns what each number of ranks waits, or has left, by the slowest lengths' 99th percentile."""
+    """Returns a table of how long steps wait for a plan, or have left, at the slowest lengths' p99."""
     slowest: dict[tuple[int, str], float] = {}
     for record in plans:
         for name, title in (("plan", "default"), ("refined", "refined")):
@@ -301,7 +301,7 @@ def _show_wait(plan_ms: float, step_ms: int) -> str:
 
 
 def _say_wire(moves: Sequence[Record]) -> str:
-    """Returns the least and the longest time on the wire, as a phrase."""
+    """Returns a phrase with the shortest and the longest wire times."""
     us = {name: [each["us"] for each in moves if each["placement"] == name] for name in PLACEMENTS}
     return " and ".join(
         f"{min(us[name]):.0f} to {max(us[name]):.0f} µs {whose}"
@@ -310,7 +310,7 @@ def _say_wire(moves: Sequence[Record]) -> str:
 
 
 def _say_all_gather(records: Sequence[Record]) -> str:
-    """Returns what an all-gather brings to a rank, and for how long, as a phrase."""
+    """Returns a phrase with the bytes and the time of a rank's all-gather."""
     shown = [record | {"ms": record["us"] / 1e3} for record in records if record["lengths"] == LOGNORMAL]
     return " and ".join("{mb:,.0f} MB in {ms:.1f} ms at {ranks:,} ranks".format(**record) for record in shown)
 

@@ -1,4 +1,4 @@
-"""Streams of users' samples: how users share samples, and which rank loads each sample."""
+"""Streams of users' samples: how many samples each user has, and which rank loads each sample."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Of HSTU at d = 128: the shape of costs matters, not their unit.
+# Width of the HSTU layer. Only the shape of its costs matters, not their unit.
 HIDDEN_SIZE = 128
 BYTES_PER_TOKEN = 4
 LENGTHS = ("20 to 200", "lognormal")
@@ -16,13 +16,13 @@ ORDERS = ("dealt", "user-major")
 
 @dataclass(frozen=True)
 class Stream:
-    """The samples of one step; a user's samples are equally long, and have the same ids.
+    """The samples of one step. A user's samples are equally long, and have the same ids.
 
     Attributes:
-        ranks: each has loaded as many samples as any other.
-        workloads, sizes: int64 `[samples]`, FLOPs and bytes.
-        user, home: int64 `[samples]`, the user of each, and the rank that loaded it.
-        length: int64 `[users]`, ids of a user.
+        ranks: number of ranks, which have loaded equally many samples.
+        workloads, sizes: FLOPs and bytes of each sample, int64 `[samples]`.
+        user, home: each sample's user, and the rank that loaded the sample, int64 `[samples]`.
+        length: number of ids of each user, int64 `[users]`.
     """
 
     ranks: int
@@ -33,7 +33,7 @@ class Stream:
     length: np.ndarray
 
     def figures(self, partition: list[np.ndarray]) -> dict[str, float]:
-        """Returns ranks per user, unique ids ÷ those as loaded, summed over ranks, and the share moved."""
+        """Returns ranks per user, all ranks' unique ids ÷ unique ids as loaded, and the share of moves."""
         rank_of = np.empty_like(self.home)
         for rank, samples in enumerate(partition):
             rank_of[samples] = rank
@@ -47,7 +47,7 @@ class Stream:
 
 
 def draw(ranks: int, rows: int, users: str, lengths: str, order: str, seed: int) -> Stream:
-    """Draws a stream: a user's samples follow one another, or are dealt to the ranks in turn."""
+    """Returns a random stream. A user's samples follow one another, or are dealt to the ranks in turn."""
     rng, count = np.random.default_rng([seed, ranks, rows]), ranks * rows
     samples_of = _draw_sample_counts(users, count, rng)
     if lengths == "20 to 200":
@@ -64,7 +64,7 @@ def draw(ranks: int, rows: int, users: str, lengths: str, order: str, seed: int)
 
 
 def _draw_sample_counts(users: str, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the samples of each user, int64 `[users]`; `count` together."""
+    """Returns the number of samples of each user, int64 `[users]`. They sum to `count`."""
     if users == "half in fours":
         fours = count // 8
         samples_of = np.repeat([4, 1], [fours, count - 4 * fours])

@@ -1,4 +1,4 @@
-"""Windows: what planning several steps together gains where a single one is held up by a giant."""
+"""Measures the gain of planning several steps together when a giant sample holds up a single step."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ STEP_RATIOS = (None, 1.25, 1.5)
 
 
 def measure_windows(draws: int) -> list[Record]:
-    """Returns a record for each number of ranks, steps and limit.
+    """Returns a record for each number of ranks, number of steps, and limit.
 
-    A draw is as many global batches as the longest window has, so that all windows plan the same samples.
+    Each draw fills the longest window, so that windows of all lengths plan the same samples.
     """
     cases = list_cases(ranks=RANKS, num_steps=NUM_STEPS, max_step_ratio=STEP_RATIOS)
-    # A single step is the mean step.
+    # A limit cannot affect a single step, which is its own mean step.
     limited = [case for case in cases if case["num_steps"] > 1 or case["max_step_ratio"] is None]
     return measure_cases(limited, partial(_measure, draws), "windows")
 
@@ -51,7 +51,7 @@ def _measure(draws: int, ranks: int, num_steps: int, max_step_ratio: float | Non
 
 
 def tabulate_windows(windows: list[Record]) -> str:
-    """Returns Markdown with a column for each limit."""
+    """Returns a table with a column for each limit."""
     return pivot(
         [record for record in windows if record["max_step_ratio"] in STEP_RATIOS],
         {"ranks": "{ranks}", "steps": "{num_steps}"},

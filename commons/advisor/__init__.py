@@ -1,8 +1,8 @@
-"""Predicts what balancing would gain on given sequence lengths, before anyone switches it on."""
+"""Predicts the gain of balancing from sequence lengths, before anyone switches balancing on."""
 
 
 class InputError(ValueError):
-    """Wrong input, in one line: the value, what was expected, and how to fix it."""
+    """Wrong input. The message is one line: the value, the expected input, and how to fix it."""
 
     def __init__(self, message: object) -> None:
         super().__init__(" ".join(str(message).split()))

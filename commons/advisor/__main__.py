@@ -10,14 +10,14 @@ from pathlib import Path
 from . import InputError
 from .command_line import parse_request
 
-# What the advisor can do without: Parquet and CSV need polars, lists in Parquet pyarrow, too, a page jinja2,
-# and a gin file all of them.
+# Optional packages. Parquet and CSV need polars, lists in Parquet also need pyarrow, a page needs jinja2,
+# and a gin file needs all of them.
 _FROM_TRAIN = ("gin", "jinja2", "polars", "pyarrow", "tensorboard", "tqdm")
 _FROM_TORCHREC = ("fbgemm_gpu", "tensordict", "torch", "torchmetrics", "torchrec")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code, 2 for wrong input or a missing package."""
+    """Runs the command. Returns its exit code, which is 2 for wrong input or a missing package."""
     try:
         _run(argv)
     except InputError as error:
@@ -39,12 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> None:
     request = parse_request(argv)
-    # Only now: they import numba, and the file is read in less memory without it.
+    # Imported late: these modules import numba, and reading the file takes less memory without it.
     from .advice import advise
     from .report import json_report, text_report
 
     if request.html is not None:
-        from .page import html_page  # before the work, because jinja2 may be missing
+        from .page import html_page  # imported before the work, because jinja2 may be missing
     advice = advise(request)
     if request.html is not None:
         _write(request.html, html_page(advice))

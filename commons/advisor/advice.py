@@ -23,10 +23,10 @@ from .strategies import (
     strategies,
 )
 
-LEAST_GAIN = 0.02  # below it, what the prediction leaves out decides
+LEAST_GAIN = 0.02  # effects that the prediction leaves out may outweigh smaller gains
 HIGH_BOUND = 1.05
 NOT_PREDICTED = (
-    "Not predicted, as far as no --cost measured it: embedding lookups, the gradients' all-reduce, the "
+    "Not predicted, unless --cost measured them: embedding lookups, the gradients' all-reduce, the "
     "optimizer, memory-bound kernels, slow loaders, and devices of different speeds"
 )
 
@@ -41,7 +41,7 @@ class Recommendation:
         notes: further sentences.
         gin: lines to paste into the gin file; empty if there is nothing to gain or to change, or for a model
             that gin files do not configure.
-        python: the shuffler of a program of one's own; None if there is nothing to gain.
+        python: the pipeline's argument in a program of your own; None if there is nothing to gain.
     """
 
     strategy: str | None
@@ -57,9 +57,9 @@ class Advice:
 
     Attributes:
         request: the request.
-        assumptions: sentences without a period.
+        assumptions: assumptions of the prediction, as sentences without a period.
         left_out: a sentence without a period for each strategy whose extension is missing.
-        cases: the requested numbers of ranks, each with its recommendation.
+        cases: the requested pairs of ranks and rows per rank, each with its recommendation.
         over_ranks: cases for the chart of the speedup over ranks; empty without a page.
     """
 
@@ -71,10 +71,10 @@ class Advice:
 
 
 def advise(request: Request) -> Advice:
-    """Predicts and recommends what was requested.
+    """Answers a request with predictions and recommendations.
 
     Raises:
-        InputError: there are fewer samples than a step needs, or one of them costs too much to count.
+        InputError: there are fewer samples than a step needs, or a sample costs too much to count.
     """
     samples = request.samples
     workloads = request.cost.of(samples.tokens)
@@ -99,7 +99,7 @@ def advise(request: Request) -> Advice:
         )
         for key in dict.fromkeys([*asked, *charted])
     }
-    del workloads, sizes  # they would take memory while steps are planned
+    del workloads, sizes  # frees their memory before steps are planned
     # A single rank never waits: there is nothing to compare.
     to_plan = {key: compared if key[0] > 1 else compared[:1] for key in drawn}
     working = "planning; the first run on a machine also compiles, for about 20 seconds"
@@ -144,9 +144,9 @@ def _assumptions(request: Request, cuts_samples: bool) -> list[str]:
 def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommendation:
     """Recommends the best strategy.
 
-    A strategy has to gain more than what the prediction leaves out, to be preferred to the default. Without
-    times, the speedup does not count the fetch of keys and values, so pieces are only pointed out. The gin
-    settings are those of a `Request`.
+    Another strategy replaces the default only if it gains at least `LEAST_GAIN` more. Without times, the
+    speedup ignores the fetch of keys and values, so only a note mentions pieces that fetch some.
+    `gin_settings` are the settings of a `Request`.
     """
     if case.ranks == 1:
         return Recommendation(None, "Nothing to gain here: a single rank waits for no other.", [], [], None)
@@ -174,7 +174,7 @@ def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommen
 
 
 def _waits_for_planning(case: Case, best: Outcome) -> bool:
-    """Returns whether planning takes longer than a step, where loads would gain."""
+    """Returns whether the balanced loads would gain, but planning takes longer than a step."""
     would_gain = best.relative_time * (1 + LEAST_GAIN) <= case.outcomes[AS_LOADED].relative_time
     return best.planning_hidden is False and would_gain
 
@@ -183,8 +183,8 @@ def _nothing_to_gain(case: Case, best: Outcome) -> str:
     if _waits_for_planning(case, best):
         return f"Nothing to gain here: training would wait for planning, {best.speedup:.2f} × at best."
     return (
-        f"Nothing to gain here within a step: {best.speedup:.3f} × at best, and below {LEAST_GAIN:.0%} what "
-        "this prediction leaves out decides."
+        f"Nothing to gain here within a step: {best.speedup:.3f} × at best. Gains below {LEAST_GAIN:.0%} are "
+        "smaller than the effects that this prediction leaves out."
     )
 
 
@@ -201,13 +201,13 @@ def _about_the_bound(case: Case, best: Outcome) -> list[str]:
 def _about_pieces(
     case: Case, whole: Outcome, best: Outcome, gin_settings: Mapping[str, object] | None
 ) -> list[str]:
-    """Tells what pieces take, if they even out the load more than the best placement of whole samples."""
+    """Returns a note on pieces, if their loads gain at least `LEAST_GAIN` over those of whole samples."""
     cut = case.outcomes.get(PIECES)
     if cut is None or cut.relative_time * (1 + LEAST_GAIN) > whole.relative_time:
         return []
     if best is cut:
         return ["The model and its batches have to support pieces of samples, as HSTU and SID-GR do."]
-    if not cut.fetch_seconds or cut.strategy.balance_cost is not None:  # loads are no FLOPs
+    if not cut.fetch_seconds or cut.strategy.balance_cost is not None:  # loads are not FLOPs
         return []
     saved = cut.loads.mean() * (whole.relative_time - cut.relative_time)
     break_even = TRAINING_FLOPS_PER_FORWARD * saved / cut.fetch_seconds
@@ -218,7 +218,7 @@ def _about_pieces(
 
 
 def _about_karmarkar_karp(case: Case, best: Outcome) -> list[str]:
-    """Tells what is left to gain where the usual method is as fast."""
+    """Returns a note if Karmarkar–Karp, the usual method, is about as fast as the best strategy."""
     usual = case.outcomes[KARMARKAR_KARP]
     if best is usual or _gains(best, usual):
         return []
@@ -232,7 +232,7 @@ def _about_karmarkar_karp(case: Case, best: Outcome) -> list[str]:
 
 
 def _about_lookups(case: Case, best: Outcome, gin_settings: Mapping[str, object] | None) -> list[str]:
-    """Names the strategy that keeps ids together, if the best one by speed looks up more of them."""
+    """Returns a note on the strategy that keeps ids together, if the fastest one looks up more ids."""
     kept = case.outcomes.get(REBALANCE_GROUPS, case.outcomes[REBALANCE])
     if best.unique_ids is None or kept.unique_ids is None:
         return []
@@ -267,14 +267,14 @@ def _about_costs(case: Case, best: Outcome) -> list[str]:
 
 
 def _settings(strategy: Strategy, gin_settings: Mapping[str, object] | None) -> str:
-    """Returns how to use a strategy where balancing is on, in the gin file or else in a program."""
+    """Returns the settings that select a strategy once balancing is on, for a gin file or a program."""
     if gin_settings is None:
         return str(strategy.python)
     return ", ".join(strategy.gin_lines({**gin_settings, "enable_balanced_shuffler": True}))
 
 
 def _gains(outcome: Outcome, over: Outcome) -> bool:
-    """Returns whether an outcome is better by more than what this prediction leaves out."""
+    """Returns whether an outcome gains at least `LEAST_GAIN` over another one and over no balancing."""
     return outcome.speedup >= max(over.speedup, 1.0) * (1 + LEAST_GAIN)
 
 

@@ -1,6 +1,6 @@
-"""Columns of `.csv` and `.parquet` files: lengths, ids and groups.
+"""Reads lengths, ids, and groups from columns of `.csv` and `.parquet` files.
 
-Functions raise InputError if the file or the column does not exist, or holds something else.
+The file must exist. Functions raise InputError if it is unreadable, lacks the column, or has invalid values.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..delimited import Column, header_names, read_table, shown
 from . import InputError
 from .samples import IdColumn, example_of, format_of
 
-# Lists are read so many at a time, because a file's row groups may be larger than memory.
+# Rows of lists to read at a time. A file's row groups may be larger than memory.
 _ROWS_AT_A_TIME = 1 << 10
 
 
 def read_ids(path: Path, column: str) -> IdColumn:
-    """Finds the ids of all samples in a `.parquet` file's column of lists, and counts them."""
+    """Counts each sample's ids in a `.parquet` file's column of lists, and returns a reader of the ids."""
     if format_of(path) != ".parquet":
         raise InputError(f"--ids {column} has no effect on {path}; expected it with .parquet")
     table, name = _parquet(path, "--ids", column)
@@ -40,7 +40,7 @@ def read_ids(path: Path, column: str) -> IdColumn:
 
 
 def _ids_of(path: Path, column: str, samples: np.ndarray) -> np.ndarray:
-    """Returns the ids of some samples, int64 `[n]`, ascending, one sample's after the other's."""
+    """Returns the ids of `samples`, ascending int64 `[n]`, concatenated sample by sample."""
     parts, start = [], 0
     for lists in _lists(path, column):
         first, end = np.searchsorted(samples, [start, start + len(lists)])
@@ -53,7 +53,7 @@ def _ids_of(path: Path, column: str, samples: np.ndarray) -> np.ndarray:
 
 
 def read_groups(path: Path, column: str) -> np.ndarray:
-    """Reads the group of each sample, int64 `[samples]`, from a column of integers; below 0 is none."""
+    """Reads each sample's group, int64 `[samples]`, from a column of integers. Negative means no group."""
     if format_of(path) not in (".csv", ".parquet"):
         raise InputError(f"--groups {column} has no effect on {path}; expected it with .csv or .parquet")
     values = read_column(path, "--groups", column)
@@ -65,9 +65,9 @@ def read_groups(path: Path, column: str) -> np.ndarray:
 
 
 def read_column_lengths(path: Path, option: str, column: str | None) -> np.ndarray:
-    """Reads the lengths that a column holds, as integers or as lists, int64 `[samples]`.
+    """Reads lengths, int64 `[samples]`, from a column of integers or lists.
 
-    Lists are counted where they are read, and not kept.
+    Lists are counted as they are read, and are not kept.
     """
     if format_of(path) == ".parquet":
         table, name = _parquet(path, option, column)
@@ -77,9 +77,9 @@ def read_column_lengths(path: Path, option: str, column: str | None) -> np.ndarr
 
 
 def read_column(path: Path, option: str, column: str | None) -> pl.Series:
-    """Reads a column; that of a `.csv` file as text.
+    """Reads a column. A column of a `.csv` file is read as text.
 
-    `option` names the column, None for the only one, and is for messages.
+    If `column` is None, the file must have a single column. Messages name `option`, which set `column`.
     """
     if format_of(path) == ".parquet":
         table, name = _parquet(path, option, column)
@@ -100,7 +100,7 @@ def read_column(path: Path, option: str, column: str | None) -> pl.Series:
 
 
 def _parquet(path: Path, option: str, column: str | None) -> tuple[pl.LazyFrame, str]:
-    """Returns a file and the name of the column in it."""
+    """Returns a Parquet file, to be read lazily, and the name of the column."""
     try:
         table = pl.scan_parquet(path, glob=False)
         names = table.collect_schema().names()
@@ -118,7 +118,7 @@ def _name_among(path: Path, names: list[str], option: str, column: str | None) -
 
 
 def _lists(path: Path, column: str) -> Iterator[pl.Series]:
-    """Yields a column of lists, in few rows at a time: polars reads whole row groups, and pyarrow pages."""
+    """Yields a column of lists in small batches. pyarrow reads pages; polars would read whole row groups."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -143,18 +143,18 @@ def _unreadable(path: Path, error: Exception) -> InputError:
 
 
 def lengths_in(path: Path, values: pl.Series) -> np.ndarray:
-    """Returns the lengths that a column holds, as integers or as lists; refuses null, fractions and words."""
-    if isinstance(values.dtype, pl.List):  # of `_lists`, without null
+    """Returns the lengths in a column of integers or lists. Nulls, fractions, and words are errors."""
+    if isinstance(values.dtype, pl.List):  # from `_lists`, which rejects nulls
         return values.list.len().cast(pl.Int64).to_numpy()
     numbers = _integers(path, values)
     if numbers.dtype in (pl.Int128, pl.UInt64):
-        # Clipped to what int64 holds, which is still longer than any valid length.
+        # The clipped values fit int64, and are still outside the range of valid lengths.
         numbers = numbers.cast(pl.Int128).clip(-(2**62), 2**62)
     return numbers.cast(pl.Int64).to_numpy()
 
 
 def _integers(path: Path, values: pl.Series) -> pl.Series:
-    """Returns a column's integers, which may stand in it as text."""
+    """Returns a column's integers, parsed if the column is text."""
     _check_no_null(path, values)
     if values.dtype.is_integer():
         return values

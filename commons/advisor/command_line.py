@@ -1,4 +1,4 @@
-"""The command line, and what the files that it names say."""
+"""Parses the command line, and reads the files that it names."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from .gin_file import GinRun
     from .prediction import Network
 
-# Numbers of ranks in the page's chart, as far as the data has samples for them.
+# Numbers of ranks in the page's chart. Those that need more samples than the data has are left out.
 CHART_RANKS = [2**power for power in range(1, 11)]
-# Of the models of TOKEN_RULES, those that gin files configure.
+# Models of TOKEN_RULES that gin files configure.
 IN_GIN = ("hstu", "sid_gr")
 _DEFAULT_ROWS = 32
 _LARGEST_STEP = 2**22  # samples
@@ -45,9 +45,9 @@ _EXAMPLE = (
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a prediction, for each of `ranks` with each of `rows_per_rank`.
+    """A request for predictions, one for each pair of `ranks` and `rows_per_rank`.
 
-    `gin_settings` are the settings of `TrainerArgs` that the run's gin file has, empty without a file, and
+    `gin_settings` holds the `TrainerArgs` settings of the run's gin file. It is empty without a gin file, and
     None for a model that gin files do not configure.
     """
 
@@ -84,28 +84,28 @@ def _add_data_and_model(made: argparse.ArgumentParser) -> None:
     add = made.add_argument_group("sequence lengths").add_argument
     data = "a .npy, .csv, .csv.gz or .parquet file of lengths, or a gin file that configures a dataset"
     add("data", type=Path, nargs="?", help=data)
-    public = f"in place of data: lengths as published of {', '.join(PUBLIC_DATA)}"
+    public = f"in place of data: lengths that match published figures of {', '.join(PUBLIC_DATA)}"
     add("--lengths-of", metavar="NAME", help=public)
     add("--max-length", **count, help="newest events that training keeps; with --lengths-of")
     add("--column", help="column of a .csv or .parquet file: lengths, or lists in .parquet")
     ids = "column of lists in .parquet: counts unique ids per rank; steps then follow the file's order"
     add("--ids", metavar="COLUMN", help=ids)
-    groups = "column of integers, such as the user: compares keeping these samples together; likewise"
+    groups = "column of integers, such as users: compares keeping groups together; steps as with --ids"
     add("--groups", metavar="COLUMN", help=groups)
     per_item = "default: 2 for hstu (item and action), 3 for sid_gr (codes), else 1"
     add("--tokens-per-item", **count, help=per_item)
     extra = "extra tokens of each sample; default: 1 for hstu, else 0"
     add("--extra-tokens", type=partial(_count, least=0), metavar="N", help=extra)
 
-    add = made.add_argument_group("model, unless a gin file of lengths has one").add_argument
+    add = made.add_argument_group("model, unless a gin file given as data has one").add_argument
     add("--model", help=f"{', '.join(TOKEN_RULES)}, or a gin file")
     for name in DIMENSIONS:
         add(option_of(name), **count)
     add("--head-dim", **count, help="default: hidden size ÷ heads")
-    add("--mlp-size", **count, help="of transformer and sid_gr; default: 4 × hidden size")
-    cost = "cost that a calibration of the model measured, or a run learned, in place of its FLOPs"
+    add("--mlp-size", **count, help="MLP width of transformer and sid_gr; default: 4 × hidden size")
+    cost = "cost that a calibration measured or a run learned, in place of the model's FLOPs"
     add("--cost", type=Path, metavar="FILE", help=cost)
-    tflops = "what a device achieves in training; predicts seconds in addition to ratios"
+    tflops = "TFLOP/s that a device achieves in training; predicts seconds in addition to ratios"
     add("--tflops", type=_positive, help=tflops)
     add("--gin-bindings", nargs="*", action="extend", default=[], help="as in training")
 
@@ -116,10 +116,10 @@ def _add_run_and_output(made: argparse.ArgumentParser) -> None:
     add("--ranks", type=_counts, default=[8], metavar="N,…", help="default: 8")
     rows = f"default: {_DEFAULT_ROWS}, or the gin file's train_batch_size"
     add("--rows-per-rank", type=_counts, metavar="N,…", help=rows)
-    bandwidth = "of one rank, for the exchange; default: 12.5, a 100 Gbit/s link per rank"
+    bandwidth = "bandwidth of one rank for the exchange; default: 12.5, a 100 Gbit/s link per rank"
     add("--bandwidth", type=_positive, default=12.5, metavar="GB/s", help=bandwidth)
-    add("--ranks-per-node", **count, help="bytes within a node then take no time")
-    item_bytes = "of all exchanged fields; default: 24, three int64"
+    add("--ranks-per-node", **count, help="ranks in a node, within which bytes take no time")
+    item_bytes = "bytes per item of all exchanged fields; default: 24, three int64"
     add("--bytes-per-item", **count, default=24, help=item_bytes)
 
     add = made.add_argument_group("output").add_argument
@@ -139,7 +139,7 @@ def _count(text: str, least: int = 1) -> int:
 
 
 def _counts(text: str) -> list[int]:
-    """Parses numbers separated by commas; repeated ones count once."""
+    """Parses comma-separated numbers, and drops repeated ones."""
     return list(dict.fromkeys(_count(part) for part in text.split(",")))
 
 
@@ -157,7 +157,7 @@ def parse_request(argv: Sequence[str] | None) -> Request:
     """Reads the command line and the files that it names.
 
     Raises:
-        InputError: something is missing, malformed or out of range.
+        InputError: something is missing, malformed, or out of range.
     """
     given = parser().parse_args(argv)
     check_options(given)
@@ -179,7 +179,7 @@ def parse_request(argv: Sequence[str] | None) -> Request:
             cost_file, balance_cost = gin_run.cost_file(), settings["balance_cost"]
     else:
         samples = _samples_of_file(given, model)
-    # Only now: they import numba, and the file is read in less memory without it.
+    # Imported late: these modules import numba, and reading the file takes less memory without it.
     from .prediction import Network
     from .strategies import LEARNED
 
@@ -203,7 +203,7 @@ def parse_request(argv: Sequence[str] | None) -> Request:
 def _gin_run(given: argparse.Namespace) -> GinRun | None:
     for path in (given.data, Path(given.model or "")):
         if path is not None and path.suffix == GIN:
-            from .gin_file import GinRun  # imports gin, and to parse also TorchRec
+            from .gin_file import GinRun  # imports gin; parsing imports TorchRec, too
 
             return GinRun.parse(path, given.gin_bindings)
     if given.gin_bindings:
@@ -212,7 +212,7 @@ def _gin_run(given: argparse.Namespace) -> GinRun | None:
 
 
 def _model(given: argparse.Namespace, gin_run: GinRun | None) -> ConfiguredModel:
-    """Returns the command line's model, else the gin file's."""
+    """Returns the model that the command line names, or else the gin file's model."""
     if given.model in TOKEN_RULES:
         return _named_model(given)
     model = None if gin_run is None else gin_run.model()
@@ -248,7 +248,7 @@ def _named_model(given: argparse.Namespace) -> ConfiguredModel:
 
 
 def _num_random(given: argparse.Namespace, rows: Sequence[int]) -> int:
-    """Returns how many random samples make one epoch: as many as are drawn, and as the page's chart needs."""
+    """Returns the number of random samples in one epoch, enough for all steps and for the page's chart."""
     from .prediction import FEWEST_STEPS, SAMPLES_TO_DRAW
 
     charted = CHART_RANKS[-1] * rows[0] if given.html is not None else 0

@@ -1,4 +1,4 @@
-"""A case in figures and words, for the terminal and the page."""
+"""Formats a case as figures and sentences, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MEANINGS = {
     "unique ids": "per rank ÷ as loaded, mean over ranks / on the rank with most",
     "planning": "time per step, measured on this machine",
 }
-# The page has all columns, the terminal those that decide.
+# The page shows all columns, and the terminal shows the most important ones.
 IN_TEXT = ("imbalance", "speedup", "step", "moved", "tokens", "unique ids", "planning")
 
 
 def table(case: Case, titles: Iterable[str] = tuple(_MEANINGS)) -> list[list[str]]:
-    """Returns the columns: each a title, and a cell per strategy. Columns without a value are left out."""
+    """Returns the columns, each a title and a cell per strategy. Columns without a value are left out."""
     rows = [_cells(case, outcome) for outcome in case.outcomes.values()]
     columns = [["strategy", *(outcome.strategy.title for outcome in case.outcomes.values())]]
     for title in titles:
@@ -36,7 +36,7 @@ def table(case: Case, titles: Iterable[str] = tuple(_MEANINGS)) -> list[list[str
 
 
 def meanings(cases: Iterable[Case], titles: Iterable[str] = tuple(_MEANINGS)) -> dict[str, str]:
-    """Explains the columns that the tables of the cases have."""
+    """Returns the meaning of each column in the cases' tables, by title."""
     shown = {column[0] for case in cases for column in table(case, titles)}
     return {title: meaning for title, meaning in _MEANINGS.items() if title in shown}
 
@@ -64,18 +64,18 @@ def _cells(case: Case, outcome: Outcome) -> dict[str, str | None]:
 
 
 def case_title(case: Case) -> str:
-    """Returns ranks and rows in words."""
+    """Returns the title of a case, such as "8 ranks × 32 rows"."""
     return f"{case.ranks:,} rank{'s' * (case.ranks > 1)} × {case.rows_per_rank} rows"
 
 
 def drawn(case: Case) -> str:
-    """Returns what the steps are of, in words."""
+    """Returns the origin of the steps, such as "128 steps of one epoch"."""
     epochs = "one epoch" if case.epochs_drawn == 1 else f"{case.epochs_drawn} epochs"
     return f"{case.steps_drawn} steps of {epochs}"
 
 
 def summary(samples: SampleLengths) -> str:
-    """Returns the lengths in a line."""
+    """Returns one line of statistics about the lengths."""
     lengths = samples.summary
     return (
         f"{len(samples.items):,} samples, lengths {lengths.min:,} to {lengths.max:,}, mean "
@@ -84,7 +84,7 @@ def summary(samples: SampleLengths) -> str:
 
 
 def about_ids(case: Case) -> list[str]:
-    """Returns a sentence on the ids as loaded, if they are known."""
+    """Returns a sentence about the unique ids per rank as loaded, or nothing if ids are unknown."""
     unique = case.outcomes[AS_LOADED].unique_ids
     if unique is None:
         return []
@@ -95,7 +95,7 @@ def about_ids(case: Case) -> list[str]:
 
 
 def below_table(case: Case) -> list[str]:
-    """Returns sentences that go with the table."""
+    """Returns the sentences that follow the table."""
     lines = [
         f"Mean per rank and step: {case.mean_tokens_per_rank:,.0f} tokens, "
         f"{size(case.bytes_loaded_per_rank)}. The lower bound of a step's imbalance is "
@@ -115,7 +115,7 @@ def below_table(case: Case) -> list[str]:
 
 
 def _about_pieces(cut: Outcome) -> str:
-    """Describes what is cut and fetched."""
+    """Describes the cut samples, and the keys and values that their pieces fetch."""
     if not cut.samples_cut:
         return (
             "Pieces: no sample is cut, because whole samples come within 1% of the mean load or are too "
@@ -133,7 +133,7 @@ def _about_pieces(cut: Outcome) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Formats bytes with three digits."""
+    """Formats a number of bytes with three digits and a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 999.5 or unit == "GB":
             break
@@ -142,7 +142,7 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats seconds with three digits."""
+    """Formats a duration with three digits and a unit."""
     if seconds >= 0.9995:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} µs"

@@ -29,19 +29,19 @@ from .strategies import CHOSEN
 if TYPE_CHECKING:
     from ..training import TrainerArgs
 
-# By gin, by what gin files import, and by the settings' own checks.
+# Errors raised by gin, by the modules that gin files import, and by the settings' own checks.
 _RAISED = (
     *(ArithmeticError, AttributeError, ImportError, LookupError, OSError),
     *(RecursionError, SyntaxError, TokenError, TypeError, ValueError),
 )
 _INCLUDE = re.compile(r"^\s*include\s+['\"](.+?)['\"]", re.MULTILINE)
-# A setting that SID-GR's files must have and others cannot.
+# A setting that SID-GR's gin files must have, and that no other gin file can have.
 _ONLY_IN_SID_GR = re.compile(r"^\s*DatasetArgs\.num_hierarchies\s*=", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class GinRun:
-    """A parsed gin file. Its methods raise InputError if the file lacks or contradicts something."""
+    """A parsed gin file. Its methods raise InputError if settings are missing or contradict each other."""
 
     path: Path
     application: ModuleType
@@ -51,18 +51,18 @@ class GinRun:
         """Parses the file as training does.
 
         Raises:
-            InputError: the file does not exist, is malformed, or its application is missing.
+            InputError: the file does not exist or is malformed, or its application is missing.
         """
         if not path.is_file():
             raise InputError(f"{path} does not exist; expected a gin file")
         with _naming(path):
-            logging.getLogger("gin").setLevel(logging.CRITICAL)  # gin also logs what it raises
+            logging.getLogger("gin").setLevel(logging.CRITICAL)  # gin also logs the errors that it raises
             application = _application(path)
             gin.parse_config_files_and_bindings([str(path)], list(bindings))
         return GinRun(path, application)
 
     def model(self) -> ConfiguredModel:
-        """Returns the model."""
+        """Returns the model that the file configures."""
         with _naming(self.path):
             return self.application.configured_model()
 
@@ -77,7 +77,7 @@ class GinRun:
         return replace(lengths, source=f"{self.path} ({lengths.source})")
 
     def settings(self) -> dict[str, object]:
-        """Returns the settings of `TrainerArgs` that the file has, of those that the advisor heeds."""
+        """Returns the file's settings of `TrainerArgs`, as far as the advisor uses them."""
         names = [
             "train_batch_size",
             "enable_balanced_shuffler",
@@ -88,7 +88,7 @@ class GinRun:
         return {name: getattr(self._trainer(), name) for name in bound}  # a macro's value, not its name
 
     def cost_file(self) -> Path | None:
-        """Returns the file of the cost that the run balances by, or has learned; None without one."""
+        """Returns the file of the run's measured or learned cost; None for FLOPs, or before it is learned."""
         return self._trainer().cost_file()
 
     def _trainer(self) -> TrainerArgs:
@@ -108,10 +108,10 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _application(path: Path) -> ModuleType:
-    """Imports the module that reads such files.
+    """Imports the application's module that reads its gin files.
 
     Raises:
-        InputError: its package cannot be imported.
+        InputError: this is not a checkout, or the application cannot be imported.
     """
     if NAME != "commons":
         raise InputError(

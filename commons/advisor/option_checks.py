@@ -1,4 +1,4 @@
-"""Options of the command line that have no effect with the others."""
+"""Rejects options of the command line that would have no effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def option_of(name: str) -> str:
 
 
 def check_options(given: argparse.Namespace) -> None:
-    """Raises InputError for an unknown model, and for options that have no effect with the others."""
+    """Raises InputError for an unknown model, and for options that the other options leave without effect."""
     model, is_named = given.model, given.model in TOKEN_RULES
     _check_data(given)
     if not (model is None or is_named or model.endswith(GIN)):
@@ -41,7 +41,7 @@ def check_options(given: argparse.Namespace) -> None:
 
 
 def _check_data(given: argparse.Namespace) -> None:
-    """Raises InputError unless there is one source of lengths, with options that have an effect."""
+    """Raises InputError unless there is exactly one source of lengths, and its options have an effect."""
     name = given.lengths_of
     if name is None:
         if given.data is None:
@@ -56,7 +56,7 @@ def _check_data(given: argparse.Namespace) -> None:
 
 
 def _check_page(given: argparse.Namespace) -> None:
-    """Raises InputError if the page cannot be written, or would overwrite a file that is read."""
+    """Raises InputError if the page cannot be written, or would overwrite an input file."""
     page = given.html
     if page.is_dir():
         raise InputError(f"--html {page} is a folder; expected a file to write")
@@ -68,7 +68,7 @@ def _check_page(given: argparse.Namespace) -> None:
 
 
 def _refuse(given: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    """Raises InputError for the first of these options that is given."""
+    """Raises InputError for the first of the options `names` that the command line has."""
     for name in names:
         if getattr(given, name) is not None:
             raise InputError(f"{option_of(name)} {getattr(given, name)} has no effect{why}")

@@ -1,4 +1,4 @@
-"""The answer as a page: one HTML file that loads nothing, drawn by the template `page.html`."""
+"""Renders the answer as one self-contained HTML page, from the template `page.html`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .samples import SampleLengths
 from .strategies import AS_LOADED, REBALANCE
 
 WIDTH, HEIGHT = 400, 240
-LEFT, RIGHT, TOP, BOTTOM = 40, 390, 12, 202  # of the area between the axes
+LEFT, RIGHT, TOP, BOTTOM = 40, 390, 12, 202  # edges of the area between the axes
 _BINS = 60
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A linear scale from values to coordinates, and the values with labels."""
+    """A linear scale from values to coordinates, with labeled ticks."""
 
     low: float
     high: float
@@ -46,7 +46,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart; classes are names of strategies, which the style sheet colors."""
+    """A chart. A class is the name of a strategy, and the style sheet gives it a color."""
 
     caption: str
     label: str  # for screen readers
@@ -62,7 +62,7 @@ class Chart:
 
 
 def html_page(advice: Advice) -> str:
-    """Returns HTML that is also XML; it follows the reader's preference for light or dark colors."""
+    """Returns the page, which is HTML and XML and follows the reader's light or dark color scheme."""
     charts = [_length_histogram(advice.request.samples)]
     if advice.over_ranks:
         charts.append(_speedups(advice.over_ranks))
@@ -84,7 +84,7 @@ def html_page(advice: Advice) -> str:
 
 
 def _length_histogram(samples: SampleLengths) -> Chart:
-    """Draws how many samples have which length, on a logarithmic scale.
+    """Draws a histogram of the lengths on a logarithmic scale.
 
     Each bin is wider than the previous one by about the same factor.
     """
@@ -118,9 +118,9 @@ def _length_histogram(samples: SampleLengths) -> Chart:
 
 
 def _rank_loads(case: Case, recommendation: Recommendation) -> Chart:
-    """Draws the loads of a step's ranks ÷ their mean, the heaviest first, as loaded and balanced.
+    """Draws each rank's load ÷ the mean load in one step, heaviest first, as loaded and balanced.
 
-    The step is the median one by imbalance as loaded.
+    The step is the one with the median imbalance as loaded.
     """
     before, after = case.outcomes[AS_LOADED], case.outcomes[recommendation.strategy or REBALANCE]
     step = int(np.argsort(_relative(before.loads).max(1), kind="stable")[case.steps_drawn // 2])
@@ -177,7 +177,7 @@ def _speedups(cases: Sequence[Case]) -> Chart:
 
 
 def _table_over_ranks(cases: Sequence[Case]) -> list[list[str]]:
-    """Returns the figures of the chart of speedups, a column per strategy."""
+    """Returns the figures of the chart of speedups, with one column per strategy."""
     columns = [["ranks", *(f"{case.ranks:,}" for case in cases)]]
     for name, outcome in list(cases[0].outcomes.items())[1:] if cases else []:
         columns.append([outcome.strategy.title, *(f"{case.outcomes[name].speedup:.2f}" for case in cases)])
@@ -191,18 +191,18 @@ def _relative(loads: np.ndarray) -> np.ndarray:
 
 
 def _tops(loads: np.ndarray, x: Axis, y: Axis) -> str:
-    """Returns a path along the tops of bars without gaps."""
+    """Returns an SVG path along the tops of adjacent bars."""
     return f"M{x(0)}," + " V".join(f"{y(load)} H{x(rank + 1)}" for rank, load in enumerate(loads))
 
 
 def _heights(low: float, high: float, label: Callable[[float], str]) -> Axis:
-    """Returns a vertical axis of round values that reaches `high`."""
+    """Returns a vertical axis with round ticks, from `low` to at least `high`."""
     ticks = _round_ticks(low, high)
     return Axis(low, ticks[-1], BOTTOM, TOP, ticks, [label(tick) for tick in ticks])
 
 
 def _round_ticks(low: float, high: float) -> list[float]:
-    """Returns values from `low` to `high` or just above, in steps of 1, 2 or 5 times a power of ten."""
+    """Returns values from `low` to `high` or just above, in steps of 1, 2, or 5 times a power of ten."""
     least = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
@@ -211,7 +211,7 @@ def _round_ticks(low: float, high: float) -> list[float]:
 
 
 def _short(value: float) -> str:
-    """Formats with k or M for thousands and millions."""
+    """Formats a value, with k for thousands and M for millions."""
     for unit, name in ((1e6, "M"), (1e3, "k")):
         if value >= unit:
             return f"{value / unit:g}{name}"

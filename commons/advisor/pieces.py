@@ -1,4 +1,4 @@
-"""Pieces of samples: what a model's costs say of them, and the keys and values that ranks fetch for them."""
+"""Costs of pieces of samples, and the keys and values that ranks fetch for them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from ..distributed.shuffler_settings import ShufflerSettings
     from ..extensions.pieces.cutting import Cutting
 
-# Of models here, whose FLOPs have a column for matrix products and one for attention.
+# Cost of the models here. Their FLOPs have one column for matrix products and one for attention.
 FLOPS = Cost.sum_of_columns(2)
-# In forward, ranks fetch keys and values. In backward, as many bytes of gradients return.
+# The forward pass fetches keys and values, and the backward pass returns as many bytes of gradients.
 FETCHES_PER_LAYER = 2
 
 
 class Cuts(NamedTuple):
-    """Cuts of one step, and what its ranks fetch.
+    """The cut samples of one step, and the bytes that its ranks fetch.
 
     Attributes:
-        num_samples, num_pieces: samples that are cut, and their pieces.
-        bytes_per_layer: keys and values that a rank fetches in one layer, mean over ranks.
-        bytes_of_slowest: bytes of keys, values and gradients in all layers, at the rank that sends or
-            receives most; those within a node do not count.
+        num_samples, num_pieces: numbers of cut samples and of their pieces.
+        bytes_per_layer: bytes of keys and values that a rank fetches in one layer, mean over ranks.
+        bytes_of_slowest: bytes of keys, values, and gradients in all layers, at the rank that sends or
+            receives the most. Bytes that stay within a node do not count.
     """
 
     num_samples: int = 0
@@ -40,16 +40,16 @@ class Cuts(NamedTuple):
 
 @dataclass(frozen=True)
 class PieceCosts:
-    """Costs of a model's pieces of samples.
+    """Costs of pieces of samples in one model.
 
     Attributes:
-        prefix_work: first tokens and tokens of whole samples, int64 `[samples]`, to the forward FLOPs of the
-            first tokens' queries, int64 `[samples, columns]`.
-        num_layers: layers with attention.
-        num_kv_heads, head_dim: heads of keys and of values, and their width.
-        value_bytes: bytes of each of a key's or a value's numbers.
+        prefix_work: function that takes numbers of first tokens and of all tokens, int64 `[samples]` each,
+            and returns the forward FLOPs of the first tokens' queries, int64 `[samples, columns]`.
+        num_layers: number of layers with attention.
+        num_kv_heads, head_dim: number of heads of keys and of values, and width of a head.
+        value_bytes: bytes of one number in a key or a value.
         is_causal: whether no token sees a later one.
-        cost: cost of tokens and FLOPs.
+        cost: cost to balance by, a sum over samples, tokens, and FLOPs.
     """
 
     prefix_work: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -67,7 +67,7 @@ class PieceCosts:
 
     @property
     def cutting(self) -> Cutting:
-        """Cuts at tokens, so that the costs are equal."""
+        """Rules and costs for cutting samples between any two tokens."""
 
         def prefix_cost(first: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
             return self.cost.of(first > 0, first, self.prefix_work(first, counts["tokens"]))
@@ -75,20 +75,20 @@ class PieceCosts:
         from ..extensions.pieces.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
         from ..extensions.pieces.cutting import Cutting
 
-        # Samples as the advisor knows them: a row of tokens, each with a loss. A cut may be before any.
+        # To the advisor, a sample is a row of tokens, each with a loss, and a cut may precede any token.
         rules = CutRules(items=(ItemGroup("tokens"),), fields={"loss_tokens": ALONG_ITEMS})
 
         return Cutting(rules, None, (), prefix_cost)
 
     def place(self, samples: RowTable, settings: ShufflerSettings) -> ShufflePlan:
-        """Places the samples of a step, and cuts those that stand in the way of balance."""
+        """Places the samples of a step, and cuts the samples that prevent balance."""
         from ..distributed.placement import make_plan
         from ..extensions.pieces.cut_search import cut_and_place
 
         return make_plan(*cut_and_place(samples, settings, self.cutting))
 
     def cuts(self, plan: ShufflePlan, ranks_per_node: int | None) -> Cuts:
-        """Returns what a plan of one step cuts; bytes within a node of `ranks_per_node` take no time."""
+        """Returns the cuts of a step's plan. Bytes within a node of `ranks_per_node` ranks take no time."""
         if plan.rows.starts_sample.all():
             return Cuts()
         per_sample = np.bincount(plan.rows.sample_of)
@@ -104,20 +104,20 @@ class PieceCosts:
         )
 
     def fetched(self, plan: ShufflePlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns what ranks fetch in one layer: the keys and values on other ranks that their pieces see.
+        """Returns the transfers of one layer: keys and values on other ranks that a rank's pieces see.
 
-        Some sample has to be cut.
+        The plan must cut at least one sample.
 
         Returns:
-            Three int64 `[transfers]`: the rank that sends, the rank that receives, and bytes.
+            The sending ranks, the receiving ranks, and the bytes, int64 `[transfers]` each.
         """
         pieces, sample_of = pieces_of(plan), plan.rows.sample_of
-        # The ranks of each sample, one sample after another, and how far they see.
+        # The ranks that hold rows of each sample, sample by sample, and the end of the tokens each one sees.
         key, key_of_row = np.unique(sample_of * plan.num_ranks + plan.destination, return_inverse=True)
         sample, receiver = np.divmod(key, plan.num_ranks)
         farthest = np.zeros_like(key)
         np.maximum.at(farthest, key_of_row, pieces["last_token" if self.is_causal else "num_tokens"])
-        # Each row with each rank of its sample.
+        # All pairs of a row and a rank of its sample.
         num_ranks = np.bincount(sample)
         repeats = num_ranks[sample_of]
         row = np.arange(len(sample_of)).repeat(repeats)
@@ -129,7 +129,7 @@ class PieceCosts:
         return plan.destination[row[fetches]], receiver[at[fetches]], num_bytes
 
     def assumption(self, bytes_per_second: float) -> str:
-        """Returns what is assumed of the fetch, in a sentence without a period."""
+        """Returns the assumptions about the fetch, without a final period."""
         return (
             f"Pieces of samples fetch {self.bytes_per_token:,} bytes of keys and values per token and layer "
             f"(2 × {self.num_kv_heads} heads of {self.head_dim} × {self.value_bytes} bytes, "
@@ -140,7 +140,7 @@ class PieceCosts:
 
 
 def bytes_of_rows(plan: ShufflePlan) -> np.ndarray:
-    """Returns the bytes of each row of a plan; a piece has its tokens' share of those of its sample."""
+    """Returns the bytes of each row of a plan. A piece's share of its sample's bytes follows its tokens."""
     rows = plan.rows
     if rows.starts_sample.all():
         return rows.sample_bytes
@@ -150,7 +150,7 @@ def bytes_of_rows(plan: ShufflePlan) -> np.ndarray:
 
 
 def pieces_of(plan: ShufflePlan) -> np.ndarray:
-    """Returns the place of each row in its sample, `[rows]` of dtype `PIECE`; some sample has to be cut."""
+    """Returns the place of each row in its sample, `[rows]` of dtype `PIECE`. The plan must cut a sample."""
     from ..extensions.pieces.cutting import COLUMN
 
     return plan.rows.columns[COLUMN]

@@ -1,4 +1,4 @@
-"""Draws training steps from the samples, and predicts what each strategy makes of them."""
+"""Draws training steps from the samples, and predicts each strategy's outcome on them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .samples import IdColumn, SampleCost
 from .strategies import AS_LOADED, Strategy
 
 SEED = 0
-# Fewer ranks get more steps: their steps differ more from one another, and take less time to plan.
+# Fewer ranks get more steps, because their steps vary more and take less time to plan.
 SAMPLES_TO_DRAW = 2**18
 FEWEST_STEPS, MOST_STEPS = 32, 256
-# Of each strategy; sorting them takes under a second.
+# Number of ids to count per strategy; sorting them takes under a second.
 IDS_TO_COUNT = 2**22
 
 
@@ -31,7 +31,7 @@ class Network:
 
     Attributes:
         bytes_per_second: bandwidth of one rank, in each direction.
-        ranks_per_node: consecutive ranks of a node, within which bytes take no time; None without nodes.
+        ranks_per_node: consecutive ranks per node, within which bytes take no time; None without nodes.
     """
 
     bytes_per_second: float
@@ -43,12 +43,12 @@ class DrawnSteps:
     """Steps as the ranks load them.
 
     Attributes:
-        numbers, workloads, tokens, sizes: int64 `[steps, ranks, rows]`; numbers are those of the samples in
-            the data, sizes are bytes.
-        num_epochs: epochs that the steps were drawn from.
-        groups: int64 `[steps, ranks, rows]`; None if unknown.
-        ids: ids by number of the sample, of the first steps; None if unknown.
-        num_with_ids: the first steps, whose ids are counted.
+        numbers, workloads, tokens, sizes: numbers of the samples in the data, their workloads, tokens, and
+            bytes, int64 `[steps, ranks, rows]` each.
+        num_epochs: number of epochs from which the steps were drawn.
+        groups: groups of the samples, int64 `[steps, ranks, rows]`; None if unknown.
+        ids: ids of each sample in the first steps, by the sample's number; None if unknown.
+        num_with_ids: number of first steps in which ids are counted.
     """
 
     numbers: np.ndarray
@@ -63,26 +63,26 @@ class DrawnSteps:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean over steps and their standard deviation; None for a single one."""
+    """Mean and standard deviation over steps. The deviation is None for a single step."""
 
     mean: float
     std: float | None
 
     @staticmethod
     def of(values: np.ndarray) -> Spread:
-        """Summarizes float64 `[steps]`."""
+        """Returns the spread of values, float64 `[steps]`."""
         return Spread(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True)
 class UniqueIds:
-    """Unique ids per rank, each of which it looks up once; entries of the JSON output.
+    """Unique ids per rank, which looks up each of them once; entries of the JSON output.
 
     Attributes:
-        steps: the steps in which they were counted.
-        per_rank: mean over ranks and steps.
-        of_rank_with_most: mean over steps.
-        per_rank_relative, of_rank_with_most_relative: these two ÷ those as loaded.
+        steps: number of steps in which ids were counted.
+        per_rank: unique ids of a rank, mean over ranks and steps.
+        of_rank_with_most: unique ids of the rank with most, mean over steps.
+        per_rank_relative, of_rank_with_most_relative: the previous two ÷ their values as loaded.
     """
 
     steps: int
@@ -98,35 +98,35 @@ class Outcome:
 
     Attributes:
         strategy: the strategy.
-        loads: float64 `[steps, ranks]`.
+        loads: loads of the ranks, float64 `[steps, ranks]`.
         imbalance: largest ÷ mean load of a step.
         relative_time: sum of the largest loads ÷ sum of the mean loads; 1.0 is perfect.
         speedup: time of all steps as loaded ÷ their time with this strategy. Exchange and planning overlap a
             step, and nothing overlaps the fetch. Without times, all three count as 0.
-        speedup_standard_error: standard error, from how steps differ; None for a single step.
+        speedup_standard_error: standard error, from the variation among steps; None for a single step.
         speedup_exchange_not_hidden: the speedup if the exchange overlaps nothing; None without times.
         speedup_fetch_hidden: the speedup if computing overlaps all of the fetch; None without times.
-        step_seconds: mean of the longest of computation with the fetch, exchange, and planning; None without
-            times.
+        step_seconds: mean time of a step, which is the longest of three times: computing plus fetch,
+            exchange, and planning. None without times.
         step_seconds_planning_hidden: `step_seconds` if planning took no time.
-        exchange_seconds: time of the slowest rank, mean over steps.
-        bytes_sent_per_rank: mean over ranks and steps.
+        exchange_seconds: exchange time of the slowest rank, mean over steps.
+        bytes_sent_per_rank: bytes that a rank sends, mean over ranks and steps.
         bytes_of_slowest_rank: bytes of the rank that sends or receives most, mean over steps.
         share_of_bytes_across_nodes: share of moved bytes that leave their node; None without nodes.
-        share_of_samples_moved: samples that leave the rank that loaded them; each piece counts as one.
+        share_of_samples_moved: share of whole samples and pieces that leave the rank that loaded them.
         largest_tokens_per_rank: tokens of the rank with most, mean over steps.
         most_tokens_per_rank: most tokens of any rank in any step.
-        samples_cut, pieces: samples that are cut, and the pieces of these samples, mean over steps.
-        bytes_fetched_per_rank_and_layer: keys and values that pieces fetch in forward, mean over ranks and
+        samples_cut, pieces: numbers of cut samples and of their pieces, mean over steps.
+        bytes_fetched_per_rank_and_layer: bytes of keys and values that a rank fetches per layer in forward,
+            mean over ranks and steps.
+        fetch_seconds: time of the slowest rank for the keys, values, and gradients of all layers, mean over
             steps.
-        fetch_seconds: time for keys, values and gradients in all layers, of the slowest rank, mean over
-            steps.
-        host_batches_per_rank: batches that a rank holds on the host, the next one to copy included.
+        host_batches_per_rank: batches that a rank holds on the host, including the next one to copy.
         host_bytes_per_rank: bytes of these batches.
-        planning_seconds_measured: median per step, on this machine.
-        planning_hidden: whether planning takes no longer than the steps it overlaps, so that none waits for
-            it; None without times.
-        unique_ids: no entry where ids are unknown, or samples are cut.
+        planning_seconds_measured: median planning time per step, on this machine.
+        planning_hidden: whether planning takes no longer than the steps it overlaps, so that no step waits
+            for it; None without times.
+        unique_ids: unique ids per rank; None, and no entry, if ids are unknown or samples are cut.
     """
 
     strategy: Strategy
@@ -159,14 +159,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Case:
-    """A number of ranks and of rows per rank; all but `outcomes` are entries of the JSON output.
+    """Figures for one number of ranks and rows; all but `outcomes` are entries of the JSON output.
 
     Attributes:
-        ranks, rows_per_rank, steps_drawn, epochs_drawn: numbers of what was drawn.
-        lower_bound: the imbalance that no placement within a step beats.
-        mean_tokens_per_rank, bytes_loaded_per_rank: mean over ranks and steps.
-        all_gather_bytes_per_rank: bytes that a rank receives per step if every sample goes to every rank.
-        outcomes: figures by the name of the strategy, as loaded first.
+        ranks, rows_per_rank, steps_drawn, epochs_drawn: numbers of ranks, rows per rank, steps, and epochs.
+        lower_bound: lower bound of a step's imbalance, which no placement of whole samples beats.
+        mean_tokens_per_rank, bytes_loaded_per_rank: tokens and bytes per rank, mean over ranks and steps.
+        all_gather_bytes_per_rank: bytes that a rank receives per step if all samples go to all ranks.
+        outcomes: outcome of each strategy by name, as loaded first.
     """
 
     ranks: int
@@ -190,16 +190,16 @@ def draw_steps(
     groups: np.ndarray | None = None,
     ids: IdColumn | None = None,
 ) -> DrawnSteps:
-    """Draws steps from epochs in random order, without replacement, the same on every run.
+    """Draws steps from epochs in random order, without replacement. Every run draws the same steps.
 
     Incomplete steps at the end of an epoch are left out.
 
     Args:
-        workloads, tokens, sizes, groups: int64 `[samples]`.
+        workloads, tokens, sizes, groups: values of the samples, int64 `[samples]` each; sizes are in bytes.
         num_ranks, rows_per_rank: size of each step.
-        in_order: whether to draw steps of one epoch in the given order instead; each is dealt to ranks in
-            contiguous runs.
-        ids: ids of the samples.
+        in_order: whether to draw the steps of one epoch in the samples' own order instead. Each step is
+            dealt to the ranks in contiguous runs.
+        ids: ids of the samples; None if unknown.
 
     Raises:
         InputError: there are fewer samples than one step needs.
@@ -229,7 +229,7 @@ def draw_steps(
 
 
 def _in_random_order(num_samples: int, per_step: int, wanted: int) -> np.ndarray:
-    """Returns int64 `[wanted, per_step]`: steps of epochs in random order."""
+    """Returns the sample numbers of steps from epochs in random order, int64 `[wanted, per_step]`."""
     per_epoch = num_samples // per_step
     orders = [
         np.random.default_rng([SEED, epoch]).permutation(num_samples)[: per_epoch * per_step]
@@ -239,9 +239,9 @@ def _in_random_order(num_samples: int, per_step: int, wanted: int) -> np.ndarray
 
 
 def _in_given_order(per_epoch: int, per_step: int, wanted: int) -> np.ndarray:
-    """Returns int64 `[steps, per_step]`: steps that are spread over an epoch, each once."""
+    """Returns the sample numbers of distinct steps spread over one epoch, int64 `[steps, per_step]`."""
     step = np.linspace(0, per_epoch - 1, min(wanted, per_epoch)).astype(np.int64)
-    step = np.random.default_rng(SEED).permutation(step)  # so that the first few are of the whole epoch
+    step = np.random.default_rng(SEED).permutation(step)  # so that the first steps span the epoch
     return step[:, None] * per_step + np.arange(per_step)
 
 
@@ -251,7 +251,7 @@ def predict(
     strategies: Sequence[Strategy],
     network: Network,
 ) -> Case:
-    """Plans all steps with every strategy, as loaded first."""
+    """Plans all steps with every strategy and returns the figures. The first strategy is `AS_LOADED`."""
     num_steps, num_ranks, rows_per_rank = steps.workloads.shape
     bytes_loaded = steps.sizes.sum(-1)
     outcomes: dict[str, Outcome] = {}
@@ -273,19 +273,19 @@ def predict(
 def _plans(
     steps: DrawnSteps, strategy: Strategy, pieces: PieceCosts, ranks_per_node: int | None
 ) -> tuple[list[ShufflePlan], float]:
-    """Places all steps as training does; returns the plans, and the median seconds of planning."""
+    """Plans all steps as training does. Returns the plans and the median planning time in seconds."""
     if strategy.settings is None:
         return [place_at_home(samples) for samples in _loaded(steps, strategy, ranks_per_node)], 0.0
     plans, seconds = [], []
     for samples in _loaded(steps, strategy, ranks_per_node):
-        start = time.thread_time()  # a busy machine does not count
+        start = time.thread_time()  # CPU time, so a busy machine does not count
         plans.append((pieces.place if strategy.cuts_samples else place)(samples, strategy.settings))
         seconds.append(time.thread_time() - start)
     return plans, float(np.median(seconds))
 
 
 def _loaded(steps: DrawnSteps, strategy: Strategy, ranks_per_node: int | None) -> Iterator[RowTable]:
-    """Yields the samples of each step as a shuffler has them."""
+    """Yields the samples of each step as the table that a shuffler plans with."""
     _, num_ranks, rows_per_rank = steps.workloads.shape
     rows = np.full(num_ranks, rows_per_rank)
     no_counts = np.zeros((num_ranks * rows_per_rank, 0), dtype=np.int64)
@@ -313,7 +313,7 @@ def _outcome(
     computing_before = cost.step_times((loads if as_loaded is None else as_loaded.loads).max(1))
     computing = cost.step_times(loads.max(1))
     timed = cost.seconds_per_unit is not None
-    # Exchange and planning overlap a step: the longest of the three decides. Nothing overlaps the fetch.
+    # The longest of computing, exchange, and planning decides a step's time. Nothing overlaps the fetch.
     hidden = np.maximum(computing + fetch, exchange)
     times = np.maximum(hidden, planning) if timed else computing
     speedup, error = _ratio(computing_before, times)
@@ -353,7 +353,7 @@ def _outcome(
 
 
 def _traffic(plan: ShufflePlan, ranks_per_node: int | None) -> tuple[float, float, float]:
-    """Returns bytes that move in a step, those that leave their node, and those of the slowest rank."""
+    """Returns a step's moved bytes, the bytes that leave their node, and the bytes of the slowest rank."""
     home, rank, sizes = plan.rows.home, plan.destination, bytes_of_rows(plan)
     nodes = 1 if ranks_per_node is None else ranks_per_node
     crossing = sizes * (home // nodes != rank // nodes)
@@ -385,14 +385,14 @@ def _unique_ids(
 
 
 def num_unique(ids: dict[int, np.ndarray], samples: np.ndarray) -> int:
-    """Counts the different ids of some samples, int64 `[n]`, together."""
+    """Counts the distinct ids of `samples`, int64 `[n]`, taken together."""
     found = np.concatenate([ids[sample] for sample in samples.tolist()] or [np.zeros(0, dtype=np.int64)])
     found.sort()  # several times as fast as np.unique
     return int((found[1:] != found[:-1]).sum()) + min(len(found), 1)
 
 
 def _divided(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Divides elementwise; 1 where there is nothing to compute."""
+    """Divides elementwise. The result is 1 where the denominator is 0."""
     return np.where(denominator > 0, numerator / np.where(denominator > 0, denominator, 1), 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Public data sets' history lengths, drawn from what is published about them."""
+"""History lengths of public data sets, drawn to match published figures."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from statistics import NormalDist
 import numpy as np
 
 SEED = 0
-# Assumed of a set of which only a mean was found. Those with a median have 1.1 to 1.3; less spread does
-# not overstate what balancing gains.
+# Spread assumed for a data set without a published median. Sets with a median have 1.1 to 1.3, and a smaller
+# spread does not overstate the gain of balancing.
 ASSUMED_SPREAD = 1.0
-READ = "2026-11-24"
+READ = "2026-11-24"  # date on which the sources were read
 
 
 @dataclass(frozen=True)
 class PublishedLengths:
-    """Published figures about the events of a data set's users, and lognormal lengths that match them.
+    """Published figures about the events per user of a data set, and lognormal lengths that match them.
 
     Attributes:
         title: the data set's name.
-        mean: mean of events per user.
-        source: document in which the mean, `least` and `most` were read.
-        median: median of events per user; None if none was found.
-        median_source: document in which it was read, if not `source`.
+        mean: mean number of events per user.
+        source: document that states the mean, `least`, and `most`.
+        median: median number of events per user; None if none was found.
+        median_source: document that states the median; None means `source`.
         least, most: fewest and most events of a user; `most` is None if it was not found.
-        cap: newest events that a public trainer keeps; None if none was found.
+        cap: number of newest events that a public trainer keeps; None if none was found.
         cap_source: source of that trainer.
     """
 
@@ -42,7 +42,7 @@ class PublishedLengths:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the logarithm, before clipping."""
+        """Standard deviation of the lengths' logarithm, before clipping."""
         if self.median is None:
             return ASSUMED_SPREAD
         low, high = 0.0, 4.0
@@ -56,18 +56,18 @@ class PublishedLengths:
 
     @property
     def location(self) -> float:
-        """Mean of the logarithm, before clipping; the logarithm of the median."""
+        """Mean of the lengths' logarithm before clipping, which is the logarithm of the median."""
         if self.median is not None:
             return math.log(self.median)
         return math.log(self.mean) - self.spread**2 / 2
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Returns the lengths of so many users, int64 `[count]`."""
+        """Returns random lengths of `count` users, int64 `[count]`."""
         lengths = rng.lognormal(self.location, self.spread, count)
         return np.rint(lengths.clip(self.least, self.most)).astype(np.int64)
 
     def describe(self) -> str:
-        """Returns what the lengths match, and where that was read, in a sentence without a period."""
+        """Returns the figures that the lengths match, and their sources, in a sentence without a period."""
         facts = [f"mean {self.mean:,.0f} ({self.source})"]
         if self.least > 1:
             facts.append(f"at least {self.least}")
@@ -81,7 +81,7 @@ class PublishedLengths:
         if self.cap is not None:
             facts.append(f"a trainer keeps the newest {self.cap:,} ({self.cap_source})")
         return (
-            f"Lengths are not {self.title}'s own, but lognormal to match what is published of its users: "
+            f"Lengths are not {self.title}'s own, but lognormal, to match published figures on its users: "
             f"{'; '.join(facts)}; read {READ}"
         )
 

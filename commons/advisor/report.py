@@ -1,4 +1,4 @@
-"""The answer as tables for a terminal, and as JSON."""
+"""Formats the answer as tables for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .advice import NOT_PREDICTED, Advice, Recommendation
 from .prediction import Case
 
 WIDTH = 110
-VERSION = 2  # of the JSON format: under one version entries may be added, and none changes its meaning
+VERSION = 2  # JSON format: within a version, entries may be added, but none changes its meaning
 
 
 def json_report(advice: Advice) -> str:
-    """Returns a JSON object; seconds, bytes and ratios are plain numbers, null where unknown."""
+    """Returns a JSON object. Seconds, bytes, and ratios are plain numbers, or null if unknown."""
     samples, cost = advice.request.samples, advice.request.cost
     report = {
         "version": VERSION,
@@ -58,7 +58,7 @@ def _json_case(
 
 
 def text_report(advice: Advice) -> str:
-    """Returns the answer in lines of at most about `WIDTH` characters; the page has all figures."""
+    """Returns the answer in lines of at most about `WIDTH` characters. The page shows more figures."""
     samples, cost, gin_settings = advice.request.samples, advice.request.cost, advice.request.gin_settings
     meanings = figures.meanings((case for case, _ in advice.cases), figures.IN_TEXT)
     columns = ". ".join(f"{title}: {meaning}" for title, meaning in meanings.items())
@@ -86,7 +86,7 @@ def _text_case(case: Case, recommendation: Recommendation, is_in_gin: bool) -> s
 
 
 def _aligned(columns: Sequence[Sequence[str]]) -> str:
-    """Aligns the first column to the left, the others to the right."""
+    """Returns the table as text, with the first column aligned left and the others aligned right."""
     first, *others = columns
     padded = [[cell.ljust(max(map(len, first))) for cell in first]]
     padded += [[cell.rjust(max(map(len, column))) for cell in column] for column in others]

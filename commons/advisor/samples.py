@@ -1,4 +1,4 @@
-"""Samples: their lengths as read from files, their tokens, and what they cost."""
+"""Samples: their lengths as read from files, their tokens, and their costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FORMATS = (".csv", ".npy", ".parquet")
 # Exit codes of the process that reads a column.
 _REFUSED, _MISSING_PACKAGE = 3, 4
-# Training time ÷ forward FLOPs: the backward pass has two matrix products for each one of the forward pass.
+# Training FLOPs ÷ forward FLOPs: the backward pass has two matrix products for each forward one.
 TRAINING_FLOPS_PER_FORWARD = 3
 
 
@@ -37,7 +37,7 @@ class TokenRule:
     extra: int
 
     def of(self, items: np.ndarray) -> np.ndarray:
-        """Returns the tokens of samples, int64 `[samples]`; `items` are their lengths, int64 `[samples]`."""
+        """Returns the tokens of samples with lengths `items`, both int64 `[samples]`."""
         return self.per_item * items + self.extra
 
     def __str__(self) -> str:
@@ -45,8 +45,8 @@ class TokenRule:
         return scaled if self.extra == 0 else f"{scaled} + {self.extra}"
 
 
-# By model. HSTU has an action after each item and usually one user token; most published SID-GR models encode
-# an item as three codes.
+# Defaults by model. HSTU has an action after each item and usually one user token. Most published SID-GR
+# models encode an item as three codes.
 TOKEN_RULES = {"hstu": TokenRule(2, 1), "sid_gr": TokenRule(3, 0), "transformer": TokenRule(1, 0)}
 
 
@@ -63,18 +63,18 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class IdColumn:
-    """The ids of all samples, in a file.
+    """The ids of all samples, which are read from a file on demand.
 
     Attributes:
-        lengths: int64 `[samples]`, how many each has.
-        read: samples, int64 `[n]`, ascending, to their ids, one sample's after the other's.
+        lengths: number of ids of each sample, int64 `[samples]`.
+        read: function that takes ascending sample numbers, int64 `[n]`, and returns their ids concatenated.
     """
 
     lengths: np.ndarray
     read: Callable[[np.ndarray], np.ndarray]
 
     def of(self, samples: np.ndarray) -> dict[int, np.ndarray]:
-        """Reads the ids of some samples, int64 `[n]`; returns them by sample."""
+        """Reads the ids of some samples, and returns them by sample number. `samples` may have any shape."""
         samples = np.unique(samples)
         ids = np.split(self.read(samples), np.cumsum(self.lengths[samples])[:-1])
         return dict(zip(samples.tolist(), ids, strict=True))
@@ -85,14 +85,14 @@ class SampleLengths:
     """The samples of one epoch.
 
     Attributes:
-        items: int64 `[samples]`, the length of each.
-        tokens: int64 `[samples]`, what a model computes on each.
+        items: length of each sample, int64 `[samples]`.
+        tokens: number of tokens that a model computes for each sample, int64 `[samples]`.
         token_rule: rule by which tokens follow from lengths, in words.
         source: origin of the lengths, in words.
         ids: ids of the samples; None if they are unknown.
-        groups: int64 `[samples]`, equal for samples that belong together; None if unknown.
-        group_column: the column that names them.
-        origin: figures that drawn lengths were fitted to, in a sentence without a period; None for read ones.
+        groups: group of each sample, int64 `[samples]`, negative for no group; None if unknown.
+        group_column: name of the column that holds the groups.
+        origin: figures that drawn lengths match, in a sentence without a period; None for other lengths.
     """
 
     items: np.ndarray
@@ -106,7 +106,7 @@ class SampleLengths:
 
     @property
     def in_file_order(self) -> bool:
-        """Whether steps take samples in the file's order, because results depend on who shares ids."""
+        """Whether steps follow the file's order, which decides whose ids or groups meet in a step."""
         return self.ids is not None or self.groups is not None
 
     @cached_property
@@ -121,10 +121,10 @@ class ConfiguredModel:
     """A model of known dimensions.
 
     Attributes:
-        work: tokens, int64 `[samples]`, to forward FLOPs, int64 `[samples, 2]`: those of matrix products and
-            of attention.
+        work: function that takes tokens, int64 `[samples]`, and returns the forward FLOPs of matrix products
+            and of attention, int64 `[samples, 2]`.
         description: description in words.
-        tokens: the rule for data that does not state its tokens.
+        tokens: token rule for data that states only lengths.
         pieces: costs of pieces of samples in FLOPs.
     """
 
@@ -136,14 +136,14 @@ class ConfiguredModel:
 
 @dataclass(frozen=True)
 class SampleCost:
-    """The samples to balance, and how long a rank takes to compute them.
+    """The cost to balance by, and the training time that it stands for.
 
     Attributes:
-        model: whose FLOPs costs are of.
-        cost: cost of samples, tokens and FLOPs.
-        assumption: time that a step is assumed to take, in words.
+        model: model whose FLOPs enter the cost.
+        cost: cost as a sum over samples, tokens, and FLOPs.
+        assumption: assumption about the time of a step, in words.
         seconds_per_unit: seconds of training per unit of cost; None if unknown.
-        setting: `balance_cost` of a training that balances by it; None for FLOPs.
+        setting: value of `balance_cost` with which training balances by the cost; None for FLOPs.
     """
 
     model: ConfiguredModel
@@ -163,14 +163,14 @@ class SampleCost:
         return replace(self.model.pieces, cost=self.cost)
 
     def of(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the workloads of samples of so many tokens, both int64 `[samples]`.
+        """Returns the workloads of samples from their tokens, both int64 `[samples]`.
 
         Raises:
             InputError: a sample costs more than int64 holds.
         """
         fewer, longest = np.ones(1, dtype=np.int64), int(tokens.max())
         while fewer[0] < longest:
-            # A cost is at most quadratic: twice the tokens cost at most four times as much.
+            # A cost is at most quadratic, so twice the tokens cost at most four times as much.
             if not 0 <= self._costs(fewer)[0] < 2**60:
                 raise InputError(
                     f"a sample of {longest} tokens costs more than 2^62 in {self.model.description}"
@@ -182,14 +182,14 @@ class SampleCost:
         return self.cost.of(1, tokens, self.model.work(tokens))
 
     def step_times(self, largest_loads: np.ndarray) -> np.ndarray:
-        """Returns the time of each step, in seconds if known, else in units of cost."""
+        """Returns each step's time from its largest load, in seconds if known, else in units of cost."""
         if self.seconds_per_unit is None:
             return largest_loads
         return self.cost.per_step * 1e-9 + self.seconds_per_unit * largest_loads
 
 
 def flops_cost(model: ConfiguredModel, tflops: float | None) -> SampleCost:
-    """Returns the cost in FLOPs; `tflops`, in 10¹² FLOP/s, is what a device achieves in training, or None."""
+    """Returns the cost in FLOPs. `tflops` is a device's rate in training, in 10¹² FLOP/s, None if unknown."""
     rate = "Without --tflops or --cost, only ratios are predicted"
     if tflops is not None:
         rate = f"Every device achieves {tflops:g} TFLOP/s at all lengths"
@@ -204,10 +204,10 @@ def flops_cost(model: ConfiguredModel, tflops: float | None) -> SampleCost:
 
 
 def cost_from_file(path: Path, model: ConfiguredModel) -> SampleCost:
-    """Reads the cost that a calibration measured, or a run learned, of a model.
+    """Reads a model's cost from a file that a calibration or a training run wrote.
 
     Raises:
-        InputError: the file does not exist, holds something else, or is of a model with other columns.
+        InputError: the file does not exist, does not hold a cost, or has other columns than the model.
     """
     try:
         cost = Cost.load(path)
@@ -215,7 +215,7 @@ def cost_from_file(path: Path, model: ConfiguredModel) -> SampleCost:
         raise InputError(f"--cost {path}: {error}") from error
     if cost.num_columns != FLOPS.num_columns:
         raise InputError(
-            f"--cost {path} is of a get_workloads with {cost.num_columns} columns; expected "
+            f"--cost {path} is for {cost.num_columns} columns of get_workloads; expected "
             f"{FLOPS.num_columns}, FLOPs of matrix products and of attention, as the models here have them"
         )
     assumption = (
@@ -227,7 +227,7 @@ def cost_from_file(path: Path, model: ConfiguredModel) -> SampleCost:
 
 
 def format_of(path: Path) -> str:
-    """Returns which of `FORMATS` a file's name ends with, or another ending."""
+    """Returns a file's ending in lower case, `.csv` for `.csv.gz`. The ending need not be in `FORMATS`."""
     name = path.name.lower()
     return Path(name.removesuffix(".gz") if name.endswith(".csv.gz") else name).suffix
 
@@ -236,10 +236,10 @@ def read_lengths(path: Path, column: str | None, option: str = "--column") -> np
     """Reads sequence lengths, int64 `[samples]`.
 
     Args:
-        path: `.npy`, a one-dimensional array of integers; or `.csv`, `.csv.gz` or `.parquet`.
-        column: column of a `.csv` or `.parquet` file: integers, or lists in Parquet, whose lengths count.
-            None for the only column.
-        option: option that named the column, for messages.
+        path: `.npy` file of a one-dimensional integer array, or a `.csv`, `.csv.gz`, or `.parquet` file.
+        column: column of a `.csv` or `.parquet` file, which holds integers or, in Parquet, lists to count.
+            None means the only column.
+        option: option of the command line that named the column, for messages.
 
     Raises:
         InputError: the file or the column does not exist, or its values are not lengths.
@@ -265,14 +265,14 @@ def read_lengths(path: Path, column: str | None, option: str = "--column") -> np
 
 
 def _read_column(path: Path, option: str, column: str | None) -> np.ndarray:
-    """Reads lengths in a process of its own, which takes the memory of polars along when it ends.
+    """Reads lengths in a separate process, whose end frees the memory that polars took.
 
-    That imports nothing of the calling program, and ends soon if this process is gone.
+    The process imports nothing from the calling program, and ends soon after this process dies.
     """
     program = f"from {__package__}.samples import write_lengths; write_lengths()"
     given = [str(path), option, *([] if column is None else [column])]
     environment = {
-        "ARROW_DEFAULT_MEMORY_POOL": "system",  # the others of pyarrow keep what is freed
+        "ARROW_DEFAULT_MEMORY_POOL": "system",  # pyarrow's other pools keep freed memory
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
@@ -288,7 +288,7 @@ def _read_column(path: Path, option: str, column: str | None) -> np.ndarray:
 
 
 def write_lengths() -> None:
-    """Writes the lengths that the arguments of the process name to stdout; or why not, and exits."""
+    """Writes the lengths that `sys.argv` names to stdout. On an error, writes the error's text and exits."""
     path, option, *column = sys.argv[1:]
     try:
         from .columns import read_column_lengths  # imports polars
@@ -318,5 +318,5 @@ def _read_array(path: Path) -> np.ndarray:
 
 
 def example_of(values: np.ndarray | pl.Series, rows: np.ndarray | pl.Series) -> str:
-    """Names the first of `rows` and its value, in parentheses."""
+    """Returns the first of `rows` and its value in parentheses, or an empty string if there is none."""
     return f" (row {rows[0]} is {values[int(rows[0])]})" if len(rows) else ""

@@ -1,4 +1,4 @@
-"""The ways to balance that the advisor compares, by the settings that training takes."""
+"""The strategies that the advisor compares, expressed in the settings of training."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ AS_LOADED, REFINED, REBALANCE = "as_loaded", "refined", "rebalance"
 REBALANCE_GROUPS = "rebalance_groups"
 PIECES = "pieces"
 KARMARKAR_KARP = "karmarkar_karp"
-# Settings that a strategy decides, `balance_<name>` in `TrainerArgs`. Others, such as limits of tokens, are
-# the user's.
+# Settings that a strategy decides, `balance_<name>` in `TrainerArgs`. The user decides all others, such as
+# token limits.
 CHOSEN = ("partitioner", "equal_rows", "split")
-# The value of `balance_cost` with which training learns costs, and the default of a setting for these alone.
+# `balance_cost` for learned costs, and the default of `balance_speed_limit`, which only learned costs use.
 LEARNED, SPEED_LIMIT = "learned", 2.0
-# Modules of extensions that need numpy and numba alone, and compile what they need.
+# Modules of extensions that need no packages except numpy and numba. Each has a `compile_search`.
 _SEARCHES = {"pieces": "cut_search", "sample_groups": "group_column"}
 _EXTENSIONS = f"{__package__.rpartition('.')[0]}.extensions"
 
@@ -33,9 +33,9 @@ class Strategy:
         name: name in the JSON output.
         title: title in tables.
         settings: settings of the shuffler; None leaves every sample on the rank that loaded it.
-        balance_cost: the setting of the cost to balance by; None for FLOPs.
+        balance_cost: value of the setting `balance_cost`; None for FLOPs.
         cuts_samples: whether samples are cut into pieces.
-        group_feature: the extension whose samples stay together; None for no groups.
+        group_feature: feature that holds the groups to keep together; None for no groups.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Strategy:
         return False
 
     def warm_up(self) -> None:
-        """Compiles what the strategy calls, so that no time of planning includes it."""
+        """Compiles the functions that the strategy calls, so that planning times exclude compilation."""
         if self.settings is None:
             return
         compile_placement(self.settings)
@@ -78,7 +78,7 @@ class Strategy:
         return import_module(f"{_EXTENSIONS}.{self.extension}.{_SEARCHES[self.extension]}")
 
     def gin_lines(self, present: Mapping[str, object]) -> list[str]:
-        """Returns the lines to switch the strategy on that a gin file with settings `present` lacks."""
+        """Returns the lines that a gin file with the settings `present` lacks to switch the strategy on."""
         if self.settings is None:
             return []
         chosen = (self.settings.partitioner, self.settings.equal_rows, self.cuts_samples)
@@ -88,7 +88,7 @@ class Strategy:
         needed["split"] = self.cuts_samples or None
         wanted |= {name: value for name, value in needed.items() if value is not None}
         lines = {"enable_balanced_shuffler": True} | {f"balance_{name}": wanted[name] for name in wanted}
-        # What the file has, and the strategy excludes.
+        # Values that undo settings which the strategy excludes, if the file has them.
         undone: dict[str, object] = {"max_tokens_per_micro_batch": None} if self.cuts_samples else {}
         if self.group_feature is None and not self.settings.takes("groups"):
             undone["balance_group_feature"] = None
@@ -99,7 +99,7 @@ class Strategy:
 
     @property
     def python(self) -> str | None:
-        """The argument for the pipeline of a program of one's own; None without balancing."""
+        """The pipeline's argument in a program of your own; None without balancing."""
         if self.settings is None:
             return None
         given = {name: repr(value) for name, value in self._changed().items()}
@@ -124,7 +124,7 @@ class Strategy:
 
 
 def strategies(balance_cost: str | None, group_column: str | None = None) -> list[Strategy]:
-    """Returns all strategies, as loaded first, by a cost and by the samples' groups where there are any."""
+    """Returns all strategies, as loaded first. With a `group_column`, one of them keeps groups together."""
 
     def balanced(name: str, title: str, settings: ShufflerSettings, **extension: Any) -> Strategy:
         return Strategy(name, title, settings, balance_cost, **extension)
@@ -138,6 +138,6 @@ def strategies(balance_cost: str | None, group_column: str | None = None) -> lis
     if group_column is not None:
         settings = ShufflerSettings()
         compared.append(balanced(REBALANCE_GROUPS, "rebalance, groups", settings, group_feature=group_column))
-    # Refined spreads what pieces fetch more evenly.
+    # "refined" spreads the fetches of pieces more evenly than "rebalance".
     settings = ShufflerSettings("refined", equal_rows=False)
     return [*compared, balanced(PIECES, "pieces", settings, cuts_samples=True)]

@@ -1,4 +1,4 @@
-"""Samples, batches and datasets: random, MovieLens, KuaiRand, semantic IDs, and your own."""
+"""Samples, batches, and datasets: random data, MovieLens, KuaiRand, semantic IDs, and your own."""
 
 from . import kuairand, movielens  # noqa: F401  registers their names
 from .benchmark_args import BenchmarkDatasetArgs, FeatureArgs, RandomDistribution

@@ -19,7 +19,7 @@ _NEEDED_PARAMETERS = {
     "zipf": ("alpha",),
     "lognormal": ("mean", "std"),
 }
-# The largest float64 that int64 holds; larger draws would wrap to the smallest int64.
+# The largest float64 that fits int64. Larger draws would wrap around to the smallest int64.
 _LARGEST = 2.0**63 - 1024
 
 
@@ -29,11 +29,11 @@ class RandomDistribution:
     """A distribution of integers.
 
     Attributes:
-        dist_type: "uniform" (integers in [low, high)), "normal", "zipf" or "lognormal". Draws of the last
-            three are rounded and clipped to [low, high].
-        low: smallest value. None means no limit, except for "uniform", which needs one.
-        high: largest value, exclusive for "uniform" only. None as for `low`.
-        mean: mean of "normal" and "lognormal", of the values themselves before clipping.
+        dist_type: "uniform" (integers in [low, high)), "normal", "zipf", or "lognormal". Draws of the
+            last three are rounded and clipped to [low, high].
+        low: smallest value. None means no limit, which "uniform" does not allow.
+        high: largest value, excluded only for "uniform". None means no limit, as for `low`.
+        mean: mean of "normal" or "lognormal" values before clipping, not of their logarithms.
         std: standard deviation of the same values.
         alpha: exponent of "zipf", above 1.
 
@@ -78,7 +78,7 @@ class RandomDistribution:
         else:
             variance = math.log1p((std / mean) ** 2)  # of the underlying normal distribution
             drawn = rng.lognormal(math.log(mean) - variance / 2, math.sqrt(variance), size)
-        # Never None on both sides, which numpy takes only from 2.1 on.
+        # Always two limits, because numpy before 2.1 does not accept None for both.
         low = -_LARGEST if self.low is None else max(self.low, -_LARGEST)
         high = _LARGEST if self.high is None else min(self.high, _LARGEST)
         return np.rint(np.clip(drawn, low, high)).astype(np.int64)
@@ -87,21 +87,21 @@ class RandomDistribution:
 @gin.configurable
 @dataclass
 class FeatureArgs:
-    """Features that have the same number of ids in each sample.
+    """Features that all have the same length, in ids, within a sample.
 
     Attributes:
-        feature_names: the features.
-        max_sequence_length: most ids of each feature in a sample.
-        is_jagged: whether lengths differ between samples; if not, all are `max_sequence_length`.
-        seqlen_dist: lengths of jagged features, clipped to [1, max_sequence_length]; None means uniform
-            over that range.
-        value_dists: id distributions by feature. Ids are taken modulo the feature's vocabulary, except those
-            of dynamic tables that are not actions. Features without an entry are uniform over their
-            vocabulary, or over as many ids as a dynamic table has rows.
+        feature_names: names of the features.
+        max_sequence_length: largest length of a feature.
+        is_jagged: whether lengths differ between samples. If not, all are `max_sequence_length`.
+        seqlen_dist: distribution of the lengths of jagged features, clipped to [1, max_sequence_length]. None
+            means uniform over that range.
+        value_dists: distributions of ids by feature. Ids wrap around at the vocabulary size, except in
+            features of dynamic tables other than the action feature. A feature without a distribution is
+            uniform over its vocabulary, or over as many ids as its dynamic table has rows.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
-        ValueError: a value is out of range, or `value_dists` names another feature.
+        ValueError: a value is out of range, or `value_dists` has a feature that is not in `feature_names`.
     """
 
     feature_names: list[str]
@@ -119,7 +119,7 @@ class FeatureArgs:
             require(feature in self.feature_names, "a feature of FeatureArgs.value_dists", feature, known)
 
     def lengths(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        """Draws `[size]` int64 numbers of ids with `rng`."""
+        """Draws `[size]` int64 lengths with `rng`."""
         longest = self.max_sequence_length
         if not self.is_jagged:
             return np.full(size, longest)
@@ -133,21 +133,21 @@ class FeatureArgs:
 class BenchmarkDatasetArgs:
     """A dataset of random samples.
 
-    Only the item feature, the action feature and the contextual features are generated; other features and
-    their tables are ignored.
+    Generates only the item feature, the action feature, and the contextual features. Ignores other features
+    and their tables.
 
     Attributes:
         feature_args: lengths and ids of the features.
-        embedding_args: the tables, which set the features' vocabularies.
-        item_feature_name: the feature with the items.
-        contextual_feature_names: features that describe the user.
-        action_feature_name: the feature with one action per item, or None.
-        max_num_candidates: most candidates of a sample; 0 means that samples have none.
-        num_generated_batches: batches per rank and epoch.
+        embedding_args: embedding tables, whose sizes are the features' vocabularies.
+        item_feature_name: name of the feature with the items.
+        contextual_feature_names: names of the features that describe the user.
+        action_feature_name: name of the feature with one action per item, or None.
+        max_num_candidates: largest number of candidates per sample. 0 means that samples have none.
+        num_generated_batches: number of batches per rank and epoch.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
-        ValueError: a value is out of range, or a feature is not described and served exactly once.
+        ValueError: a value is out of range, or a feature is not in exactly one `FeatureArgs` and one table.
     """
 
     feature_args: list[FeatureArgs]
@@ -182,7 +182,7 @@ class BenchmarkDatasetArgs:
         return next(args for args in self.feature_args if feature in args.feature_names)
 
     def spec(self) -> SequenceDatasetSpec:
-        """Returns the samples' description. A label is an action id, so each action id is a class."""
+        """Returns the spec of the samples. A label is an action id, so each action id is a class."""
         used = self._used_features()
         tables = [
             replace(table, feature_names=[name for name in table.feature_names if name in used])

@@ -1,4 +1,4 @@
-"""Batches that are balanced among the ranks when they are loaded."""
+"""A sampler that balances batches among the ranks when they are loaded, without an exchange."""
 
 from __future__ import annotations
 
@@ -21,54 +21,52 @@ logger = logging.getLogger(__name__)
 class BucketSampler(EpochStart, Sampler[list[int]]):
     """One rank's batches of sample indices, balanced among the ranks when they are loaded.
 
-    Samples never change ranks afterwards, but the cost of each must be known before loading starts.
+    Samples never change ranks afterward, but the cost of each sample must be known before loading starts.
 
-    An epoch takes every sample once and is the same for every rank that computes it. `batch_size ×
-    num_ranks` samples make a global step, which `commons.partition.refined` divides among the ranks, in
-    numbers within one of each other. Samples that fill no step are left for the last one, or as `last` says.
-    They are drawn from all samples, so they are not always the longest.
+    An epoch uses every sample once, and is the same on all ranks. `batch_size × num_ranks` samples make a
+    global step, which `commons.partition.refined` divides among the ranks. The ranks' numbers of samples
+    differ by at most one. Leftover samples that do not fill a step form a last step, or are treated as `last`
+    says. They are drawn from all samples, so they are not always the longest.
 
-    With one bucket, the global steps are those of `SequenceDataset` with `shuffle` and the same seed:
-    plain shuffling, balanced without an exchange. A step whose largest sample outweighs a rank's share
-    stays unbalanced.
+    With one bucket, the global steps are those of `SequenceDataset` with `shuffle` and the same seed: plain
+    shuffling, balanced without an exchange. A step whose largest sample outweighs a rank's share stays
+    unbalanced.
 
-    With more buckets, the samples of full steps are sorted by workload and cut into equal buckets. Each
-    bucket is shuffled, and all of them together are cut into steps, which are shuffled. A step on a
-    boundary has samples of two buckets. Large samples then share steps, which balances what no single
-    random step could. But **it changes training**: a step is a biased draw of samples with similar cost,
-    so some steps have long sequences and others short ones. A step may cost several times the mean step,
-    and needs the memory for it.
+    With more buckets, the samples of full steps are sorted by workload and divided into equal buckets. Each
+    bucket is shuffled. The concatenated buckets are divided into steps, and the steps are shuffled. A step at
+    a boundary has samples of two buckets. Large samples then share steps, which balances samples that are too
+    large for any random step. But **this changes training**: a step is a biased draw of samples with similar
+    cost, so some steps have long sequences and others short ones. A step may cost several times the mean
+    step, and needs the memory for it.
 
-    With groups, an epoch shuffles groups in place of samples, and the samples of a group follow one another.
-    Buckets are then cut by the mean workload of a group's samples. Within a step
+    With groups, an epoch shuffles groups instead of samples, and the samples of a group stay consecutive.
+    Groups are then sorted into buckets by the mean workload of their samples. Within a step,
     `commons.partition.rebalance` keeps groups together where balance allows it. A group that falls into two
-    steps, or two buckets, counts as two.
+    steps or two buckets counts as two groups.
 
-    Pass it to a `DataLoader` as `batch_sampler`, with `functools.partial(source.collate,
+    Pass the sampler to a `DataLoader` as `batch_sampler`, with `functools.partial(source.collate,
     batch_size=batch_size)` as `collate_fn`.
 
     Args:
-        workloads: `[samples]`, non-negative: each sample's cost in any unit, or its length; equal on all
-            ranks.
+        workloads: `[samples]` non-negative costs in any unit, or lengths. They are equal on all ranks.
         batch_size: rows per rank, at least 1.
-        rank: this rank, 0 to `num_ranks`, exclusive.
+        rank: this rank, in [0, num_ranks).
         num_ranks: number of ranks to divide the samples among.
-        num_buckets: number of buckets, at least 1. Beyond about the number of steps, more buckets make no
-            difference.
+        num_buckets: number of buckets, at least 1. Beyond about one bucket per step, more make no difference.
         seed: seed of the order, at least 0.
-        groups: `[samples]` integers, equal on all ranks: samples with the same one belong together, on one
-            rank, such as those of a user. A sample with a negative number belongs to none. None for no
+        groups: `[samples]` integers, equal on all ranks. Samples with the same number, such as the samples of
+            a user, belong together on one rank. Samples with negative numbers have no group. None means no
             groups.
-        last: treatment of samples that fill no step. "keep" makes them a step. If there are fewer than
-            ranks, some ranks' batch is an empty list: `SampleSource.collate` turns it into padding rows,
-            torch's `default_collate` fails. "drop" leaves them out, others each epoch. "repeat" makes them a
-            step with equally many on each rank: as in `DistributedSampler`, the epoch's first samples come
-            again, fewer than there are ranks. None is "keep", with a warning if a batch will be empty.
+        last: treatment of leftover samples. "keep" makes them a step. If they are fewer than the ranks, some
+            ranks get an empty list as their batch. `SampleSource.collate` turns it into padding rows, but
+            torch's `default_collate` fails. "drop" leaves them out, different samples each epoch. "repeat"
+            adds the first samples of the epoch again, as `DistributedSampler` does, until all ranks have the
+            same number. None means "keep", with a warning if a batch will be empty.
 
     Raises:
-        TypeError: `batch_size`, `rank`, `num_ranks` or `seed` is not an integer.
-        ValueError: a value is out of range, `workloads` is not one finite number per sample, or `groups` is
-            not one integer per sample, or `last` would drop all samples.
+        TypeError: `batch_size`, `rank`, `num_ranks`, or `seed` is not an integer.
+        ValueError: a value is out of range, `workloads` is not one finite number per sample, `groups` is not
+            one integer per sample, or `last` would drop all samples.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
             raise ValueError(
                 f'last="drop" drops all {rest} samples: expected at least {self._step_size}, to fill a step'
             )
-        # Which collate function gets the batches is known to the loader alone.
+        # Only the loader knows which collate function gets the batches.
         if not is_given and 0 < rest < self._num_ranks and self._rank == 0:
             logger.warning(
                 f"{len(self._workloads)} samples leave {rest} for the last step of {self._num_ranks} ranks, "
@@ -108,16 +106,16 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
 
     @property
     def num_steps(self) -> int:
-        """Steps of a whole epoch, including an incomplete one unless it is dropped."""
+        """Number of steps of a whole epoch, including an incomplete last step unless `last` drops it."""
         full, rest = divmod(len(self._workloads), self._step_size)
         return full + (rest > 0 and self._last != "drop")
 
     @property
     def batch_size(self) -> int:
-        """Rows per rank, where this sampler serves one rank.
+        """Rows per rank, for a sampler that serves a single rank.
 
-        With several, reading it is an error: accelerate's `prepare` and others read it to divide the batches
-        of a sampler among ranks, which these are already.
+        With several ranks, reading it is an error. Tools such as accelerate's `prepare` read it to divide a
+        sampler's batches among ranks, but these batches are already divided.
 
         Raises:
             RuntimeError: the sampler serves several ranks.
@@ -131,21 +129,21 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         return self._batch_size
 
     def set_epoch(self, epoch: int, start_step: int | None = None) -> None:
-        """Sets the epoch of the iterations that begin from now on, and how many first steps each skips.
+        """Sets the epoch of the iterations that begin from now on, and the number of steps each skips.
 
-        On the same number of ranks and with the same `batch_size`, this resumes an epoch exactly. None skips
-        none, but undoes no call with a `start_step` before an iteration has begun with it: loaders that
-        accelerate has prepared make such calls.
+        With the same number of ranks and the same `batch_size`, this resumes an epoch exactly. None skips no
+        steps, and must not undo a `start_step` with which no iteration has begun yet. Loaders that accelerate
+        has prepared make such calls.
 
         Raises:
             TypeError: `epoch` or `start_step` is not an integer.
-            ValueError: `epoch` is negative, or the epoch has fewer steps than `start_step`.
-            RuntimeError: `start_step` is None and would undo a call.
+            ValueError: a number is negative, or the epoch has fewer steps than `start_step`.
+            RuntimeError: None would undo an earlier call, or running workers cannot see this call.
         """
         self._set(epoch, start_step, self.num_steps)
 
     def __len__(self) -> int:
-        """Returns the batches of an iteration, on every rank."""
+        """Returns the number of batches of an iteration, which is the same on every rank."""
         return self.num_steps - self._start
 
     def _batches(self, epoch: int, start: int) -> Iterator[list[int]]:
@@ -156,7 +154,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
             yield samples[self._partition(samples)[self._rank]].tolist()
 
     def _partition(self, samples: np.ndarray) -> list[np.ndarray]:
-        """Divides the samples of a global step; returns positions in `samples` for each rank."""
+        """Divides a global step among the ranks. Returns each rank's positions in `samples`."""
         workloads = self._workloads[samples]
         if self._group_of is None:
             return refined(workloads, self._num_ranks)
@@ -164,7 +162,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         return rebalance(workloads, home, self._num_ranks, groups=self._group_of[samples])
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
-        """Returns int64 samples: those of the epoch's global steps, concatenated."""
+        """Returns the samples of an epoch's global steps, concatenated, as int64 indices."""
         rng = np.random.default_rng((self._seed, epoch))
         order = self._shuffled(np.arange(len(self._workloads)), rng)
         in_full_steps, rest = np.split(order, [len(order) - len(order) % self._step_size])
@@ -177,14 +175,14 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         return np.concatenate([in_full_steps, rest])
 
     def _shuffled(self, samples: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Shuffles samples, or their groups, whose samples then follow one another in the given order."""
+        """Shuffles samples or, with groups, their groups, whose samples stay in the given order."""
         if self._group_of is None:
             return rng.permutation(samples)
         groups, group = np.unique(self._group_of[samples], return_inverse=True)
         return samples[np.argsort(rng.permutation(len(groups))[group], kind="stable")]
 
     def _by_workload(self, samples: np.ndarray) -> np.ndarray:
-        """Sorts samples by workload, or groups by the mean workload of these samples."""
+        """Sorts samples by workload or, with groups, by the mean workload of their group in `samples`."""
         workloads = self._workloads[samples]
         if self._group_of is None:
             return samples[np.argsort(workloads, kind="stable")]

@@ -18,11 +18,11 @@ class EmbeddingArgs:
     """One embedding table.
 
     Attributes:
-        feature_names: features that look up in the table.
-        table_name: the table's name.
-        item_vocab_size_or_capacity: rows of the table; ids are 0 to this, exclusive.
-        sharding_type: "data_parallel" puts a copy on every rank, for small tables; "model_parallel" divides
-            the rows among the ranks, for large ones.
+        feature_names: names of the features that look up ids in the table.
+        table_name: name of the table.
+        item_vocab_size_or_capacity: number of rows of the table. Ids are at least 0 and below it.
+        sharding_type: "data_parallel" puts a copy on every rank, for small tables. "model_parallel" divides
+            the rows among the ranks, for large tables.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
@@ -45,20 +45,20 @@ class EmbeddingArgs:
 @gin.configurable
 @dataclass
 class DynamicEmbeddingArgs(EmbeddingArgs):
-    """One embedding table for ids of any size, with rows for a limited number of them at a time.
+    """One embedding table for ids of any size, which has rows for a limited number of ids at a time.
 
-    GPU memory holds the whole table and a hash divides ids among the ranks. So settings for partial GPU
-    residence and for the division have no effect.
+    GPU memory holds the whole table, and a hash divides the ids among the ranks. So the settings for partial
+    GPU residence and for the division have no effect.
 
     Attributes:
-        item_vocab_size_or_capacity: rows of the table over all ranks. One row per rank is shared by ids that
-            have no row of their own. Ids are any int64 but the smallest.
-        sharding_type: "model_parallel", the only one for dynamic tables.
+        item_vocab_size_or_capacity: number of rows over all ranks. Ids without their own row share one row
+            per rank. Ids are any int64 except the smallest.
+        sharding_type: "model_parallel", the only type for dynamic tables.
         item_vocab_gpu_capacity_ratio: share of the rows in GPU memory; no effect.
         item_vocab_gpu_capacity: number of rows in GPU memory; no effect.
         global_hbm_for_values: bytes of GPU memory for the rows over all ranks; no effect.
-        evict_strategy: whose rows new ids take once none is free: those of the least recently ("lru") or
-            least frequently ("lfu") trained ids.
+        evict_strategy: choice of the ids that lose their rows to new ids once no row is free: the least
+            recently ("lru") or least frequently ("lfu") trained ids.
         caching: whether GPU memory caches rows that the host holds; no effect.
         dist_type: division of ids among the ranks; no effect.
     """
@@ -81,7 +81,7 @@ class DynamicEmbeddingArgs(EmbeddingArgs):
         require_setting(self, self.evict_strategy in _EVICT_STRATEGIES, "evict_strategy", known)
 
     def settings_without_effect(self) -> list[str]:
-        """Returns the settings that ask for something other than what runs, such as "caching = True"."""
+        """Returns the settings that request something other than what runs, such as "caching = True"."""
         ratio, capacity = self.item_vocab_gpu_capacity_ratio, self.item_vocab_gpu_capacity
         ignored = {
             "item_vocab_gpu_capacity_ratio": ratio is not None and ratio < 1,

@@ -1,4 +1,4 @@
-"""Iteration over one rank's part of epochs, which data loaders' workers follow, too."""
+"""Iteration over one rank's part of each epoch, in a process or in the workers of a data loader."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ logger = logging.getLogger(__name__)
 
 
 class EpochStart:
-    """Base of what iterates over a rank's part of epochs, and may start within one.
+    """Base class of iterables over a rank's part of each epoch, which may start within an epoch.
 
-    A `DataLoader` copies its dataset into worker processes. Workers begin their first iteration with the
-    numbers that were copied. Persistent ones begin each later iteration with those that the loader's process
-    has set by then, which they read in shared memory. An iteration keeps the numbers that it began with.
-    One that begins within an epoch although an earlier one has begun there, too, is warned of once.
+    A `DataLoader` copies its dataset into worker processes. A worker begins its first iteration with the
+    copied epoch and start. A persistent worker begins each later iteration with the epoch and start that the
+    loader's process has set by then, which it reads from shared memory. A running iteration keeps its epoch
+    and start. If an iteration begins within an epoch where an earlier one began, a warning is logged once.
 
-    A copy has numbers of its own, and so has every process that sets them.
+    A copy has its own epoch and start, and so does every process that sets them.
 
-    A subclass has `_batches`, and `set_epoch`, which calls `_set`. `start_name` is the argument of its
-    `set_epoch` that says where to start; the others are those of the subclass.
+    A subclass has `_batches`, and `set_epoch`, which calls `_set`. `start_name` names the argument of
+    `set_epoch` that sets the start. The other arguments are the subclass's own.
     """
 
     def __init__(self, start_name: str, batch_size: int, rank: int, num_ranks: int, seed: int) -> None:
@@ -43,12 +43,12 @@ class EpochStart:
         self._start_name = start_name
         self._epoch = self._start = 0
         self._is_start_given = False
-        self._begun_in = 0  # the process where an iteration began with these numbers last
-        self._is_repeated = False  # whether iterations here began without a `set_epoch` between
+        self._begun_in = 0  # the process where an iteration last began with this epoch and start
+        self._is_repeated = False  # whether two iterations began here without a `set_epoch` between them
         self._share()
 
     def __iter__(self) -> Iterator[Any]:
-        # Read here, since the body of a generator runs no earlier than its first batch is asked for.
+        # Reads them here, because the body of a generator does not run before its first batch is requested.
         return self._batches(*self._upcoming())
 
     @abstractmethod
@@ -57,7 +57,7 @@ class EpochStart:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        if get_spawning_popen() is None:  # a copy that does not go to a process that is being started
+        if get_spawning_popen() is None:  # a copy that is not for a process being spawned
             del state["_shared"]
         return state
 
@@ -68,22 +68,22 @@ class EpochStart:
 
     def _share(self) -> None:
         # Epoch, start, and the process whose workers have begun with them, or 0. Python keeps many such
-        # arrays in one file, so that datasets do not take a descriptor each.
+        # arrays in one file, so that each dataset does not cost a file descriptor.
         self._shared = RawArray("q", [self._epoch, self._start, 0])
         self._process = os.getpid()
 
     def _set(self, epoch: int, start: int | None, most: int) -> None:
-        """Sets the epoch of the next iterations, and where they start; None for the beginning.
+        """Sets the epoch of the next iterations, and their start. None means the beginning of the epoch.
 
-        Without a start, this may be the call of a loader that counts epochs by itself before each iteration.
-        It then undoes nothing that was set with one, unless an iteration has begun with that. Where
-        iterations began without a call between them, there is no such loader.
+        A call without a start may come from a loader that counts epochs itself, and calls this before each
+        iteration. Such a call must not undo an earlier call with a start, unless an iteration has begun with
+        that start. If two iterations began without a call between them, there is no such loader.
 
         Raises:
             TypeError: `epoch` or `start` is not an integer.
-            ValueError: `epoch` or `start` is negative, `start` is above `most`, or `epoch` is above int64.
-            RuntimeError: this would undo what was set with a start; or workers of this process have begun,
-                but with numbers of the process that it was copied from.
+            ValueError: `epoch` or `start` is negative, `start` exceeds `most`, or `epoch` exceeds int64.
+            RuntimeError: this call would undo a start, or workers of this process have begun and read the
+                shared memory of the process that this object was copied from.
         """
         epoch = require_integer("epoch", epoch)
         first = 0 if start is None else require_integer(self._start_name, start)
@@ -108,20 +108,20 @@ class EpochStart:
             )
         self._epoch, self._start, self._is_start_given, self._begun_in = epoch, first, start is not None, 0
         if is_worker:
-            return  # it sets numbers for itself alone
+            return  # a worker sets only its own epoch and start
         if self._process == process:
             self._shared[:] = [epoch, first, 0]
         else:
             self._share()
 
     def _upcoming(self) -> tuple[int, int]:
-        """Returns the epoch and the start of an iteration that is asked for now."""
+        """Returns the epoch and the start of an iteration that is requested now."""
         if get_worker_info() is not None and self._begun_in == os.getpid():
-            self._epoch, self._start, _ = self._shared  # persistent workers are told nothing else
+            self._epoch, self._start, _ = self._shared  # persistent workers get no other update
         return self._epoch, self._start
 
     def _begin(self, epoch: int, start: int) -> None:
-        """Notes an iteration that is asked for its first batch; loaders drop some before that."""
+        """Records an iteration at its first batch, because loaders drop some iterations before that."""
         is_newest = (epoch, start) == (self._epoch, self._start)
         if get_worker_info() is not None:
             if self._shared[:2] == [epoch, start]:
@@ -138,6 +138,6 @@ class EpochStart:
 @functools.cache
 def _warn_of_start(start: str, epoch: int) -> None:
     logger.warning(
-        f"epoch {epoch} is iterated over again from {start} on, without what comes before: call set_epoch "
-        "for every epoch"
+        f"epoch {epoch} is iterated over again from {start} on, so its beginning is left out again: call "
+        "set_epoch for every epoch"
     )

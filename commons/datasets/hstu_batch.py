@@ -1,4 +1,4 @@
-"""Data of the HSTU models: what a dataset holds, its samples, and their batches."""
+"""Data of the HSTU models: dataset specs, samples, and batches."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from .sample_source import SampleSource, keyed_rows, padded
 
 @dataclass(frozen=True)
 class SequenceDatasetSpec:
-    """Features, tables and labels of a dataset: all that sizes a model for it.
+    """Features, tables, and labels of a dataset, which determine the sizes of a model for it.
 
     Attributes:
-        contextual_feature_names: features that describe the user.
-        item_feature_name: the feature with the items.
-        action_feature_name: the feature with one action per item, or None.
-        feature_to_max_seqlen: longest sequence of each feature. For items and actions it counts history and
-            candidates together.
-        tables: the embedding tables. Together they serve each feature once.
-        max_num_candidates: most candidates of a sample; 0 means that samples have none.
-        num_classes: labels are 0 to this, exclusive.
-        positive_class: labels from this class on are positive; None if classes have no order.
-        num_tasks: number of tasks. If above 1, labels are bit masks of them, and `num_classes` is 2 **
+        contextual_feature_names: names of the features that describe the user.
+        item_feature_name: name of the feature with the items.
+        action_feature_name: name of the feature with one action per item, or None.
+        feature_to_max_seqlen: length of each feature's longest sequence. For items and actions, it counts
+            history and candidates together.
+        tables: embedding tables, which together serve each feature once.
+        max_num_candidates: largest number of candidates per sample. 0 means that samples have none.
+        num_classes: number of classes. Labels are in [0, num_classes).
+        positive_class: first class that counts as positive. None means that classes have no order.
+        num_tasks: number of tasks. If it is above 1, labels are bit masks of tasks, and `num_classes` is 2 **
             `num_tasks`.
-        negatives_feature_name: the feature with sampled negatives, or None.
+        negatives_feature_name: name of the feature with sampled negatives, or None.
 
     Raises:
-        ValueError: a feature has no table, several tables, or no longest sequence.
+        ValueError: a feature has no table, several tables, or no entry in `feature_to_max_seqlen`.
     """
 
     contextual_feature_names: tuple[str, ...]
@@ -67,7 +67,7 @@ class SequenceDatasetSpec:
 
     @property
     def vocab_sizes(self) -> dict[str, int]:
-        """Rows of each feature's table. Ids are below it, except those of unbounded features."""
+        """Number of rows of each feature's table. Ids are below it, except in unbounded features."""
         return {
             feature: table.item_vocab_size_or_capacity
             for table in self.tables
@@ -76,7 +76,7 @@ class SequenceDatasetSpec:
 
     @property
     def unbounded_features(self) -> frozenset[str]:
-        """Features of dynamic tables, whose ids are any int64 but the smallest."""
+        """Features of dynamic tables, whose ids are any int64 except the smallest."""
         return frozenset(
             feature
             for table in self.tables
@@ -90,12 +90,12 @@ class HSTUSample:
     """One user's history and actions. All arrays are int64.
 
     Attributes:
-        contextual: `[ids]` per contextual feature, usually one id each.
+        contextual: `[ids]` of each contextual feature, usually one id.
         items: `[items]`, oldest first, candidates last.
         actions: `[items]`, or None if the dataset has no actions.
-        labels: `[labels]` of the last `labels` items: a class, a bit mask of tasks, or the item itself.
-        num_candidates: number of last items that are candidates.
-        negatives: `[negatives]` sampled items that training contrasts with the right ones.
+        labels: `[labels]` for the last items. Each is a class, a bit mask of tasks, or the item itself.
+        num_candidates: number of candidates, which are the last items.
+        negatives: `[negatives]` sampled items, which training contrasts with the right items.
     """
 
     contextual: dict[str, np.ndarray]
@@ -110,19 +110,19 @@ class HSTUSample:
 class HSTUBatch(BaseBatch):
     """A batch of item histories and the actions on them.
 
-    `features` has the contextual features, the item feature and, if there is one, the action feature with
-    one action per item. A sample's items are its history, oldest first, then `num_candidates` items to
-    score. `labels` is a KeyedJaggedTensor with one key. A sample's labels belong to its last items, one
-    each: all items, the candidates, or the tail that an evaluation predicts.
+    `features` has the contextual features, the item feature, and optionally the action feature, with one
+    action per item. A sample's items are its history, oldest first, then `num_candidates` items to score.
+    `labels` is a KeyedJaggedTensor with one key. It has one label for each of a sample's last items: all
+    items, the candidates, or the tail that an evaluation predicts.
 
-    Negatives are looked up like items and travel with their sample, but no layer sees them. So
-    `num_tokens`, and with it workloads and token caps, leaves them out.
+    Negatives are looked up like items and travel with their sample, but no layer sees them. So `num_tokens`
+    does not count them, and neither do workloads and token limits.
 
     Attributes:
         item_feature_name: key of `features` with the items.
         action_feature_name: key of `features` with the actions, or None.
-        max_num_candidates: most candidates of a sample; 0 means that samples have none.
-        num_candidates: `[batch_size]` int64, how many of a sample's last items are candidates; None if
+        max_num_candidates: largest number of candidates per sample. 0 means that samples have none.
+        num_candidates: `[batch_size]` int64 numbers of candidates, which are a sample's last items. None if
             `max_num_candidates` is 0.
         negatives_feature_name: key of `features` with the negatives, or None.
     """
@@ -134,7 +134,7 @@ class HSTUBatch(BaseBatch):
     negatives_feature_name: str | None = None
 
     def num_tokens(self) -> torch.Tensor:
-        """`[batch_size]` int64: tokens of each row, which are its ids without negatives; 0 for padding."""
+        """Returns the tokens of each row, `[batch_size]` int64: its ids except negatives, 0 for padding."""
         tokens = super().num_tokens()
         if self.negatives_feature_name is None:
             return tokens
@@ -143,19 +143,19 @@ class HSTUBatch(BaseBatch):
         return tokens - negatives[keys.index(self.negatives_feature_name)]
 
     def num_contextual_tokens(self) -> torch.Tensor:
-        """`[batch_size]` int64: contextual tokens of each row."""
+        """Returns the contextual tokens of each row, `[batch_size]` int64."""
         keys = self.features.keys()
         lengths = self.features.lengths().view(len(keys), self.batch_size)
         return lengths[[keys.index(name) for name in self.contextual_feature_names]].sum(0, dtype=torch.int64)
 
     def num_candidate_tokens(self) -> torch.Tensor | None:
-        """`[batch_size]` int64: tokens of each row's candidates; None if samples have none."""
+        """Returns the candidate tokens of each row, `[batch_size]` int64, or None without candidates."""
         if self.num_candidates is None:
             return None
         return self.num_candidates * (1 if self.action_feature_name is None else 2)
 
     def row_counts(self) -> dict[str, torch.Tensor]:
-        """Lengths of the features and labels, and the candidates of each row, which size the sequences."""
+        """Returns the feature and label lengths and the candidates of each row, which size the sequences."""
         counts = self.feature_row_counts()
         if isinstance(self.labels, KeyedJaggedTensor):
             counts["labels"] = self.labels.lengths().view(-1, self.batch_size).sum(0)
@@ -165,10 +165,10 @@ class HSTUBatch(BaseBatch):
 
 
 class HSTUSource(SampleSource):
-    """Samples by index. The same index gives the same sample in every process.
+    """Samples by index. An index gives the same sample in every process.
 
     Attributes:
-        spec: features, tables and labels of the samples.
+        spec: features, tables, and labels of the samples.
     """
 
     spec: SequenceDatasetSpec
@@ -178,7 +178,7 @@ class HSTUSource(SampleSource):
 
     @property
     def catalogue(self) -> np.ndarray:
-        """`[items]` int64, ascending: all item ids. Here the whole vocabulary; sources may know better."""
+        """All item ids, int64 `[items]`, ascending. Defaults to the whole vocabulary."""
         return np.arange(self.spec.vocab_sizes[self.spec.item_feature_name])
 
     def collate(self, samples: Sequence[HSTUSample], batch_size: int) -> HSTUBatch:
@@ -225,7 +225,7 @@ def collate_hstu_batch(
 def check_ids(batch: HSTUBatch, spec: SequenceDatasetSpec) -> None:
     """Checks that the embedding tables can look up every id of a host batch.
 
-    Lookups do not check: an id past a sharded table's end trains silently, a negative one kills the process.
+    Lookups check nothing. Ids past a sharded table's end train silently, and negative ids kill the process.
 
     Raises:
         ValueError: an id is outside its feature's vocabulary, or is the smallest int64 in a dynamic table.
@@ -239,7 +239,7 @@ def check_ids(batch: HSTUBatch, spec: SequenceDatasetSpec) -> None:
             continue
         if name in unbounded:
             least, most = NO_ID + 1, torch.iinfo(torch.int64).max
-            reason = "ids of a dynamic table are any int64 but the smallest, which stands for no id"
+            reason = "ids of a dynamic table may be any int64 except the smallest, which means no id"
         else:
             least, most = 0, vocab_sizes[name] - 1
             reason = f"its table has {vocab_sizes[name]} rows, so ids are 0 to {most}"

@@ -1,4 +1,4 @@
-"""Columns of ids in Parquet files that have one row per user or sample."""
+"""Columns of ids in Parquet files with one row per user or sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import polars as pl
 
 @contextmanager
 def errors_name_file(path: Path, advice: str = "") -> Iterator[None]:
-    """Re-raises errors about a file's contents as a ValueError that names the file, then advises."""
+    """Re-raises errors about a file's contents as a ValueError that names the file and adds `advice`."""
     try:
         yield
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
@@ -29,21 +29,21 @@ def read_ids(
     most: int = 2**63 - 1,
     hint: str = "",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids of all rows, concatenated, and where each row's begin.
+    """Returns the concatenated ids of all rows, and the offsets of the rows.
 
     Args:
-        column: integers; with `in_lists`, lists of them, none of which is empty.
+        column: column of integers or, with `in_lists`, of lists of integers, none of which is empty.
         feature: name of the ids in errors.
-        in_lists: whether a row has a list.
-        least, most: smallest and largest id.
-        hint: end of the error about an id below 0 or from 2^31 on.
+        in_lists: whether each row is a list.
+        least, most: smallest and largest valid id.
+        hint: text at the end of an error about an id that is negative or at least 2^31.
 
     Returns:
-        Ids in int32 if that holds them, else in int64; and offsets, int64 `[rows + 1]`.
+        The ids, as int32 if all of them fit, else as int64, and the offsets, int64 `[rows + 1]`.
 
     Raises:
-        ValueError: the column has another type, a row is null or empty, or an id is null or outside its
-            range. Names the column or the feature, and the row.
+        ValueError: the column has another type, a row is null or empty, or an id is null or out of range. The
+            message names the column or the feature, and the row if one is at fault.
     """
     dtype = column.dtype
     inner = dtype.inner if in_lists and isinstance(dtype, pl.List) else dtype
@@ -74,5 +74,5 @@ def read_ids(
 
 
 def row_at(position: int, offsets: np.ndarray) -> int:
-    """Returns the row that contains a position of the concatenated ids."""
+    """Returns the row that contains a position in the concatenated ids."""
     return int(np.searchsorted(offsets, position, side="right")) - 1

@@ -17,14 +17,14 @@ from ..checks import require
 
 @dataclass(frozen=True, eq=False)
 class ItemSIDs:
-    """Semantic IDs of a catalogue's items. Items may share one.
+    """Semantic IDs of a catalog's items. Several items may share a semantic ID.
 
     Attributes:
-        items: `[num_items]` int64 ids, strictly ascending, at least one.
-        codes: `[num_items, num_hierarchies]` int64.
+        items: `[num_items]` int64 item ids, strictly ascending, at least one.
+        codes: `[num_items, num_hierarchies]` int64 codes.
 
     Raises:
-        ValueError: there are no items, they are not strictly ascending, or `codes` does not match.
+        ValueError: `items` is empty or not strictly ascending, or the shape of `codes` does not match.
     """
 
     items: np.ndarray
@@ -44,14 +44,14 @@ class ItemSIDs:
         """Reads a mapping from a file.
 
         Args:
-            path: a `.pt` file with an integer tensor `[num_hierarchies, num_items]`, whose column indices are
-                the item ids; or a `.json` file, `{item: [codes]}`, with item ids from 0 as strings.
-            codebook_sizes: codes of hierarchy h are 0 to `codebook_sizes[h]`, exclusive.
+            path: `.pt` file with an integer tensor `[num_hierarchies, num_items]`, whose column indices are
+                the item ids, or `.json` file, `{item: [codes]}`, with item ids from 0 as strings.
+            codebook_sizes: sizes of the codebooks. Codes of hierarchy h are in [0, codebook_sizes[h]).
 
         Raises:
             FileNotFoundError: the file does not exist.
             ValueError: the file is malformed, has no items, or does not fit the codebooks.
-            Both name the file.
+            Both messages name the file.
         """
         if path.suffix not in (".pt", ".json"):
             raise ValueError(f"{path}: expected a .pt or a .json file")
@@ -67,7 +67,7 @@ class ItemSIDs:
         """Checks that the codes fit these codebooks.
 
         Raises:
-            ValueError: items have another number of codes, or a code is outside its codebook.
+            ValueError: items do not have one code per codebook, or a code is outside its codebook.
         """
         num_codes = self.codes.shape[1]
         expected = f"{num_codes}, as items have {num_codes} codes each"
@@ -82,10 +82,10 @@ class ItemSIDs:
             )
 
     def rows_of(self, item_ids: np.ndarray) -> np.ndarray:
-        """Returns the int64 positions of ids in `items`, in the shape of `item_ids`.
+        """Returns the int64 positions of `item_ids` in `items`, in the shape of `item_ids`.
 
         Raises:
-            ValueError: an id is not in `items`. Names the first one.
+            ValueError: an id is not in `items`. The message names the first such id.
         """
         rows = np.minimum(np.searchsorted(self.items, item_ids), len(self.items) - 1)
         is_unknown = self.items[rows] != item_ids
@@ -99,7 +99,7 @@ def _read_tensor(path: Path, num_hierarchies: int) -> ItemSIDs:
     with path.open("rb") as file:
         try:
             tensor = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # malformed files raise many types
+        except Exception as error:  # malformed files raise many types of errors
             raise ValueError(f"{path}: expected a tensor that torch.save has written") from error
     expected = f"expected an integer tensor [{num_hierarchies}, num_items]"
     if not isinstance(tensor, torch.Tensor):
@@ -120,7 +120,7 @@ def _read_json(path: Path, num_hierarchies: int) -> ItemSIDs:
         pairs = json.loads(path.read_bytes(), object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path} is no JSON ({error}): expected an object, {{item: [codes]}}, as text in UTF-8"
+            f"{path} is not JSON ({error}): expected an object, {{item: [codes]}}, as text in UTF-8"
         ) from error
     if not isinstance(pairs, tuple):
         raise ValueError(f"{path} has a {type(pairs).__name__}: expected an object, {{item: [codes]}}")

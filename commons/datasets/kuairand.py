@@ -1,4 +1,4 @@
-"""KuaiRand: the official files, and converting them to users' sequences in bounded memory.
+"""KuaiRand: conversion of the official files to users' sequences, in bounded memory.
 
 Gao et al., "KuaiRand: An Unbiased Sequential Recommendation Dataset with Randomly Exposed Videos",
 CIKM 2022.
@@ -65,7 +65,7 @@ _SEQUENCES_SCHEMA = pl.Schema(
         "timestamps": pl.List(pl.Int64()),
     }
 )
-# Events sorted at a time, about 22 bytes each; processing takes a few times that.
+# Number of events sorted at a time. Each takes about 22 bytes, and processing takes a few times that.
 HELD_EVENTS = 1 << 22
 # Small enough that reading a range of users skips most of a run.
 _ROW_GROUP = 1 << 15
@@ -74,12 +74,12 @@ _ROW_GROUP = 1 << 15
 class KuaiRand(PreparedDataset):
     """One KuaiRand dataset.
 
-    Only the standard logs are used. The log of randomly exposed videos is for unbiased evaluation, and does
-    not show what users saw in their feeds.
+    Uses only the standard logs. The log of randomly exposed videos is for unbiased evaluation, and does not
+    show what users saw in their feeds.
 
     Attributes:
         archive_folder: folder that the official archive unpacks to.
-        log_parts: suffixes of the files that each period's log is split into.
+        log_parts: file name suffixes of each period's log, which may consist of several files.
     """
 
     preprocessor = f"{NAME}.datasets.kuairand_preprocess"
@@ -96,14 +96,14 @@ class KuaiRand(PreparedDataset):
         """Converts the official files to `sequences.parquet` and `meta.json`.
 
         Args:
-            raw_dir: folder with the files, maybe compressed by gzip, or with those that the official archive
-                unpacks to.
-            out_dir: created if absent. An earlier run's files stay until this run is complete.
-            max_history_seqlen: number of newest events to keep per user; None for all.
+            raw_dir: folder with the official files, or with the folder that the official archive unpacks to.
+                The files may be compressed by gzip.
+            out_dir: output folder, created if absent. An earlier run's files stay until this run is complete.
+            max_history_seqlen: number of newest events to keep per user. None means all.
             held_events: number of events to hold in memory.
 
         Raises:
-            OSError: raw files are missing, or a file, a link or a folder is where others are to be.
+            OSError: raw files are missing, or a file, link, or folder is in the way of an output.
             ValueError: a raw file is malformed, or `max_history_seqlen` is not positive.
         """
         if max_history_seqlen is not None and max_history_seqlen < 1:
@@ -114,7 +114,7 @@ class KuaiRand(PreparedDataset):
         with replaced_files(out_dir, (SEQUENCES_FILE, META_FILE), [*logs, users_file]) as folder:
             num_events = _write_runs(folder, logs, users, users_file)
             parts = list(_sorted_parts(folder, num_events, max_history_seqlen, held_events))
-            # Ids are taken last, because only videos of kept events have one.
+            # Ids are assigned last, because only videos of kept events have one.
             videos = pl.scan_parquet(parts).select(VIDEO_ID).unique().collect(engine="streaming")
             video_ids = np.sort(videos[VIDEO_ID].to_numpy())
             contextual = users.sort(USER_ID).select(pl.col(_CONTEXTUAL).rank("dense").cast(pl.Int32))
@@ -124,7 +124,7 @@ class KuaiRand(PreparedDataset):
         return meta
 
     def _raw_files(self, raw_dir: Path) -> tuple[list[Path], Path]:
-        """Returns the logs in order of time, and the users' file."""
+        """Returns the log files in order of time, and the users' file."""
         version = self.name.removeprefix("kuairand-")
         periods = ("4_08_to_4_21", "4_22_to_5_08")
         logs = [f"log_standard_{period}_{version}{part}.csv" for period in periods for part in self.log_parts]
@@ -169,9 +169,9 @@ KUAIRAND = register_formats(
 
 
 def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_file: Path) -> np.ndarray:
-    """Writes each block of the logs to a file, a run, sorted by user; returns `[users]` numbers of events.
+    """Writes each block of the logs to a file, called a run, sorted by user. Returns the events per user.
 
-    Runs hold each user as the row of its id among all sorted user ids.
+    Runs store a user as the index of its id among all sorted user ids. The result, `[users]`, has this order.
     """
     user_ids = np.sort(users[USER_ID].to_numpy())
     num_events = np.zeros(len(user_ids), dtype=np.int64)
@@ -182,7 +182,7 @@ def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_f
         desc="read",
         unit="B",
         unit_scale=True,
-        disable=None,  # where there is no terminal
+        disable=None,  # no bar without a terminal
     ) as progress:
         for number, (block, values) in enumerate(blocks):
             events = values.select(USER_ID, VIDEO_ID, TIME, action.alias(ACTION))
@@ -206,9 +206,9 @@ def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_f
 def _sorted_parts(
     folder: Path, num_events: np.ndarray, max_history_seqlen: int | None, held_events: int
 ) -> Iterator[Path]:
-    """Writes a file for each range of users with their kept events by user, then time, then tie key.
+    """Writes the kept events of each range of users to a file, sorted by user, then time, then tie key.
 
-    Row groups of a run that are outside the range are not read.
+    Skips row groups of a run that are outside the range. Yields the path of each file.
     """
     runs = sorted(folder.glob("run-*.parquet"))
     total = int(num_events.sum())
@@ -228,15 +228,15 @@ def _sorted_parts(
 
 
 def _user_ranges(num_events: np.ndarray, held_events: int) -> Iterator[tuple[int, int]]:
-    """Yields first and last user of ranges with at most `held_events` events, or a single user with more.
+    """Yields the first and last user of each range. A range has at most `held_events` events, or one user.
 
-    Users without events may be in no range.
+    The ranges may leave out users without events.
     """
     ends = np.cumsum(num_events)
     first, before = 0, 0
     while before < ends[-1]:
         last = int(np.searchsorted(ends, before + held_events, side="right")) - 1
-        # A single user may exceed the limit; skipped users before it have no events.
+        # A single user may exceed the limit. Users skipped before it have no events.
         last = max(last, int(np.searchsorted(ends, before, side="right")))
         yield first, last
         first, before = last + 1, int(ends[last])
@@ -245,7 +245,7 @@ def _user_ranges(num_events: np.ndarray, held_events: int) -> Iterator[tuple[int
 def _write_sequences(
     path: Path, parts: list[Path], video_ids: np.ndarray, contextual: pl.DataFrame, held_events: int
 ) -> None:
-    """Writes one row per user; an item is 1 + its video's place in `video_ids`."""
+    """Writes one row per user. An item is 1 + the index of its video in `video_ids`."""
     num_events = pl.scan_parquet(parts).select(pl.len()).collect().item()
 
     def rows(*_: object) -> Iterator[pl.DataFrame]:
@@ -265,6 +265,6 @@ def _write_sequences(
                 yield pl.concat([contextual[users[USER_ID]], users.drop(USER_ID)], how="horizontal")
                 progress.update(len(part))
 
-    # Only a query writes a file piece by piece. A row group is a number of users.
+    # Only a query can write a file incrementally. The size of a row group counts users.
     row_group = max(1, held_events // max(1, num_events // len(contextual)))
     register_io_source(rows, schema=_SEQUENCES_SCHEMA).sink_parquet(path, row_group_size=row_group)

@@ -1,4 +1,4 @@
-"""MovieLens: the official files, fetching them, and converting them to users' sequences."""
+"""MovieLens: download of the official files, and their conversion to users' sequences."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from .user_sequences import SequencesMeta
 
 ARCHIVES_URL = "https://files.grouplens.org/datasets/movielens"
 USER_ID, ITEM, RATING, TIMESTAMP = "user_id", "movie_id", "rating", "timestamp"
-_HEADER = ("userId", "movieId", "rating", "timestamp")  # of the ratings, in newer datasets
+_HEADER = ("userId", "movieId", "rating", "timestamp")  # header of the ratings in newer datasets
 _LARGEST_ID = 2**31 - 1
 _TIMEOUT_S = 60
 _CHUNK_BYTES = 1 << 20
 
 
 class MovieLens(PreparedDataset):
-    """One MovieLens dataset and the format of its official files; the newer ones have that of this class.
+    """One MovieLens dataset and the format of its official files. The defaults describe newer datasets.
 
     Attributes:
-        folder: the archive's folder, if it has another name.
-        ratings_file: file with the columns user, item, rating and Unix time.
-        also_named: other names of that file.
-        ratings_separator: separator of those columns; None if a header names them.
-        classes_per_star: ratings are multiples of 1 ÷ this, up to 5 stars.
-        users_file: file with `user_columns`, or None if the dataset does not describe users.
-        users_separator: separator of those columns.
-        user_columns: columns of `users_file`, the user id among them.
+        folder: name of the archive's folder. None means the name of the dataset.
+        ratings_file: file with the columns user, item, rating, and Unix time.
+        also_named: other names of the ratings file.
+        ratings_separator: separator of the ratings' columns. None means that a header names the columns.
+        classes_per_star: number of classes per star. Ratings are multiples of 1 ÷ this, up to 5 stars.
+        users_file: file with `user_columns`. None means that the dataset does not describe users.
+        users_separator: separator of `user_columns`.
+        user_columns: columns of `users_file`, including the user id.
     """
 
     preprocessor = f"{NAME}.datasets.movielens_preprocess"
@@ -62,11 +62,11 @@ class MovieLens(PreparedDataset):
     def prepare(self, raw_dir: Path, out_dir: Path) -> SequencesMeta:
         """Converts the files in `raw_dir`, downloaded if absent, to `sequences.parquet` and `meta.json`.
 
-        A raw file may be compressed by gzip, with ".gz" at the end of its name, and stand in the archive's
-        folder. Where both are, the uncompressed one counts.
+        A raw file may be in the archive's folder, and it may be compressed by gzip, with the suffix ".gz". If
+        a folder has both versions, the uncompressed file is used.
 
         Raises:
-            OSError: a download failed, or a file, a link or a folder is where others are to be.
+            OSError: a download failed, or a file, link, or folder is in the way of an output.
             ValueError: a raw file or the archive is malformed.
         """
         check_folder(raw_dir, "--raw")
@@ -100,7 +100,7 @@ class MovieLens(PreparedDataset):
         return meta
 
     def _fetch(self, raw_dir: Path, raw_files: list[Path]) -> None:
-        """Unpacks the raw files that `raw_dir` lacks from the archive there, or from that of GroupLens."""
+        """Unpacks absent raw files from the archive in `raw_dir`, downloaded from GroupLens if absent."""
         absent = [path for path in raw_files if is_absent(path)]
         if not absent:
             return
@@ -111,21 +111,21 @@ class MovieLens(PreparedDataset):
         try:
             with zipfile.ZipFile(archive) as members:
                 for path in absent:
-                    # A damaged member must not pass for a file.
+                    # A damaged member must not pass for a complete file.
                     with (
                         members.open(f"{self.folder or self.name}/{path.name}") as member,
                         new_file(path) as file,
                     ):
                         shutil.copyfileobj(member, file)
-        except Exception as error:  # a damaged archive raises nearly anything
+        except Exception as error:  # a damaged archive raises nearly any type of error
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-                raise  # a full disk, say
+                raise  # such as a full disk
             raise ValueError(
                 f"{archive} is not the official {self.name} archive ({error}); delete it to download it again"
             ) from error
 
     def _read_ratings(self, path: Path) -> pl.DataFrame:
-        """Reads ratings in file order: Int32 columns user, item and rating (class + 1), Int64 time."""
+        """Reads ratings in file order: user, item, and rating (class + 1) as Int32, and time as Int64."""
         user, item, rating, timestamp = names = (USER_ID, ITEM, RATING, TIMESTAMP)
         if self.ratings_separator is None:
             user, item, rating, timestamp = _HEADER
@@ -134,7 +134,7 @@ class MovieLens(PreparedDataset):
         is_class = (stars == stars.round()) & stars.is_between(1, 5 * self.classes_per_star)
         seconds = pl.coalesce(
             pl.col(timestamp).cast(pl.Int64, strict=False),
-            # Kaggle's copy of 20M has dates, in UTC.
+            # Kaggle's copy of ml-20m has dates in UTC.
             pl.col(timestamp).str.to_datetime("%Y-%m-%d %H:%M:%S", strict=False).dt.epoch("s"),
         )
         columns = (
@@ -148,7 +148,7 @@ class MovieLens(PreparedDataset):
         return ratings.with_columns(pl.col(USER_ID, ITEM, RATING).cast(pl.Int32))
 
     def _read_users(self, path: Path) -> pl.DataFrame:
-        """Reads users in file order: Int32 columns user id and age, the others strings."""
+        """Reads users in file order: user id and age as Int32, and the other columns as strings."""
         columns = [
             {USER_ID: integer(USER_ID, 1, _LARGEST_ID), "age": integer("age", 0, _LARGEST_ID)}.get(name)
             or Column(name, pl.col(name).replace("", None), "no empty field")
@@ -161,7 +161,7 @@ class MovieLens(PreparedDataset):
     def _with_user_columns(
         self, sequences: pl.DataFrame, users: pl.DataFrame, raw_files: list[Path]
     ) -> pl.DataFrame:
-        """Adds the users' attributes, as ids from 1 in the order of their values."""
+        """Adds the users' attributes as ids, which start at 1 and follow the order of the values."""
         unknown = sequences.join(users, on=USER_ID, how="anti")
         if len(unknown):
             ratings_file, users_file = raw_files
@@ -214,7 +214,7 @@ MOVIELENS = register_formats(
 
 
 def _download(url: str, archive: Path, absent: Sequence[str]) -> None:
-    """Downloads an archive, for the files that are absent in its folder."""
+    """Downloads an archive. Errors name the `absent` raw files that it would provide."""
     with new_file(archive) as file:  # an interrupted download must not pass for an archive
         try:
             with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
@@ -223,13 +223,13 @@ def _download(url: str, archive: Path, absent: Sequence[str]) -> None:
                     shutil.copyfileobj(response, shown, _CHUNK_BYTES)
         except OSError as error:
             raise ConnectionError(
-                f"{archive.parent} has no {' and no '.join(absent)}, and could not download {url} ({error}): "
-                f"put that there; or fetch the archive by hand, put it at {archive} and run this again"
+                f"{archive.parent} has no {' and no '.join(absent)}; could not download {url} ({error}): put "
+                f"the raw files there; or fetch the archive by hand, put it at {archive} and run this again"
             ) from error
 
 
 def _sequences(ratings: pl.DataFrame) -> pl.DataFrame:
-    """Returns one row per user, by user id, with the user's ratings in order of time."""
+    """Returns one row per user, sorted by user id, with the user's ratings in order of time."""
     users, items = (ratings[name].to_numpy() for name in (USER_ID, ITEM))
     return (
         ratings.with_columns(pl.Series("tie", tie_keys(users, items)))

@@ -1,4 +1,4 @@
-"""Datasets that a command line converts to two files, from which training reads them."""
+"""Datasets that a command converts to two files, which training reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .user_sequences import DatasetFactory, SequencesMeta, UserDataset, UserSequ
 
 SEQUENCES_FILE = "sequences.parquet"
 META_FILE = "meta.json"
-# What prepared folders name. Another order needs another version.
+# Prepared folders record this order of tied events. A new order needs a new version.
 TIE_ORDER = "splitmix64 of user and item, version 1"
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -36,13 +36,13 @@ class PreparedDataset(UserDataset):
 
     name: ClassVar[str]
     preprocessor: ClassVar[str]
-    prepare: Callable[..., SequencesMeta]  # from a folder of official files to a folder, with options
+    prepare: Callable[..., SequencesMeta]  # takes input folder, output folder, and options
 
     def read(self, directory: Path) -> UserSequences:
-        """Reads what the preprocessor wrote to `directory`.
+        """Reads the files that the preprocessor wrote to `directory`.
 
         Raises:
-            FileNotFoundError: a file is missing. Names the command that prepares it.
+            FileNotFoundError: a file is missing. The message names the command that prepares it.
             ValueError: a file is malformed or belongs to another dataset.
         """
         prepare = f"python -m {self.preprocessor} --dataset {self.name} --out {directory}"
@@ -66,9 +66,9 @@ Dataset = TypeVar("Dataset", bound=PreparedDataset)
 def register_formats(
     base: type[Dataset], formats: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, type[Dataset]]:
-    """Registers datasets that differ in attributes alone, and returns their classes by name.
+    """Registers datasets that differ only in class attributes, and returns their classes by name.
 
-    `formats` has, by name, the attributes that differ from those of `base`.
+    `formats` maps the name of each dataset to the attributes that differ from those of `base`.
     """
     datasets = {
         name: type(base.__name__, (base,), {"name": name, **attributes})
@@ -85,12 +85,12 @@ def run_preprocessor(
     arguments: Sequence[str] | None,
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Prepares a dataset as the command line says. Errors print one line and exit with code 1.
+    """Prepares a dataset as the command line says. On an error, prints one line and exits with code 1.
 
     Args:
         datasets: datasets of one preprocessor, by name.
-        description, arguments: description of the command, and its arguments; None for this process's.
-        more: options of `prepare` with the settings of each, as `add_argument` takes them.
+        description, arguments: the command's description and arguments. None means this process's arguments.
+        more: additional options of `prepare`, and the keyword arguments of `add_argument` for each.
     """
     preprocessor = next(iter(datasets.values())).preprocessor
     parser = argparse.ArgumentParser(prog=f"python -m {preprocessor}", description=description)
@@ -110,7 +110,7 @@ def run_preprocessor(
 
 
 def check_one_line_per_user(path: Path, users: pl.Series, first_line: int) -> None:
-    """Raises ValueError, which names the file and the line, if a user has two lines of a file."""
+    """Raises a ValueError that names the file and the line if a user has two lines in a file."""
     repeated = (~users.is_first_distinct()).arg_true()
     if len(repeated):
         row = repeated[0]
@@ -122,15 +122,15 @@ def check_one_line_per_user(path: Path, users: pl.Series, first_line: int) -> No
 def tie_keys(users: np.ndarray, items: np.ndarray) -> np.ndarray:
     """Returns keys that order events of equal time, uint64 `[events]`, from integers `[events]`.
 
-    They do not depend on the order of a file, which is often that of the items' ids: a model would learn it
-    from histories in which most events are tied. They depend on the user, because an order of items that
-    all users share could be learned, too.
+    The keys do not depend on the order of a file, which often follows the items' ids: a model would learn
+    that order from histories in which most events are tied. The keys depend on the user, because a model
+    could also learn an order of items that all users share.
     """
     return _mixed(_mixed(users.astype(np.uint64) + _GOLDEN) ^ items.astype(np.uint64))
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64 (Steele et al., OOPSLA 2014), a bijection of uint64."""
+    """Applies the finalizer of splitmix64 (Steele et al., OOPSLA 2014), a bijection of uint64."""
     for shift, factor in _STEPS:
         values = (values ^ (values >> shift)) * factor
     return values ^ (values >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""Files that preprocessors write, complete or not at all, and never in place of what is a user's."""
+"""Files that preprocessors write, completely or not at all, and never over inputs, links, or folders."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ _SPILLED = re.compile(r"(run|part)-\d+\.parquet")
 
 @contextmanager
 def replaced_files(out_dir: Path, names: Sequence[str], inputs: Sequence[Path]) -> Iterator[Path]:
-    """Yields a temporary folder; on success its files `names` replace those of the same name in `out_dir`.
+    """Yields a temporary folder. On success, its files `names` replace the files of these names in `out_dir`.
 
-    Readers never see files of two runs together: the old files go first, then the new ones arrive in the
-    order of `names`. An error leaves the old files as they were. The folder lies in `out_dir`, and also
-    holds what the caller spills to disk; a later run removes what a killed one left there.
+    Readers never see files of two runs together: all old files are deleted before the new files are moved in,
+    in the order of `names`. An error leaves the old files unchanged. The folder is in `out_dir`, and the
+    caller may also spill data to it. A later run removes files that a killed run left there.
 
     Raises:
-        FileExistsError: as `check_replaceable`, or the folder has files that no run spills.
+        FileExistsError: `check_replaceable` raises it, or `out_dir` has an `.unfinished` that no run left.
     """
     check_replaceable(out_dir, names, inputs)
     unfinished = out_dir / ".unfinished"
     if unfinished.is_symlink() or (unfinished.exists() and not unfinished.is_dir()):
-        raise FileExistsError(f"{unfinished} is no folder, and temporary files go there: move it elsewhere")
+        raise FileExistsError(
+            f"{unfinished} is not a folder, but temporary files go there: move it elsewhere"
+        )
     if unfinished.exists():
         for path in unfinished.iterdir():
             if path.name not in names and not _SPILLED.fullmatch(path.name):
@@ -50,11 +52,11 @@ def replaced_files(out_dir: Path, names: Sequence[str], inputs: Sequence[Path]) 
 
 
 def check_replaceable(out_dir: Path, names: Sequence[str], inputs: Sequence[Path]) -> None:
-    """Checks that each of these outputs is absent, or may be of an earlier run.
+    """Checks that each of these outputs is absent, or may be a file of an earlier run.
 
     Raises:
-        FileExistsError: one is a link, is no file, or is an input.
-        NotADirectoryError: a file is where the folder should be.
+        FileExistsError: an output is a link, is not a file, or is an input.
+        NotADirectoryError, FileNotFoundError: `check_folder` raises it.
     """
     check_folder(out_dir, "--out")
     for path in (out_dir / name for name in names):
@@ -67,11 +69,11 @@ def check_replaceable(out_dir: Path, names: Sequence[str], inputs: Sequence[Path
 
 
 def check_folder(folder: Path, option: str) -> None:
-    """Checks that a folder exists, or may be made; `option` is the one that names it.
+    """Checks that a folder exists or can be created. `option` names the folder in errors.
 
     Raises:
-        NotADirectoryError: a file is there, or above.
-        FileNotFoundError: a link is there, and what it leads to is not.
+        NotADirectoryError: the folder or one of its parents is a file.
+        FileNotFoundError: the folder or one of its parents is a broken link.
     """
     for place in (folder, *folder.parents):
         if place.is_dir():
@@ -81,10 +83,10 @@ def check_folder(folder: Path, option: str) -> None:
 
 
 def is_absent(path: Path) -> bool:
-    """Returns whether there is nothing at a path.
+    """Returns whether nothing exists at a path.
 
     Raises:
-        FileNotFoundError: a link is there, and what it leads to is not, perhaps only now.
+        FileNotFoundError: the path is a link whose target does not exist, perhaps only for now.
     """
     if path.is_symlink() and not path.exists():
         raise FileNotFoundError(
@@ -94,22 +96,22 @@ def is_absent(path: Path) -> bool:
 
 
 def raw_file(folders: Sequence[Path], *names: str) -> Path | None:
-    """Returns the first file of these names in the folders, maybe compressed by gzip; None without any."""
+    """Returns the first file with one of these names in the folders, plain or gzipped, or None."""
     paths = (folder / file for folder in folders for name in names for file in (name, f"{name}.gz"))
     return next((path for path in paths if not is_absent(path)), None)
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file that becomes `path` on success; after an error there is none.
+    """Yields a file that becomes `path` on success, and is deleted after an error.
 
     Raises:
-        FileExistsError: there is one by then, which stays.
+        FileExistsError: `path` exists by then. It stays unchanged.
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         part = Path(folder) / path.name
         with part.open("wb") as file:
             yield file
         if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, "was put there meanwhile; run this again", str(path))
+            raise FileExistsError(errno.EEXIST, "was created meanwhile; run this again", str(path))
         part.rename(path)

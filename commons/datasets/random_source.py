@@ -11,12 +11,12 @@ from .hstu_batch import HSTUSample, HSTUSource
 class RandomSource(HSTUSource):
     """Random samples, each determined by the seed and its index.
 
-    A sample has at least one item. If `args.max_num_candidates` is positive, its last
-    min(max_num_candidates, items − 1) items are candidates and have labels; otherwise every item has one.
-    A label is its item's action id. Without an action feature labels are 0 and only mark their items.
+    A sample has at least one item. Without candidates, every item has a label. If `args.max_num_candidates`
+    is positive, the last min(max_num_candidates, items − 1) items are candidates, and only they have labels.
+    A label is its item's action id. Without an action feature, labels are 0 and only mark their items.
 
     Args:
-        args: the samples' features.
+        args: settings of the samples' features.
         num_samples: number of samples.
         seed: seed of the samples, at least 0.
 
@@ -32,12 +32,12 @@ class RandomSource(HSTUSource):
         self._num_samples = num_samples
         self._seed = seed
         self._vocab_sizes = self.spec.vocab_sizes
-        # An action is also a label, and classes exist only for ids of the vocabulary.
+        # An action is also a label, and only ids of the vocabulary are classes.
         self._unbounded = self.spec.unbounded_features - {self.spec.action_feature_name}
 
     @property
     def catalogue(self) -> np.ndarray:
-        """`[items]` int64, ascending: the items' vocabulary, or for a dynamic table the ids it can draw.
+        """All item ids, int64 `[items]`, ascending. For a dynamic table, the ids that it can draw.
 
         Raises:
             ValueError: the distribution of a dynamic table's ids has no limits.
@@ -79,7 +79,7 @@ class RandomSource(HSTUSource):
         )
 
     def _draw(self, features: FeatureArgs, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Draws the ids of those features of one `FeatureArgs` that the dataset uses."""
+        """Draws the ids of the features in one `FeatureArgs`, except those that the dataset does not use."""
         length = int(features.lengths(rng, 1)[0])
         value_dists = features.value_dists or {}
         drawn = {}
@@ -90,6 +90,6 @@ class RandomSource(HSTUSource):
                 drawn[name] = rng.integers(0, self._vocab_sizes[name], length)
                 continue
             values = value_dists[name].sample(rng, length)
-            # Modulo, like a hashed vocabulary, so that a table made smaller is still looked up everywhere.
+            # Modulo, like a hashed vocabulary, so that ids still cover the whole of a table made smaller.
             drawn[name] = values if name in self._unbounded else values % self._vocab_sizes[name]
         return drawn

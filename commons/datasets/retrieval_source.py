@@ -14,30 +14,30 @@ from .sample_source import PerEpochSource
 
 NEGATIVES = "negative_items"
 
-# numpy pads shorter seeds with zeros, so with 1 as the fourth word no other draw shares this seed.
+# Fourth word of the seed. numpy pads shorter seeds with zeros, so no other draw shares this seed.
 _STREAM = 1
 
 
 class RetrievalSource(HSTUSource):
     """Another source's histories, labeled with the items themselves.
 
-    - In a training sample every item but the first is a label. All its labels share `num_negatives`
-      negatives, drawn uniformly with replacement from the catalogue. Their generator is seeded with `seed`,
-      the epoch and the sample's index, so a sample has the same negatives wherever it is computed.
-    - In an evaluation sample the last item is the only label, if another item precedes it. There are no
+    - In a training sample, every item except the first is a label. All its labels share `num_negatives`
+      negatives, drawn uniformly with replacement from the catalog. Their generator is seeded with `seed`, the
+      epoch, and the sample's index, so a sample has the same negatives on any rank.
+    - In an evaluation sample, only the last item is a label, if another item precedes it. There are no
       negatives.
 
-    Negatives are one more feature, `NEGATIVES`, of the items' table.
+    The negatives are an additional feature of the items' table, named `NEGATIVES`.
 
     Args:
-        histories: samples without candidates. Those for "train" must not contain held-out items.
+        histories: samples without candidates. Samples for "train" must not contain held-out items.
         split: "train" or "eval".
-        num_negatives: negatives of a training sample, at least 1.
+        num_negatives: number of negatives per training sample, at least 1.
         seed: seed of the negatives, at least 0.
 
     Raises:
         ValueError: a value is out of range, the histories have candidates or at most one item, or one of
-            their features has the negatives' name.
+            their features is named `NEGATIVES`.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class RetrievalSource(HSTUSource):
 
     @property
     def catalogue(self) -> np.ndarray:
-        """The histories' catalogue."""
+        """All item ids of the histories, int64 `[items]`, ascending."""
         return self._catalogue
 
     def for_epoch(self, epoch: int) -> RetrievalSource:
-        """Returns the histories of `epoch` with its negatives. A new source has the negatives of epoch 0."""
+        """Returns a copy with the histories and negatives of `epoch`. New ones have epoch 0's negatives."""
         other = copy.copy(self)
         if isinstance(self._histories, PerEpochSource):
             other._histories = self._histories.for_epoch(epoch)

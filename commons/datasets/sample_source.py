@@ -1,4 +1,4 @@
-"""The interface of sample sources, and the layout that their batches share."""
+"""The interface of sample sources, and helpers that build their batches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..sequence_batch import BaseBatch
 
 
 class SampleSource(Protocol):
-    """Samples by index, of any type that `collate` takes.
+    """Samples by index, of any type that `collate` accepts.
 
-    The same index gives the same sample in every process.
+    An index gives the same sample in every process.
     """
 
     def __len__(self) -> int: ...
@@ -32,17 +32,17 @@ class SampleSource(Protocol):
 
 @runtime_checkable
 class PerEpochSource(SampleSource, Protocol):
-    """A source that redraws part of each sample every epoch, from the epoch and the index alone."""
+    """A source that redraws part of each sample every epoch, based only on the epoch and the index."""
 
     def for_epoch(self, epoch: int) -> Self:
-        """Returns the samples of one epoch as a new source, so a running iteration keeps its own."""
+        """Returns a new source of one epoch's samples. A running iteration keeps the source that it has."""
 
 
 def keyed_rows(rows_by_key: Mapping[str, Sequence[np.ndarray]], batch_size: int) -> KeyedJaggedTensor:
-    """Builds a KeyedJaggedTensor of `batch_size` rows: the given int64 ones, then padding rows of length 0.
+    """Builds a KeyedJaggedTensor of `batch_size` rows: the given int64 rows, then padding rows of length 0.
 
     Raises:
-        ValueError: a key has more rows than `batch_size`.
+        ValueError: a key has more than `batch_size` rows.
     """
     lengths = torch.zeros(len(rows_by_key), batch_size, dtype=torch.int64, device="cpu")
     for key_lengths, rows in zip(lengths, rows_by_key.values(), strict=True):
@@ -57,7 +57,7 @@ def keyed_rows(rows_by_key: Mapping[str, Sequence[np.ndarray]], batch_size: int)
 
 
 def padded(numbers: Sequence[int], batch_size: int) -> torch.Tensor:
-    """Returns one number per row, int64 `[batch_size]`: those of the samples, then zeros."""
+    """Returns the samples' numbers, followed by zeros for padding rows, int64 `[batch_size]`."""
     rows = torch.zeros(batch_size, dtype=torch.int64, device="cpu")
     rows[: len(numbers)] = torch.tensor(numbers, device="cpu")
     return rows

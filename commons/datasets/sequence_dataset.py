@@ -15,22 +15,22 @@ from .sample_source import PerEpochSource, SampleSource
 class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
     """One rank's batches of a source's samples.
 
-    An epoch has one global order of samples for any number of ranks. Global step s takes the next
-    `batch_size × num_ranks` samples and deals them to the ranks in contiguous runs. If the last step is
-    incomplete, the ranks' numbers of samples differ by at most one. Every rank has the same number of
-    batches, and every batch has `batch_size` rows, padding last; `single_rank` divides differently.
+    An epoch has one global order of samples for any number of ranks. Each global step takes the next
+    `batch_size × num_ranks` samples and deals them to the ranks in contiguous runs. In an incomplete last
+    step, the ranks' numbers of samples differ by at most one. Every rank has the same number of batches, and
+    every batch has `batch_size` rows, with padding rows last. With `single_rank`, only rank 0 has batches.
 
-    Pass it to a `DataLoader` with `batch_size=None`. Workers take turns by step, and persistent ones follow
-    `set_epoch`, too.
+    Pass it to a `DataLoader` with `batch_size=None`. Its workers take turns by step, and persistent workers
+    follow `set_epoch`, too.
 
     Args:
-        source: the samples, whose number must not change, because neither workers nor other ranks would
-            learn of another. A `PerEpochSource` gives those of the current epoch.
+        source: samples, whose number must not change, because workers and other ranks would not notice. A
+            `PerEpochSource` provides the samples of the current epoch.
         batch_size: rows per rank, at least 1.
-        rank: this rank, 0 to `num_ranks`, exclusive.
+        rank: this rank, in [0, num_ranks).
         num_ranks: number of ranks to divide the samples among.
-        shuffle: whether each epoch draws a permutation from `seed` and the epoch, or keeps the source's
-            order.
+        shuffle: whether each epoch permutes the samples, by `seed` and the epoch, instead of keeping the
+            source's order.
         seed: seed of the order, at least 0.
         single_rank: whether rank 0 loads the samples of all ranks, in batches of `batch_size × num_ranks`
             rows, and the other ranks yield no batches.
@@ -63,15 +63,15 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of a complete global step, over all ranks."""
+        """Number of samples of a complete global step, over all ranks."""
         return self._batch_size * self._num_ranks
 
     @property
     def num_samples(self) -> int:
-        """Samples of a whole epoch, over all ranks.
+        """Number of samples of a whole epoch, over all ranks.
 
         Raises:
-            RuntimeError: the source has another number of them than when this dataset was made.
+            RuntimeError: the source's number of samples has changed since this dataset was made.
         """
         found = len(self._source)
         if found != self._num_samples:
@@ -82,21 +82,21 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         return found
 
     def set_epoch(self, epoch: int, start_sample: int | None = None) -> None:
-        """Sets the epoch of the iterations that begin from now on, and how many first samples each skips.
+        """Sets the epoch of the iterations that begin from now on, and the number of samples each skips.
 
         `start_sample` counts samples of all ranks, so training can resume on any number of ranks. None skips
-        none, but undoes no call with a `start_sample` before an iteration has begun with it: loaders that
+        no samples, and must not undo a `start_sample` with which no iteration has begun yet. Loaders that
         accelerate has prepared make such calls.
 
         Raises:
             TypeError: `epoch` or `start_sample` is not an integer.
-            ValueError: `epoch` is negative, or the epoch has fewer samples than `start_sample`.
-            RuntimeError: `start_sample` is None and would undo a call; or the source has grown or shrunk.
+            ValueError: a number is negative, or the epoch has fewer samples than `start_sample`.
+            RuntimeError: None would undo a call, running workers cannot see it, or the source's size changed.
         """
         self._set(epoch, start_sample, self.num_samples)
 
     def __len__(self) -> int:
-        """Returns the batches of an iteration, on every rank that loads."""
+        """Returns the number of batches of an iteration on every rank that loads."""
         return self._num_batches(self._start)
 
     def _num_batches(self, start_sample: int) -> int:
@@ -120,7 +120,7 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
             yield source.collate([source[int(index)] for index in step_samples], rows)
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
-        """Returns the indices of an epoch's samples, over all ranks."""
+        """Returns the indices of an epoch's samples in order, over all ranks."""
         order = np.arange(self.num_samples)
         if self.shuffle:
             order = np.random.default_rng((self._seed, epoch)).permutation(order)

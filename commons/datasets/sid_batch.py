@@ -1,4 +1,4 @@
-"""Data of models that generate semantic IDs: what a dataset holds, its samples, and their batches."""
+"""Data of models that generate semantic IDs: dataset specs, samples, and batches."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ HISTORY, CANDIDATE = "history", "candidate"
 
 @dataclass(frozen=True)
 class SIDDatasetSpec:
-    """Codes and lengths of a dataset: all that sizes a model for it.
+    """Codes and lengths of a dataset, which determine the sizes of a model for it.
 
     Attributes:
-        codebook_sizes: codes of hierarchy h are 0 to `codebook_sizes[h]`, exclusive.
-        max_history_length: most items before the candidates, at least 1; a sample keeps its newest. If all
-            items are candidates, the most before the target.
-        max_candidate_length: number of a sample's newest items that the loss covers. 1 is the target alone, 0
-            is all items.
+        codebook_sizes: sizes of the codebooks. Codes of hierarchy h are in [0, codebook_sizes[h]).
+        max_history_length: largest number of items before the candidates, at least 1. Samples keep their
+            newest items. If all items are candidates, it counts the items before the target.
+        max_candidate_length: number of a sample's newest items that the loss covers. 1 means only the target,
+            and 0 means all items.
         contextual_vocab_sizes: number of ids of each feature that describes the user.
 
     Raises:
@@ -52,28 +52,28 @@ class SIDDatasetSpec:
 
     @property
     def num_hierarchies(self) -> int:
-        """Codes per item."""
+        """Number of codes per item."""
         return len(self.codebook_sizes)
 
     @property
     def max_items(self) -> int:
-        """Most items of a sample, candidates included."""
+        """Largest number of items per sample, including candidates."""
         return self.max_history_length + max(self.max_candidate_length, 1)
 
     @property
     def max_candidates(self) -> int:
-        """Most candidates of a sample."""
+        """Largest number of candidates per sample."""
         return self.max_candidate_length or self.max_items
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of a sample, as `SIDBatch` counts them."""
+        """Largest number of tokens per sample, as `SIDBatch` counts them."""
         codes = self.max_items * self.num_hierarchies
         return len(self.contextual_vocab_sizes) + codes + self.max_candidates - 1
 
     @property
     def feature_to_max_seqlen(self) -> dict[str, int]:
-        """Longest sequence of each feature, in codes; contextual features have one id."""
+        """Length of each feature's longest sequence, in codes. Contextual features have one id."""
         return {
             **dict.fromkeys(self.contextual_vocab_sizes, 1),
             HISTORY: (self.max_items - self.max_candidates) * self.num_hierarchies,
@@ -86,9 +86,9 @@ class SIDSample:
     """One user's items as semantic IDs. All arrays are int64.
 
     Attributes:
-        codes: `[items, num_hierarchies]`, oldest item first, at least one item. The last one is the target.
+        codes: `[items, num_hierarchies]`, at least one item, oldest first. The last item is the target.
         target_item: id of the last item.
-        contextual: `[ids]` per contextual feature.
+        contextual: `[ids]` of each contextual feature.
     """
 
     codes: np.ndarray
@@ -98,21 +98,21 @@ class SIDSample:
 
 @dataclass(eq=False)
 class SIDBatch(BaseBatch):
-    """A batch of item histories, each item as its semantic ID: `num_hierarchies` codes in order.
+    """A batch of item histories. Each item is its semantic ID, `num_hierarchies` codes in order.
 
-    `features` has the contextual features, the codes of the history, oldest item first, and the codes of
-    the candidates. The model predicts each candidate from everything before it. A sample has at least one
-    candidate, and the last one is the target of retrieval. All candidate codes are loss tokens.
+    `features` has the contextual features, the codes of the history, oldest item first, and the codes of the
+    candidates. The model predicts each candidate from everything before it. A sample has at least one
+    candidate, and its last candidate is the target of retrieval. All candidate codes are loss tokens.
 
-    A model sees a sample as its contextual ids, its history's codes, then a beginning-of-sequence token
-    (BOS) and the codes of each candidate. The very last code predicts nothing and is left out.
+    A model sees a sample as its contextual ids, then the codes of its history, then a beginning-of-sequence
+    token (BOS) and the codes for each candidate. The very last code predicts nothing and is left out.
 
     Attributes:
         history_feature_name: key of `features` with the history's codes.
         candidate_feature_name: key of `features` with the candidates' codes.
         num_hierarchies: codes per item, at least 1.
-        target_items: `[batch_size]` int64, the item of each sample's last candidate, or None. Padding rows
-            hold any value.
+        target_items: `[batch_size]` int64 ids of the samples' last candidates, or None. Padding rows may have
+            any value.
 
     Raises:
         ValueError: `num_hierarchies` is not positive, or a feature is missing.
@@ -132,12 +132,12 @@ class SIDBatch(BaseBatch):
                 raise ValueError(f"features has no key {name!r}; it has {keys}")
 
     def feature_lengths(self, name: str) -> torch.Tensor:
-        """`[batch_size]` int64: number of ids of one feature in each row."""
+        """Returns the number of ids of one feature in each row, `[batch_size]` int64."""
         lengths = self.features.lengths().view(-1, self.batch_size)
         return lengths[self.features.keys().index(name)].long()
 
     def num_tokens(self) -> torch.Tensor:
-        """`[batch_size]` int64: tokens of each row as a model sees it; 0 for padding rows."""
+        """Returns the tokens of each row as a model sees it, `[batch_size]` int64; 0 for padding rows."""
         codes = self.feature_lengths(self.candidate_feature_name)
         tokens = codes + codes // self.num_hierarchies - (codes > 0).long()
         for name in (*self.contextual_feature_names, self.history_feature_name):
@@ -145,16 +145,16 @@ class SIDBatch(BaseBatch):
         return tokens
 
     def num_loss_tokens(self) -> torch.Tensor:
-        """`[batch_size]` int64: candidate codes of each row; 0 for padding rows."""
+        """Returns the candidate codes of each row, `[batch_size]` int64; 0 for padding rows."""
         return self.feature_lengths(self.candidate_feature_name)
 
     def row_counts(self) -> dict[str, torch.Tensor]:
-        """Lengths of the features, which size the sequences."""
+        """Returns the feature lengths of each row, which size the sequences."""
         return self.feature_row_counts()
 
 
 class SIDSource(SampleSource):
-    """Samples by index. The same index gives the same sample in every process.
+    """Samples by index. An index gives the same sample in every process.
 
     Attributes:
         spec: codes and lengths of the samples.
@@ -169,7 +169,7 @@ class SIDSource(SampleSource):
     def collate(self, samples: Sequence[SIDSample], batch_size: int) -> SIDBatch:
         """Returns a host batch of `batch_size` rows: the samples, then padding rows of length 0.
 
-        Each sample's newest `spec.max_candidates` items are its candidates, or all if it has fewer.
+        A sample's newest `spec.max_candidates` items are its candidates, or all items if it has fewer.
 
         Raises:
             ValueError: there are more samples than rows, or `batch_size` is 0.

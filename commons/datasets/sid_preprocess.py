@@ -1,12 +1,12 @@
-"""Splits interactions by user into files for training, validation and testing.
+"""Splits interactions by user into files for training, validation, and testing.
 
     python -m commons.datasets.sid_preprocess --interactions FILE --out DIR [--seed 0] [--split 80 10 10]
 
-The input has one JSON object per line: `user`, a string or an integer; `history`, item ids, oldest first,
-maybe empty; and `next`, the item after them. The output is `training.parquet`, `validation.parquet` and
-`testing.parquet`, with one row per input line, in order, and the columns `user_id`, a string, and
-`sequence_data`, the history and the next item. All rows of a user are in the same file: the sorted users are
-shuffled with the seed and divided by the percentages of the split. User 1 is user "1".
+Each line of the input is a JSON object with `user`, a string or an integer; `history`, a list of item ids,
+oldest first, which may be empty; and `next`, the item after them. The output files `training.parquet`,
+`validation.parquet`, and `testing.parquet` have one row per input line, in order. Their columns are
+`user_id`, a string, and `sequence_data`, the history and the next item. All rows of a user are in one file:
+the sorted users are shuffled with the seed and divided by the split's percentages. User 1 is also user "1".
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
 
     Args:
         interactions: file of JSON lines.
-        out_dir: folder, created if absent. Files of an earlier run are replaced, but not `interactions`.
+        out_dir: output folder, created if absent. Replaces an earlier run's files, never `interactions`.
         seed: seed of the split, at least 0.
-        split: percentage of the users in each file; a file with 0 percent has no rows.
+        split: percentage of the users in each file. A file with 0 percent has no rows.
 
     Raises:
-        OSError: `interactions` does not exist, or a file, a link or a folder is where others are to be.
+        OSError: `interactions` does not exist, or a file, link, or folder is in the way of an output.
         ValueError: a line is malformed, there are no lines, or `seed` or `split` is out of range.
     """
     require_at_least(0, "seed", seed)
@@ -117,7 +117,7 @@ def _is_item_id(item: Any) -> bool:
 
 
 def _parts(user_of_row: pl.Series, seed: int, split: Sequence[int]) -> pl.Series:
-    """Returns the index of each row's part."""
+    """Returns the index of each row's output file."""
     users = sorted(set(user_of_row))
     order = np.random.default_rng(seed).permutation(len(users))
     ends = np.cumsum(split) * len(users) // 100
@@ -127,7 +127,7 @@ def _parts(user_of_row: pl.Series, seed: int, split: Sequence[int]) -> pl.Series
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line. Errors print one line and exit with code 1."""
+    """Runs the command line. On an error, prints one line and exits with code 1."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {NAME}.datasets.sid_preprocess",
         description="Splits interactions by user into files for training, validation and testing.",

@@ -14,13 +14,13 @@ from .sid_batch import SIDDatasetSpec, SIDSample, SIDSource
 
 
 class RandomSIDSource(SIDSource):
-    """Random samples, each determined by the seed and its index; items and contextual ids are uniform.
+    """Random samples, each determined by the seed and its index. Items and contextual ids are uniform.
 
     Args:
-        sids: the catalogue that items are drawn from.
+        sids: catalog that items are drawn from.
         spec: codes and lengths of the samples.
-        history_length_dist: number of items before the target, clipped to [0, spec.max_history_length]; None
-            means uniform from 1 to `spec.max_history_length`.
+        history_length_dist: distribution of the number of items before the target, clipped to
+            [0, spec.max_history_length]. None means uniform over [1, spec.max_history_length].
         num_samples: number of samples.
         seed: seed of the samples, at least 0.
 
@@ -52,7 +52,7 @@ class RandomSIDSource(SIDSource):
         if not 0 <= index < self._num_samples:
             raise IndexError(f"sample {index}: expected 0 to {self._num_samples - 1}")
         rng = np.random.default_rng((self._seed, index))
-        # Plus the target, at most spec.max_items, which has room for at least one candidate.
+        # With the target, the sample has at most spec.max_items items, which count at least one candidate.
         (history_length,) = random_history_lengths(
             self._history_length_dist, self.spec.max_history_length, rng, 1
         )
@@ -68,14 +68,14 @@ class RandomSIDSource(SIDSource):
 def random_history_lengths(
     dist: RandomDistribution | None, longest: int, rng: np.random.Generator, size: int
 ) -> np.ndarray:
-    """Draws `[size]` int64 numbers of items before the target, as `RandomSIDSource` does."""
+    """Draws the numbers of items before the target as `RandomSIDSource` does, int64 `[size]`."""
     if dist is None:
         return rng.integers(1, longest + 1, size)
     return dist.sample(rng, size).clip(0, longest)
 
 
 def random_item_sids(codebook_sizes: Sequence[int], num_items: int, seed: int) -> ItemSIDs:
-    """Returns items 0 to `num_items`, exclusive, with unique random codes, or fewer if there are fewer codes.
+    """Returns items 0 to `num_items` − 1 with unique random codes, or fewer items if codes run out.
 
     Raises:
         ValueError: a value is out of range.
@@ -95,9 +95,9 @@ def random_item_sids(codebook_sizes: Sequence[int], num_items: int, seed: int) -
 
 
 def _distinct_tuples(codebook_sizes: Sequence[int], count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws `[count, num_hierarchies]` int64 distinct tuples; at least 2 × count must exist.
+    """Draws distinct tuples of codes, int64 `[count, num_hierarchies]`. At least 2 × count must exist.
 
-    Draws tuples rather than their indices, because many codebooks have more tuples than int64 holds.
+    Draws tuples, not their indices, because the number of tuples may exceed int64.
     """
     drawn = np.empty((0, len(codebook_sizes)), dtype=np.int64)
     while len(drawn) < count:

@@ -15,21 +15,21 @@ SEQUENCE_COLUMN = "sequence_data"
 
 
 class SIDSequenceSource(SIDSource):
-    """One sample per row of a Parquet file: its newest `spec.max_items` items.
+    """One sample per row of a Parquet file, with the row's newest `spec.max_items` items.
 
-    The column "sequence_data" has lists of integer item ids, oldest first; the last one is the target. Each
+    The column "sequence_data" has lists of integer item ids, oldest first. The last item is the target. Each
     contextual feature of the spec has a column of integer ids. Other columns are not read. Every process
     reads the whole file and keeps four bytes per item.
 
     Args:
-        path: the file.
-        sids: the items' codes.
+        path: path of the file.
+        sids: codes of the items.
         spec: codes and lengths of the samples.
 
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: the file is malformed, an item has no codes, a contextual id is outside its vocabulary, or
-            `sids` does not fit the spec's codebooks. Names the file and, if one is at fault, the row from 0.
+            `sids` does not fit the spec's codebooks. Errors about the file name it, and the row from 0.
     """
 
     def __init__(self, path: Path, sids: ItemSIDs, spec: SIDDatasetSpec) -> None:
@@ -51,7 +51,7 @@ class SIDSequenceSource(SIDSource):
         self._sids = sids
         self.spec = spec
         self._offsets = offsets  # [samples + 1]
-        self._rows = _rows_of(path, sids, items, offsets)  # places in sids, of all samples
+        self._rows = _rows_of(path, sids, items, offsets)  # positions in `sids` of all samples' items
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -69,7 +69,7 @@ class SIDSequenceSource(SIDSource):
 
 
 def _rows_of(path: Path, sids: ItemSIDs, items: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Calls `sids.rows_of`, in int32 to halve the memory; errors name the row of the file."""
+    """Returns `sids.rows_of(items)` as int32, to halve the memory. Errors name the file and the row."""
     try:
         return sids.rows_of(items).astype(np.int32)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Samples of users' sequences, split by time."""
+"""Samples of users' sequences, split by time into training and evaluation."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from .user_sequences import SequencesMeta, UserSequences
 class UserSequenceSource(HSTUSource):
     """One sample per user, from the training or the evaluation part of the user's events.
 
-    Of a user's n ≥ 2 events the newest floor(n × eval_fraction), at least one, are held out; with
-    `num_held_out`, that many, at most n − 1. A user's only event is for training. A label is the action
-    id − 1: a class, or the bits of tasks.
+    Of a user's n ≥ 2 events, the newest floor(n × eval_fraction), but at least one, are held out. With
+    `num_held_out`, that many are held out instead, but at most n − 1. A user's only event is for training. A
+    label is the action id − 1: a class, or a bit mask of tasks.
 
-    - A training sample has the events that are not held out, and every item has a label. With candidates,
-      the newest min(max_num_candidates, items − 1) are candidates, and only they have labels.
+    - A training sample has the events that are not held out, and every item has a label. With candidates, the
+      newest min(max_num_candidates, items − 1) items are candidates, and only they have labels.
     - An evaluation sample has all events, and only held-out items have labels. With candidates, the newest
-      min(max_num_candidates, held-out items, items − 1) are candidates, and only they have labels. Users
-      with one event have no evaluation sample.
+      min(max_num_candidates, held-out items, items − 1) items are candidates, and only they have labels.
+      Users with one event have no evaluation sample.
 
-    So no evaluation label occurs in training, as label or input. Samples are cut to their newest
-    `max_history_seqlen` items after the split.
+    So no evaluation label occurs in training, as a label or an input. After the split, each sample keeps only
+    its newest `max_history_seqlen` items.
 
     Args:
         sequences: the users' events.
         split: "train" or "eval".
-        max_history_seqlen: most items of a sample, history and candidates together.
-        max_num_candidates: most candidates of a sample; 0 means that samples have none.
-        eval_fraction: held-out share, between 0 and 1.
-        num_held_out: held-out events per user, instead of a share; None for the share.
+        max_history_seqlen: largest number of items per sample, history and candidates together.
+        max_num_candidates: largest number of candidates per sample. 0 means that samples have none.
+        eval_fraction: held-out share of a user's events, between 0 and 1.
+        num_held_out: number of held-out events per user. None means the share `eval_fraction`.
 
     Raises:
         ValueError: a value is out of range.
@@ -70,7 +70,7 @@ class UserSequenceSource(HSTUSource):
 
     @cached_property
     def catalogue(self) -> np.ndarray:
-        """`[items]` int64, ascending: ids that occur, held-out ones included. Prepared ids have gaps."""
+        """All item ids that occur, including held-out items: int64 `[items]`, ascending, maybe with gaps."""
         return np.unique(self._sequences.items).astype(np.int64)
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class UserSequenceSource(HSTUSource):
 
     @property
     def num_items(self) -> np.ndarray:
-        """`[samples]` int64: number of items of each sample."""
+        """Number of items of each sample, int64 `[samples]`."""
         num_events = np.diff(self._sequences.offsets)
         if self._split == "train":
             num_events = num_events - self._held_out

@@ -23,25 +23,25 @@ class SequencesMeta:
     """Features and labels of a dataset, as `meta.json` stores them.
 
     Attributes:
-        dataset: the dataset's name.
-        contextual_feature_names: columns with one id per user.
+        dataset: name of the dataset.
+        contextual_feature_names: names of the columns with one id per user.
         item_feature_name: name of the feature in the column "items".
         action_feature_name: name of the feature in the column "actions".
-        vocab_sizes: ids of each feature are 0 to this, exclusive.
+        vocab_sizes: number of ids of each feature. Ids are at least 0 and below it.
         num_classes: number of classes. An action id is 1 + its class.
-        positive_class: classes from this one on are positive; None if classes have no order.
-        num_tasks: number of tasks. If above 1, a class is a bit mask, bit t for task t, and `num_classes` is
-            2 ** `num_tasks`.
-        unbounded_feature_names: features whose ids are any int64 but the smallest. Their `vocab_sizes` are
-            rows of a dynamic table, which ids take in turn.
-        tie_order: order of a user's events of equal time, in words; None if nothing orders them.
+        positive_class: first class that counts as positive. None means that classes have no order.
+        num_tasks: number of tasks. If it is above 1, a class is a bit mask with bit t for task t, and
+            `num_classes` is 2 ** `num_tasks`.
+        unbounded_feature_names: features whose ids are any int64 except the smallest. Their `vocab_sizes` are
+            the numbers of rows of dynamic tables, which reuse rows for new ids.
+        tie_order: description of the order of events of equal time. None means that nothing orders them.
 
-    The file has `num_tasks`, `unbounded_feature_names` and `tie_order` only if they differ from their
-    defaults, so files from before there were such entries still open.
+    The file omits `num_tasks`, `unbounded_feature_names`, and `tie_order` if they have their defaults, so
+    files from before these entries existed still open.
 
     Raises:
-        ValueError: `vocab_sizes` does not match the features, `num_tasks` the classes, or an unbounded
-            feature is none of the ids'.
+        ValueError: `vocab_sizes` does not match the features, `num_tasks` does not match `num_classes`, or an
+            unbounded feature is neither contextual nor the item feature.
     """
 
     dataset: str
@@ -66,18 +66,18 @@ class SequencesMeta:
         require(set(unbounded) <= set(features[:-1]), "unbounded_feature_names", unbounded, expected)
 
     def write(self, path: Path) -> None:
-        """Writes the JSON file."""
+        """Writes the metadata to a JSON file."""
         optional = {"num_tasks": 1, "unbounded_feature_names": [], "tie_order": None}
         entries = dict(entry for entry in dataclasses.asdict(self).items() if entry not in optional.items())
         path.write_text(json.dumps(entries, indent=2) + "\n")
 
     @staticmethod
     def read(path: Path) -> SequencesMeta:
-        """Reads the JSON file.
+        """Reads the metadata from a JSON file.
 
         Raises:
             ValueError: the file is not JSON, or its entries contradict each other.
-            TypeError: its entries are not those of this class, or one has the wrong type.
+            TypeError: the entries are not the fields of this class, or an entry has the wrong type.
         """
         return SequencesMeta(**json.loads(path.read_text()))
 
@@ -88,10 +88,10 @@ class UserSequences:
 
     Attributes:
         meta: features and labels.
-        contextual: `[users]` int64 per contextual feature.
-        items: `[events]` int32, or int64 if an id needs it, each user's oldest first.
-        actions: `[events]` int32.
-        offsets: `[users + 1]` int64; user u's events are `offsets[u]` to `offsets[u + 1]`, exclusive.
+        contextual: `[users]` int64 ids of each contextual feature.
+        items: `[events]` int32 ids, or int64 if an id needs it. Each user's oldest event comes first.
+        actions: `[events]` int32 ids.
+        offsets: `[users + 1]` int64. The events of user u are in [offsets[u], offsets[u + 1]).
     """
 
     meta: SequencesMeta
@@ -102,7 +102,7 @@ class UserSequences:
 
     @staticmethod
     def open(directory: Path, dataset: str) -> UserSequences:
-        """Reads a dataset from its folder by the name it is registered under.
+        """Reads a dataset from its folder, by its registered name.
 
         Raises:
             FileNotFoundError: a file is missing. The message says how to prepare it.
@@ -114,16 +114,16 @@ class UserSequences:
 
     @staticmethod
     def from_table(table: pl.DataFrame, meta: SequencesMeta) -> UserSequences:
-        """Takes a table with one row per user.
+        """Returns the sequences in a table with one row per user.
 
         Args:
-            table: an integer column per contextual feature, and the list columns "items" and "actions", each
-                user's oldest event first. Other columns are ignored.
+            table: table with an integer column per contextual feature, and the list columns "items" and
+                "actions", each user's oldest event first. Other columns are ignored.
             meta: features and labels.
 
         Raises:
-            ValueError: a column does not hold integers, an id is outside its vocabulary, or a user lacks
-                items or actions.
+            ValueError: a column does not contain integers, an id is outside its vocabulary, or a user has no
+                events or unequal numbers of items and actions.
             PolarsError: a column is missing.
         """
         names = [*meta.contextual_feature_names, "items", "actions"]
@@ -146,11 +146,11 @@ class UserSequences:
 
 
 def _range_of(feature: str, meta: SequencesMeta) -> tuple[int, int, str]:
-    """Returns a feature's smallest and largest id, and a hint for an id that may be a hash."""
+    """Returns a feature's smallest and largest valid id, and a hint for an id that may be a hash."""
     if feature in meta.unbounded_feature_names:
         return 1 - 2**63, 2**63 - 1, ""
     most = meta.vocab_sizes[feature] - 1
-    if feature == meta.action_feature_name:  # 1 + its class
+    if feature == meta.action_feature_name:  # an action id is 1 + its class
         return 1, most, ""
     return 0, most, "; hashes and ids from 2^31 on need unbounded_feature_names"
 
@@ -158,12 +158,12 @@ def _range_of(feature: str, meta: SequencesMeta) -> tuple[int, int, str]:
 class UserDataset(ABC):
     """A dataset of users' events, which gin files name in `DatasetArgs.dataset_name`.
 
-    Subclass it for data of your own and register the class with `register_dataset`.
+    For your own data, subclass it, and register the subclass with `register_dataset`.
     """
 
     @abstractmethod
     def read(self, directory: Path) -> UserSequences:
-        """Reads all events. `directory` is `DatasetArgs.dataset_path`, by default data/`dataset_name`."""
+        """Reads all events. `directory` is `DatasetArgs.dataset_path`, or data/`dataset_name` by default."""
 
 
 class DatasetFactory(NamedFactory[UserDataset]):
@@ -177,7 +177,7 @@ Dataset = TypeVar("Dataset", bound=type[UserDataset])
 
 
 def register_dataset(name: str) -> Callable[[Dataset], Dataset]:
-    """Class decorator that registers a `UserDataset` under a name.
+    """Returns a class decorator that registers a `UserDataset` under a name.
 
     Raises:
         TypeError: the class does not derive from `UserDataset`.

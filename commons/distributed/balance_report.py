@@ -1,4 +1,4 @@
-"""The balance of a step, and what the exchange cost."""
+"""A report on the balance of a step, and on the cost of its exchange."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from ..partition import lower_bound
 from ..partition.balance import relative_to_mean
 from .shuffle_plan import ShufflePlan
 
-# The unit of costs of which nothing is known.
+# The unit of workloads if the shuffler does not name one.
 WORKLOAD_UNITS = "workload units"
 
 
 @dataclass(frozen=True, repr=False)
 class BalanceReport:
-    """Balance of one step, before and after the shuffle; `str` tells it in one line.
+    """Balance of one step before and after the shuffle. `str` summarizes it in one line.
 
-    Ranks are those that plan together. `job_loads_before`, and what is worked out of it, are of all ranks of
-    a pipeline's job: 1.01 within a replica may hide 1.4 between replicas.
+    Arrays of `[ranks]` cover the ranks that plan together. Attributes with `job_` cover all ranks of a
+    pipeline's job: an imbalance of 1.01 within each replica may hide 1.4 between replicas.
 
     Attributes:
-        loads_before, loads_after: float64 `[ranks]`, sums of costs, in `unit`.
-        job_loads_before, job_loads_after: the same, of all ranks of the job. Where these exchange in several
-            sets, each of which may learn costs of its own, they are by the shuffler's cost.
-        tokens_before, tokens_after: int64 `[ranks]`; memory of activations follows them.
-        counts_after: float64 `[ranks, 2 + columns]`, samples, tokens, and the columns of `get_workloads`.
-        samples_moved: samples that left the rank they were loaded on.
-        bytes_moved: bytes of those samples.
+        loads_before, loads_after: float64 `[ranks]`, cost of each rank's samples, in `unit`.
+        job_loads_before, job_loads_after: loads of all ranks of the job, float64. If ranks exchange in sets,
+            these loads use the shuffler's cost, because each set may learn a cost of its own.
+        tokens_before, tokens_after: int64 `[ranks]`, tokens of each rank. Activation memory grows with them.
+        counts_after: float64 `[ranks, 2 + columns]`, sums of samples, tokens, and `get_workloads` columns.
+        samples_moved: number of samples, or pieces, that left their home.
+        bytes_moved: bytes of the samples that moved.
         bytes_loaded: bytes of all samples.
-        workloads: int64 `[samples]`, costs of the step's whole samples.
-        unit: of loads: that of the shuffler's workloads, or nanoseconds that a cost predicts.
-        equal_rows: whether the lower bound is that of equal rows.
-        bytes_sent, bytes_received: by this rank in the exchange.
-        load_seconds: time that this rank waited for its loader, which gave a batch of a later step.
+        workloads: int64 `[samples]`, cost of each whole sample of the step.
+        unit: unit of the loads: the shuffler's unit, or "predicted ns" if a cost predicts times.
+        equal_rows: whether the lower bound assumes equal rows.
+        bytes_sent, bytes_received: bytes that this rank sent and received in the exchange.
+        load_seconds: time that this rank waited for its loader, for the batch of a later step.
         plan_wait_seconds: time that this rank waited for the plan.
-        exchange_seconds: host time of the exchange; on CUDA the device may still be at work.
-        speeds: float64 `[ranks]`; None if all ranks are equally fast.
-        predicted_seconds: float64 `[ranks]`, compute time by costs that were fitted to times; None without.
-        extensions: what extensions report of the step, by name.
+        exchange_seconds: host time of the exchange. On CUDA, the device may still be working afterwards.
+        speeds: float64 `[ranks]`, relative speed of each rank. None means that all are equally fast.
+        predicted_seconds: float64 `[ranks]`, compute time by a cost fitted to times. None without one.
+        extensions: figures that extensions report about the step, by name.
     """
 
     loads_before: np.ndarray
@@ -69,7 +69,7 @@ class BalanceReport:
 
     @staticmethod
     def of(plan: ShufflePlan, equal_rows: bool, unit: str = WORKLOAD_UNITS, **measured: Any) -> BalanceReport:
-        """Reports on a plan; `unit` is a `BatchShuffler`'s, `measured` are attributes with a default."""
+        """Returns the report of a plan. `unit` is the shuffler's, and `measured` sets further attributes."""
         rows = plan.rows
         moved, starts = rows.home != plan.destination, np.flatnonzero(rows.starts_sample)
         return BalanceReport(
@@ -107,7 +107,7 @@ class BalanceReport:
         for name, value in self.extensions.items():
             if isinstance(value, int) and value:
                 text += f", {value} {name.replace('_', ' ')}"
-        if self.plan_wait_seconds or self.exchange_seconds:  # known to pipelines alone
+        if self.plan_wait_seconds or self.exchange_seconds:  # only pipelines measure them
             text += (
                 f", waited {self.plan_wait_seconds * 1e3:.1f} ms for the plan, exchange "
                 f"{self.exchange_seconds * 1e3:.1f} ms"
@@ -119,49 +119,49 @@ class BalanceReport:
 
     @cached_property
     def lower_bound(self) -> float:
-        """The imbalance that no placement of the step's whole samples on these ranks beats."""
+        """The imbalance that no placement of the step's whole samples on these ranks can beat."""
         return lower_bound(
             self.workloads, len(self.loads_after), equal_size=self.equal_rows, speeds=self.speeds
         )
 
     @property
     def imbalance_before(self) -> float:
-        """Largest ÷ mean load, as loaded; of loads ÷ speeds where speeds differ."""
+        """Largest ÷ mean load, as loaded. If speeds differ, longest time ÷ time of a perfect balance."""
         return relative_to_mean(self.loads_before, self.speeds)
 
     @property
     def imbalance_after(self) -> float:
-        """Largest ÷ mean load, as balanced; of loads ÷ speeds where speeds differ."""
+        """Largest ÷ mean load, as balanced. If speeds differ, longest time ÷ time of a perfect balance."""
         return relative_to_mean(self.loads_after, self.speeds)
 
     @property
     def job_imbalance_before(self) -> float:
-        """`imbalance_before` of all ranks of the job."""
+        """`imbalance_before`, but over all ranks of the job."""
         return relative_to_mean(self.job_loads_before, self._speeds_of_job)
 
     @property
     def job_imbalance_after(self) -> float:
-        """`imbalance_after` of all ranks of the job."""
+        """`imbalance_after`, but over all ranks of the job."""
         return relative_to_mean(self.job_loads_after, self._speeds_of_job)
 
     @property
     def _speeds_of_job(self) -> np.ndarray | None:
-        """Speeds, which sets of ranks know of themselves alone."""
+        """Speeds of all ranks of the job. None if the plan knows only those of a set."""
         return self.speeds if len(self.loads_after) == len(self.job_loads_after) else None
 
     @property
     def token_imbalance_before(self) -> float:
-        """Tokens of the fullest rank ÷ the mean, as loaded."""
+        """Tokens of the fullest rank ÷ mean tokens, as loaded."""
         return relative_to_mean(self.tokens_before)
 
     @property
     def token_imbalance_after(self) -> float:
-        """Tokens of the fullest rank ÷ the mean, as balanced; the mean counts all ranks alike."""
+        """Tokens of the fullest rank ÷ mean tokens, as balanced. Ignores speeds."""
         return relative_to_mean(self.tokens_after)
 
     @property
     def rank_speeds(self) -> np.ndarray:
-        """float64 `[ranks]`, speeds that loads were made proportional to; their geometric mean is 1."""
+        """float64 `[ranks]`, speeds that loads are made proportional to, with a geometric mean of 1."""
         if self.speeds is None:
             return np.ones(len(self.loads_after))
         return self.speeds / np.exp(np.log(self.speeds).mean())

@@ -14,29 +14,29 @@ from ..sequence_batch.row_schema import FieldValue, Schema
 from ..sequence_batch.rows import Rows
 from .row_table import RowTable
 
-_NUM_TOKENS = 2  # after the workloads of a row: its tokens and loss tokens
+_NUM_TOKENS = 2  # columns after the workloads: tokens and loss tokens
 
 
 @dataclass(frozen=True)
 class Format:
-    """The knowledge of each row, and of batches, that is the same on all ranks and in all steps.
+    """The format of batches and rows in all steps, equal on all ranks except for `pinned` and `batch_type`.
 
-    What follows `lists` is of the first batch alone, in which ranks agree on the format.
+    `count_rows` sets the attributes up to `lists`. Ranks set the others when they agree on the format.
 
     Attributes:
-        schema: fields of the batch.
-        num_work: columns of `get_workloads`.
+        schema: schema of the batch's fields.
+        num_work: number of columns that `get_workloads` returns.
         count_names: names of the batch's `row_counts`.
         column_names: names of the extensions' columns.
-        loss_dtype: of loss tokens, "int64" or "float64".
+        loss_dtype: dtype of loss tokens, "int64" or "float64".
         pads: whether batches know their padding rows, and so may be padded.
-        lists: hashes of lists that nobody declared, by path; equal, and so shared. None where samples stay.
-        real_row: fields of one sample, where batches do not know their padding.
-        shared: hashes of tensors that are declared as shared, by path.
-        agreed: what extensions agree on, by their names.
-        padding: a batch of one row, the same on all ranks.
+        lists: hashes of lists that are not declared as shared, by path. None if samples stay on their ranks.
+        real_row: fields of one sample, for batches that do not know their padding; else empty.
+        shared: hashes of the tensors that are declared as shared, by path.
+        agreed: values that the extensions agree on, by extension name.
+        padding: the row for ranks without a batch, the same on all ranks.
         pinned: whether this rank's batches are in pinned memory.
-        batch_type: type of this rank's batches; None until it has one.
+        batch_type: type of this rank's batches. None until the rank has one.
     """
 
     schema: Schema
@@ -61,13 +61,13 @@ class Format:
 
     @property
     def columns(self) -> tuple[Any, ...]:
-        """The numbers of each row, beside its lengths."""
+        """The layout of a row's numbers, apart from its lengths."""
         return self.num_work, self.count_names, self.column_names, self.loss_dtype
 
     @property
     def width(self) -> int:
-        """Numbers of each row on the wire."""
-        words = -(-(self.schema.num_keys + len(self.count_names)) // 2)  # two numbers to a word
+        """Number of int64 words per row on the wire."""
+        words = -(-(self.schema.num_keys + len(self.count_names)) // 2)  # two int32 per word
         return self.num_work + _NUM_TOKENS + len(self.column_names) + words
 
     def encode(self, rows: RowTable) -> np.ndarray:
@@ -80,11 +80,11 @@ class Format:
         return np.concatenate([rows.work, *tokens, *columns, pairs.view(np.int64)], 1)
 
     def decode(self, numbers: np.ndarray, per_rank: np.ndarray) -> RowTable:
-        """Returns the rows of all ranks; the cost of each is the sum of its work's columns.
+        """Returns the rows of all ranks. The cost of a row is the sum of its `work` columns.
 
         Args:
-            numbers: of all ranks, from `encode`.
-            per_rank: int64 `[ranks, 2 + keys]`, rows and real rows of each, and the lengths of its padding.
+            numbers: int64 `[rows, width]`, rows of all ranks as `encode` returns them.
+            per_rank: int64 `[ranks, 2 + keys]`, each rank's rows, real rows, and padding lengths.
         """
         widths = [self.num_work, 1, 1, len(self.column_names)]
         *wide, pairs = np.split(numbers, np.cumsum(widths), axis=1)
@@ -107,39 +107,39 @@ class Format:
         )
 
     def padding_rows(self) -> Rows:
-        """Returns a row for a rank without a batch, as `BatchShuffler.padding_batch`."""
-        assert self.padding is not None  # once ranks have agreed
-        row = self.padding.copy()  # a model may work in place on what it is given
+        """Returns a copy of the row for a rank without a batch; see `BatchShuffler.padding_batch`."""
+        assert self.padding is not None  # set once ranks have agreed
+        row = self.padding.copy()  # a model may modify its input in place
         return row.pin_memory() if self.pinned else row
 
     def make_rows(
         self, like: Rows, fields: dict[str, FieldValue], num_rows: int, row_counts: np.ndarray
     ) -> Rows:
-        """Makes a batch of samples, and of padding up to `num_rows`; a copy of a real row if there are none.
+        """Makes a batch of samples, padded to `num_rows`, with the type and shared data of `like`.
 
-        Type, and what all samples share, are those of `like`; `row_counts` is int64 `[samples, names]`.
+        A batch that would be empty holds a copy of a real row. `row_counts` is int64 `[samples, names]`.
         """
         if not (len(row_counts) or like.pads):
             fields, num_rows = self.padding_rows().to(like.device, non_blocking=True).fields, 1
         return self.with_row_counts(like.replaced(fields, num_rows, len(row_counts)), row_counts)
 
     def with_row_counts(self, rows: Rows, row_counts: np.ndarray) -> Rows:
-        """Returns rows whose batch knows the row counts of its real rows, int64 `[samples, names]`."""
+        """Returns the rows with a batch that holds these counts of real rows, int64 `[samples, names]`."""
         if not self.count_names:
             return rows
         padded = np.zeros((len(self.count_names), rows.num_rows), dtype=np.int64)
         padded[:, : len(row_counts)] = row_counts.T
         made = copy.copy(rows)
         made.batch = rows.batch.with_row_counts(dict(zip(self.count_names, padded, strict=True)))
-        # What the model's batch keeps of them is recorded on streams, too.
+        # `record_stream` must also reach the tensors that the batch's own KeyedJaggedTensor caches.
         made.fields = {**rows.fields, "features": made.batch.features}
         return made
 
     def check_same(self, first: int | None, rank: int, other: Format) -> None:
-        """Compares this format, that of rank `first` or of the first batch, with that of a rank's batch.
+        """Checks that `rank`'s format `other` equals this one, of rank `first` (None means the first batch).
 
         Raises:
-            ValueError: they differ.
+            ValueError: the formats differ.
         """
         whose = "the first batch" if first is None else f"rank {first}"
         where = f"between rank {rank} and {whose}" if first is None else f"on the ranks {first} and {rank}"
@@ -147,8 +147,8 @@ class Format:
             raise ValueError(
                 f"rank {rank} has a batch that differs from that of {whose}: "
                 f"{self.schema.difference(other.schema)}; batches of all ranks and steps must have the same "
-                "fields, keys, dtypes and trailing shapes. Give an empty or zero tensor for what a step "
-                "lacks; for other fields from now on, make a new shuffler, and a pipeline of it"
+                "fields, keys, dtypes and trailing shapes. Give an empty or zero tensor for a field that a "
+                "step lacks. To change fields for good, make a new shuffler, and a new pipeline with it"
             )
         lists = self.lists or {}
         others = lists if other.lists is None else other.lists
@@ -156,20 +156,20 @@ class Format:
             if lists.get(path) != others.get(path):
                 raise ValueError(
                     f"{path or 'a batch'} is a list that differs {where}: it would stay behind when its "
-                    "samples move. Make it integers in a tensor, a row per sample, or of texts a "
-                    "JaggedTensor of their bytes. If it belongs to the rank, name it in the shuffler's "
+                    "samples move. Make it integers in a tensor, with one row per sample, or, for texts, "
+                    "a JaggedTensor of their bytes. If it belongs to the rank, name it in the shuffler's "
                     "shared_fields, or mark the field of a BaseBatch with "
                     'field(metadata={"per_sample": False})'
                 )
         for name, value in other.agreed.items():
             if value != self.agreed[name]:
                 raise ValueError(
-                    f"rank {rank}'s batch has {value} for {name}, that of {whose} {self.agreed[name]}; all "
-                    "ranks need the same"
+                    f"rank {rank}'s batch has {value} for {name}, but that of {whose} has "
+                    f"{self.agreed[name]}; all ranks need the same"
                 )
         if other.columns != self.columns:
             raise ValueError(
-                f"rank {rank} has a batch with {other}; {whose} with {self}. All ranks need the same "
+                f"rank {rank} has a batch with {other}, but {whose} has {self}. All ranks need the same "
                 "shuffler and row_counts, in all steps"
             )
         if other.pads != self.pads:

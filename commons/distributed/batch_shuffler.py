@@ -1,4 +1,4 @@
-"""The shuffler: plans on the host which rank computes which sample, and moves the samples."""
+"""The shuffler: plans on the host which rank computes which sample, and moves the samples accordingly."""
 
 from __future__ import annotations
 
@@ -44,46 +44,46 @@ class BatchShuffler(ABC):
     Subclass it for a model, implement `get_workloads`, and register it with `register_batch_shuffler`.
 
     A batch is a `BaseBatch`, or any nesting of dataclasses (such as TorchRec's `Batch`), dicts, TensorDicts,
-    lists and (named) tuples that hold KeyedJaggedTensors, JaggedTensors, KeyedTensors and tensors with one
-    row per sample; `register_batch_type` adds other types. Only a `BaseBatch` can tell padding rows: every
-    row of another batch is a sample. A rank without samples of such batches gets a copy of a real row, the
-    same on all ranks; `plan.num_placed` tells that it has none.
+    lists, and (named) tuples that hold KeyedJaggedTensors, JaggedTensors, KeyedTensors, and tensors with one
+    row per sample. `register_batch_type` adds other types. Only a `BaseBatch` knows its padding rows. In any
+    other batch, every row is a sample, so a rank left without samples gets a copy of a real row, the same on
+    all ranks. `plan.num_placed` shows which ranks have no samples of their own.
 
-    Collectives per step: `plan` takes one all-gather of host numbers (a few for the first, for one with more
-    rows than any before, and while some ranks have no batch). `exchange` takes one all-to-all (or all-gather)
-    on the batch's device, or none if no sample moves. No host-device synchronization if the batch given to
-    `plan` is on the host.
+    Each `plan` takes one all-gather of host numbers, or a few collectives in the first step, in a step with
+    more rows than any before, and while some ranks have no batch. `exchange` takes one all-to-all (or
+    all-gather) on the batch's device, or no collective if no sample moves. The host does not wait for the
+    device, as long as `plan` gets batches on the host.
 
-    A shuffler serves one pipeline, or one loop over `plan_ahead`, at a time. Meanwhile `plan` is an error.
+    A shuffler serves one pipeline or `plan_ahead` loop at a time. Meanwhile, `plan` raises a RuntimeError.
 
     Args:
-        process_group: the ranks to balance among; None means all. Making a shuffler is collective over the
-            job, also for a rank that is the only one of its group.
-        enabled: whether samples move. If False, everything else is the same: plans, the end of loops, the
-            loss, and the report, whose loads are those as loaded. Settings of placement then have no effect.
-        cost: of samples, tokens, and each column of `get_workloads`, in nanoseconds, as a calibration of the
-            model measured it; None for the sum of the columns.
-        extensions: optional parts, in any order, such as `Pieces()`. Each serves this shuffler alone.
-        settings: the fields of `ShufflerSettings`.
+        process_group: ranks to balance among. None means all ranks. Construction is collective over the job,
+            even for a rank that forms a group by itself.
+        enabled: whether samples move. If False, samples stay on their ranks, and placement settings have no
+            effect. Plans, the end of loops, the loss, and the report still work in the same way.
+        cost: nanoseconds per sample, per token, and per unit of each column of `get_workloads`, measured by
+            a calibration of the model. None means the sum of the columns.
+        extensions: optional parts, such as `Pieces()`, in any order. An extension serves only one shuffler.
+        settings: fields of `ShufflerSettings`.
 
     Attributes:
-        shared_fields: paths of what all samples of a batch share, or what belongs to the rank, as in
-            "context.temperature" or "[2]"; it never moves. A subclass sets it. A field of a `BaseBatch` is
-            marked in its metadata instead.
-        unit: of the workloads, for logs, as in "FLOPs"; a subclass sets it.
-        moves_samples: whether samples may leave their ranks: `enabled`, and no identity shuffler.
-        extensions: as given, outermost first.
-        group: ranks that plan together: those to balance among; in a pipeline all, if no sample moves.
-        planner: makes the plans.
-        expects_scale: whether a training loop has to call `scale`; pipelines scale the loss themselves.
+        shared_fields: paths of data that never moves, because all samples of a batch share it or it belongs
+            to the rank, such as "context.temperature" or "[2]". A subclass sets them. A `BaseBatch` marks
+            such fields in their metadata instead.
+        unit: unit of the workloads, for logs, such as "FLOPs". A subclass sets it.
+        moves_samples: whether samples may leave their ranks. False if disabled, or for the identity shuffler.
+        extensions: the given extensions, outermost first.
+        group: ranks that plan together: those to balance among, or all in a pipeline that moves no samples.
+        planner: the `Planner` that makes the plans.
+        expects_scale: whether a training loop has to call `scale`. Pipelines scale the loss themselves.
 
     Raises:
-        TypeError: a setting is unknown or has the wrong type, or `extensions` has something else.
-        KeyError: unknown partitioner or exchange.
-        ValueError: a rank is not in its `process_group`, or ranks name groups that do not agree, raised on
-            all ranks; a setting is out of range, or has no effect; or `enabled` is False, and extensions need
-            samples that move.
-        RuntimeError: ranks have not made theirs within a minute.
+        TypeError: a setting is unknown or has the wrong type, or `extensions` holds something else.
+        KeyError: the partitioner or the exchange is unknown.
+        ValueError: a rank is not in its `process_group`, or ranks differ in their groups or settings (raised
+            on all ranks); a setting is out of range or has no effect; or `enabled` is False, but an extension
+            needs samples to move.
+        RuntimeError: some ranks did not construct their shuffler within a minute.
     """
 
     shared_fields: Sequence[str] = ()
@@ -110,17 +110,17 @@ class BatchShuffler(ABC):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
         self.cost = cost
         self._process_group, self._world_size = process_group, _world_size()
-        self._routes: tuple[tuple[ShufflePlan, Route], ...] = ()  # replaced whole: two threads read it
+        self._routes: tuple[tuple[ShufflePlan, Route], ...] = ()  # replaced as a whole: two threads use it
         self.expects_scale = True
-        self._is_taken = False  # by what plans steps ahead
+        self._is_taken = False  # by a pipeline or a loop over plan_ahead
         self._take(extensions)
         warn_of_unread_method(self, {extension.reads for extension in self.extensions})
 
     def add_extension(self, extension: Extension) -> None:
-        """Adds an extension to a shuffler that no loop has planned with, as the constructor does.
+        """Adds an extension, as the constructor does. The shuffler must not have planned a step yet.
 
         Raises:
-            RuntimeError: a step has been planned, or a pipeline or a loop was made; or as the constructor.
+            RuntimeError: a step was planned, or a pipeline or loop exists. See also the constructor.
         """
         if self.format is not None or self._is_taken:
             raise RuntimeError(
@@ -129,7 +129,7 @@ class BatchShuffler(ABC):
         self._take([extension])
 
     def _take(self, extensions: Sequence[Extension]) -> None:
-        """Makes what depends on extensions, for these and those that are here."""
+        """Installs extensions, and rebuilds everything that depends on the full set."""
         ordered, name = order_extensions(extensions, self.extensions), type(self).__name__
         for extension in ordered:
             extension.check(self.settings)
@@ -137,79 +137,79 @@ class BatchShuffler(ABC):
         if moving and not self.moves_samples:
             off = f"{name}(enabled=False)" if type(self).moves_samples else f"an {name}"
             raise ValueError(
-                f"{off} moves no sample, which {' and '.join(moving)} rely on: leave them out of a run to "
+                f"{off} moves no samples, as {' and '.join(moving)} would need: leave them out of a run to "
                 "compare with"
             )
-        # Connected here, so that no step waits for it.
+        # Connect the groups now, so that no step waits for a connection.
         uses = ["exchange", *(use for extension in ordered for use in extension.uses(job_device()))]
-        # One that is off plans among the same ranks.
+        # Unlike an identity shuffler, a disabled one still plans among its process group.
         by_itself = not type(self).moves_samples
         self.group = RankGroup.alone() if by_itself else RankGroup.of(self._process_group, uses)
         self.extensions = ordered
         self._plan_within(self.group, None)
         self._move = chain(ordered, "around_exchange", self._move_rows)
         if self.moves_samples and dist.is_initialized() and dist.get_world_size() > 1:
-            # A rank alone, too: it places the others' rows in a pipeline, and would wait for them there.
+            # Even a rank in a group by itself compiles now. In a pipeline, all ranks would wait for it later.
             warm_up(self.settings, ordered)
         for extension in ordered:
             extension.is_taken = True
 
     @property
     def enabled(self) -> bool:
-        """Whether samples move. To change that, make another shuffler, and a pipeline of it."""
+        """Whether samples move. To change this, create a new shuffler, and a new pipeline with it."""
         return self.moves_samples
 
     @property
     def format(self) -> Format | None:
-        """The format that the ranks agreed on at the first batch; None before it."""
+        """The format that the ranks agreed on at the first batch. None before that."""
         return self.planner.format
 
     def _agreed(self) -> Format:
         if self.format is None:
-            raise RuntimeError("no rank of the group has had a batch yet, so that its fields are unknown")
+            raise RuntimeError("no rank of the group has had a batch yet, so its fields are unknown")
         return self.format
 
     def view(self, batch: Any) -> Rows:
-        """Returns the rows of a batch of any type, for those who count or move them."""
+        """Returns the rows of a batch of any supported type, to count or to move them."""
         return Rows(batch, self.shared_fields)
 
     @abstractmethod
     def get_workloads(self, batch: Any) -> torch.Tensor:
-        """Returns the cost of each row, non-negative integers; `batch` is on the host.
+        """Returns the cost of each row, as non-negative integers. `batch` is on the host.
 
-        `[batch_size]`, or `[batch_size, columns]` for parts of a row's work that may differ in speed, such as
-        matrix products and attention. Costs that are fitted to times weigh each column by itself; otherwise
-        they add up. Values of padding rows are ignored. Lengths in `batch`, and integers with one number per
-        row, are int64, so that their squares do not wrap. Pipelines call this in a thread of their own,
-        alongside the training.
+        The shape is `[batch_size]`. It may be `[batch_size, columns]` if parts of a row's work differ in
+        speed, such as matrix products and attention. A cost fitted to measured times weighs each column
+        separately. Otherwise, the columns are added up. Values of padding rows are ignored. In `batch`,
+        lengths are int64, and so are integers with one number per row, so that their squares do not
+        overflow. Pipelines call this method in the planning thread, while the model trains.
         """
 
     def get_tokens(self, batch: Any) -> torch.Tensor:
-        """Returns the tokens of each row, `[batch_size]` integers; `batch` is on the host.
+        """Returns the number of tokens of each row, `[batch_size]` integers. `batch` is on the host.
 
-        Token caps, and costs that are fitted to times, count them. Defaults to `BaseBatch.num_tokens()`, or
-        to the number of jagged elements of any other batch.
+        Token limits apply to this number, and costs fitted to measured times depend on it. Defaults to
+        `BaseBatch.num_tokens()`. For any other batch, defaults to the number of jagged elements.
         """
         return self.view(batch).num_tokens()
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
-        """Returns the loss tokens of each row, `[batch_size]` non-negative numbers; `batch` is on the host.
+        """Returns the loss tokens of each row, `[batch_size]` non-negative numbers. `batch` is on the host.
 
-        The loss is a mean over them: integers, or floats for a mean weighted by them. Of several ranks, all
-        return the one or the other, in every step. Defaults to `BaseBatch.num_loss_tokens()`, or to one per
-        row of any other batch.
+        The loss is a mean over these tokens. Return integers, or floats for a weighted mean. All ranks must
+        return the same kind in every step. Defaults to `BaseBatch.num_loss_tokens()`. For any other batch,
+        defaults to one per row.
         """
         return self.view(batch).num_loss_tokens()
 
     def plan_over(self, job: RankGroup) -> None:
-        """Has all ranks of the job plan in step from now on, as pipelines need it; collective over them.
+        """Makes all ranks of the job plan in step from now on, as pipelines require. Collective over the job.
 
-        Where only some exchange, they still plan among themselves, and a second gather tells all ranks what
-        the loss needs, as `plan.job`. Where none does, `group` becomes all ranks.
+        If ranks exchange in smaller sets, they still plan within their sets, and a second gather tells all
+        ranks what the loss needs, as `plan.job`. If no shuffler moves samples, `group` becomes all ranks.
 
         Raises:
-            ValueError: ranks are not each in one set of ranks that exchange; on all ranks.
-            RuntimeError: another pipeline, or loop, plans with this shuffler on some rank; on all ranks.
+            ValueError: ranks disagree on which of them exchange with each other. Raised on all ranks.
+            RuntimeError: some rank is in a pipeline or loop with this shuffler. Raised on all ranks.
         """
         self._check_world()
         mine, in_step = self.group.ranks if self.moves_samples else (), self.planner.ranks.ranks == job.ranks
@@ -220,8 +220,8 @@ class BatchShuffler(ABC):
         for ranks in filter(None, sets):
             if any(sets[job.ranks.index(rank)] not in (ranks, ()) for rank in ranks):
                 raise ValueError(
-                    f"a rank balances among ranks {list(ranks)}, and one of these among others; give the "
-                    "shufflers of a group the same process_group"
+                    f"a rank balances among ranks {list(ranks)}, but one of these ranks among others; give "
+                    "the shufflers of a group the same process_group"
                 )
         if any(sets):
             self._plan_within(self.group if self.moves_samples else RankGroup.alone(), job)
@@ -229,14 +229,14 @@ class BatchShuffler(ABC):
             self._plan_within(job, None)
 
     def _plan_within(self, group: RankGroup, job: RankGroup | None) -> None:
-        """Makes the parts that plan within a group, and in step with a job.
+        """Builds the planner and the loss scale, for plans within a group and in step with a job.
 
-        | group      | job  | when                                                   |
-        |------------|------|--------------------------------------------------------|
-        | exchanging | None | in a loop of one's own, or if all ranks exchange       |
-        | exchanging | all  | in a pipeline, if only some do                         |
-        | this rank  | all  | in a pipeline, if others do, and this rank does not    |
-        | all        | None | in a pipeline, if none does                            |
+        | group                  | job       | when                                                    |
+        |------------------------|-----------|---------------------------------------------------------|
+        | ranks to balance among | None      | outside a pipeline, or if all ranks exchange as one set |
+        | ranks to balance among | all ranks | in a pipeline, if ranks exchange in smaller sets        |
+        | only this rank         | all ranks | in a pipeline, if only other shufflers move samples     |
+        | all ranks              | None      | in a pipeline, if no shuffler moves samples             |
         """
         self.group, self._loss_scale = group, LossScale(group)
         self.planner = Planner(
@@ -273,7 +273,7 @@ class BatchShuffler(ABC):
             for extension in self.extensions
             if type(extension).columns is not Extension.columns
         }
-        # Where steps are planned ahead, the next batch is compared with those that wait.
+        # If steps are planned ahead, `PlanAhead` checks each batch when it loads the next one.
         first = LoadedBatch(view) if self.format is None and not self._is_taken else None
         counted = count_rows(view, self._counters(view), columns, self.exchanges)
         if first is not None:
@@ -281,7 +281,7 @@ class BatchShuffler(ABC):
         return counted
 
     def _counters(self, rows: Rows) -> dict[str, Counter]:
-        """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""
+        """Returns the functions that count workloads, tokens, and loss tokens, by their names in messages."""
         name = type(self).__name__
         counters: dict[str, Counter] = {f"{name}.get_workloads": _of_batch(self.get_workloads)}
         if type(self).get_tokens is BatchShuffler.get_tokens:
@@ -295,7 +295,7 @@ class BatchShuffler(ABC):
         return counters
 
     def _check_type(self, batch: Rows) -> None:
-        """Checks that this rank's batches are of one type, and whether the first can be exchanged."""
+        """Checks that the first batch can be exchanged, and that later ones have the same type."""
         expected = None if self.format is None else self.format.batch_type
         if expected is None:
             batch.check()
@@ -308,18 +308,18 @@ class BatchShuffler(ABC):
             )
 
     def plan(self, batch: Any) -> ShufflePlan:
-        """Places one global batch. Collective over the ranks that plan together, host only.
+        """Places the samples of one global batch, on the host. Collective over the ranks that plan together.
 
         Args:
-            batch: this rank's batch, on the host (one on a device is copied to it); None if its loader has
-                ended. A rank without a batch takes part in `exchange` with `padding_batch()`.
+            batch: this rank's batch, on the host. A device batch is copied to the host first. None means that
+                this rank's loader has ended. The rank still calls `exchange`, with `padding_batch()`.
 
         Raises:
-            ValueError: workloads of the wrong length, negative, NaN or infinite; batches of different ranks
-                or steps that differ in their fields; or no placement under `max_tokens`. Raised on every
-                rank, as is any error of `get_workloads`. An error of one rank alone after the gather, such as
-                a lack of memory, is raised there only, unless an extension compares plans.
-            RuntimeError: the shuffler was made before `init_process_group`.
+            ValueError: workloads have the wrong length, or are negative, NaN, or infinite; batches of
+                different ranks or steps differ in their fields; or no placement fits `max_tokens`. Every rank
+                raises these errors, and any error of `get_workloads`. If only one rank fails after the
+                gather, such as for lack of memory, only that rank raises, unless an extension compares plans.
+            RuntimeError: the shuffler was constructed before `init_process_group`.
         """
         self._check_world()
         plan = self.planner.plan(None if batch is None else self.view(batch))
@@ -330,18 +330,18 @@ class BatchShuffler(ABC):
     def exchange(self, batch: Batch, plan: ShufflePlan) -> Batch:
         """Moves the samples as planned. Collective over the group, on the batch's device.
 
-        In a training loop call `scale` next; a warning says so once if it is forgotten.
+        In a training loop, call `scale` next. If the loop forgets to, it logs one warning.
 
         Args:
-            batch: this rank's part of the batch that `plan` was made for, on any device.
+            batch: this rank's part of the global batch that was planned, on any device.
             plan: the placement.
 
         Returns:
-            A batch of the same kind with this rank's samples first, then padding rows where batches know
-            padding; at least one row.
+            A batch of the same kind, with at least one row. The samples that this rank computes come first,
+            followed by padding rows if batches know their padding.
 
         Raises:
-            ValueError: `plan` was made for another batch; on this rank alone, while the others wait for it.
+            ValueError: `plan` was made for another batch. Only this rank raises it, while the others wait.
         """
         if self.expects_scale:
             self._loss_scale.expect()
@@ -352,7 +352,7 @@ class BatchShuffler(ABC):
         return self.exchange_rows(rows, plan).batch
 
     def exchange_rows(self, rows: Rows, plan: ShufflePlan) -> Rows:
-        """Moves the rows of a planned step as `exchange` does; returns those of this rank, put together."""
+        """Moves the rows of a planned step as `exchange` does, and returns this rank's new rows."""
         batch_format, rank = self._agreed(), self.group.rank
         if not self.exchanges:
             return batch_format.with_row_counts(rows, plan.rows.row_counts[plan.rows.loaded_by(rank)])
@@ -370,7 +370,7 @@ class BatchShuffler(ABC):
         return transfer(loaded, self.route(plan), partial(self.group.group_for, "exchange"))
 
     def route(self, plan: ShufflePlan) -> Route:
-        """Returns what this rank sends and gets for a plan; the planning thread works it out ahead."""
+        """Returns what this rank sends and receives for a plan. The planning thread computes it ahead."""
         for known, route in self._routes:
             if known is plan:
                 return route
@@ -381,7 +381,7 @@ class BatchShuffler(ABC):
         return route
 
     def shuffle(self, batch: Batch) -> Batch:
-        """`plan` and `exchange` in one."""
+        """Calls `plan`, then `exchange`."""
         return self.exchange(batch, self.plan(batch))
 
     def scale(
@@ -392,27 +392,27 @@ class BatchShuffler(ABC):
         gradients: str = "mean",
         step_plans: Sequence[ShufflePlan] | None = None,
     ) -> torch.Tensor:
-        """Returns the loss to call `backward` on, for the gradient of the mean over all loss tokens.
+        """Returns the loss, scaled so that `backward` yields the gradient of the mean over all loss tokens.
 
-        For a loop of your own. One all-reduce on the loss's device if the shuffler balances among some of the
-        ranks, else no collective. No host-device synchronization, except for a "mean" on a rank without loss
-        tokens, to see whether it is finite.
+        Use it in your own training loop. It takes one all-reduce on the loss's device if only some of the
+        ranks balance together, else no collective. The host waits for the device only on a rank without loss
+        tokens, to check that a "mean" is finite.
 
         Args:
-            loss: of the exchanged batch; of any shape for "sum", a scalar for "mean" and "global_mean".
+            loss: loss of the exchanged batch, of any shape for "sum", a scalar for "mean" and "global_mean".
             plan: the plan of that exchange.
-            reduction: how the model reduced the losses: "sum" or "mean" over this rank's loss tokens, or
-                "global_mean" over those of all ranks. None for a loop that scales the loss itself.
-            gradients: how ranks reduce their gradients: "mean" (as DistributedDataParallel and TorchRec's
-                sharded tables do) or "sum".
-            step_plans: with gradient accumulation, the plans of all batches of the optimizer step.
+            reduction: the model's reduction of the losses: "sum" or "mean" over this rank's loss tokens, or
+                "global_mean" over the loss tokens of all ranks. None means that the loop scales the loss.
+            gradients: the ranks' reduction of gradients: "mean" (as in DistributedDataParallel and TorchRec's
+                sharded tables) or "sum".
+            step_plans: plans of all batches of the optimizer step, if gradients are accumulated.
 
         Raises:
-            TypeError: `loss` is no tensor.
-            MeanOfNoneError: a "mean" on this rank, without loss tokens, is not finite; here alone.
-            ValueError: an unknown reduction; a vector under "mean"; "global_mean" of several batches, or with
-                a rank without samples (raised on the ranks that balance together); or `plan` is not among
-                `step_plans`.
+            TypeError: `loss` is not a tensor.
+            MeanOfNoneError: a "mean" over no loss tokens is not finite. Only this rank raises it.
+            ValueError: a reduction is unknown; a mean is not a scalar; a "global_mean" covers several
+                batches, or a copied row on a rank without samples (raised on all ranks that balance
+                together); or `plan` is not among `step_plans`.
         """
         for extension in self.extensions:
             extension.check_ran(plan)
@@ -420,23 +420,23 @@ class BatchShuffler(ABC):
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
 
     def plan_ahead(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, ShufflePlan]]:
-        """Plans each step in a thread of its own while the one before trains; for a loop of your own.
+        """Plans each step in a background thread while the previous step trains, for your own training loop.
 
-        Collective: all ranks of the group end together, or leave the loop in the same step.
+        Collective: all ranks of the group get equally many steps, and must leave the loop in the same step.
 
         Args:
-            batches: this rank's, on the host. The next is loaded before the loop copies one to the device, so
-                each needs memory of its own. That it did not change is checked.
+            batches: batches of this rank, on the host. The loop copies a batch to the device after the next
+                one is loaded, so each needs its own memory. A spot check raises an error if one changed.
 
         Yields:
-            This rank's batch of a step (`padding_batch` once its own have ended), to be copied to the device;
-            and the plan to `exchange` it by.
+            This rank's batch of a step, to copy to the device, and the plan to `exchange` it with. After this
+            rank's batches end, it is `padding_batch()`, until the batches of all ranks have ended.
 
         Raises:
-            Exception: the error that planning, or loading, raised on any rank.
-            RuntimeError: another loop with this shuffler goes on, on any rank; raised on all of them.
-            ValueError: `batches` is an iterator that gave one batch more to an earlier loop, which was left;
-                on all ranks.
+            Exception: loading or planning failed on any rank. See `plan` for the ranks that raise it.
+            RuntimeError: another loop with this shuffler is running on any rank. Raised on all ranks.
+            ValueError: `batches` is an iterator that lost a batch to an earlier loop, which had loaded ahead
+                when it was left. Raised on all ranks.
         """
         self._check_world()
         self.planner.ranks.all_gather_objects(None, self.planner.busy())
@@ -460,18 +460,18 @@ class BatchShuffler(ABC):
             ahead.drop()
 
     def ahead(self, device: torch.device | None = None) -> PlanAhead:
-        """Returns what plans steps ahead, for a pipeline of steps on a device."""
+        """Returns a new `PlanAhead` for steps on a device. None means the caller's current device."""
         self._is_taken = True
         return PlanAhead(self.planner, self.view, self._prepare, self.faster_planning(), device)
 
     def faster_planning(self) -> tuple[str, str]:
-        """Returns what to do if planning takes too long: where counting rows does, and where placing does."""
+        """Returns two remedies for slow planning: one for slow counting, and one for slow placement."""
         counting = f"make {type(self).__name__}.get_workloads faster"
         without = [extension.faster_without for extension in self.extensions if extension.faster_without]
         return counting, without[0] if without else faster_placement(self.settings)
 
     def _prepare(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
-        """Returns this rank's rows of a planned step, None once its loader has ended, to be exchanged."""
+        """Returns this rank's rows to exchange in a planned step. `rows` is None if its loader ended."""
         if self.exchanges:
             self.route(plan)  # so that the training thread only launches copies
         if rows is None:
@@ -485,9 +485,9 @@ class BatchShuffler(ABC):
         return self.route(plan).traffic if self.exchanges and plan.moves else (0, 0)
 
     def padding_batch(self) -> Any:
-        """Returns a host batch of one row, for a rank whose loader has ended while others go on.
+        """Returns a host batch of one row, for a rank whose loader has ended before those of other ranks.
 
-        It is padding, or a copy of a real row, the same on all ranks, where batches do not know padding.
+        The row is the same on all ranks: padding, or a copy of a real row if batches do not know padding.
 
         Raises:
             RuntimeError: no rank of the group has had a batch yet.
@@ -495,7 +495,7 @@ class BatchShuffler(ABC):
         return self._agreed().padding_rows().batch
 
     def _check_planned(self, batch_format: Format, view: Rows, rows: PackedRows, plan: ShufflePlan) -> None:
-        """Compares fields, rows, and numbers of elements with those of the plan."""
+        """Raises a ValueError unless the fields and the numbers of rows and elements fit the plan."""
         values = [field.values() for field in view.fields.values() if not isinstance(field, torch.Tensor)]
         elements, planned = [len(of) for of in values], rows.schema.num_elements(rows.lengths)
         same_elements = elements == planned or not plan.rows.batch_sizes[self.group.rank]
@@ -509,7 +509,7 @@ class BatchShuffler(ABC):
 
 
 def _of_batch(count: Callable[[Any], Any]) -> Counter:
-    """Returns a function of rows that gives a user's function their batch."""
+    """Wraps a user's function of a batch into a function of the batch's rows."""
     return lambda rows: count(rows.batch)
 
 

@@ -1,4 +1,4 @@
-"""Batch shufflers by name, and the one that is always there, which moves nothing."""
+"""The factory of batch shufflers, and the identity shuffler, which moves no sample."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Shuffler = TypeVar("Shuffler", bound=type[BatchShuffler])
 
 
 class BatchShufflerFactory(NamedFactory[BatchShuffler]):
-    """Registers shufflers and creates them by name; "identity" is always there."""
+    """Registers shufflers and creates them by name. "identity" is built in."""
 
     kind = "batch shuffler"
     base = BatchShuffler
 
 
 def register_batch_shuffler(name: str) -> Callable[[Shuffler], Shuffler]:
-    """Class decorator that registers a `BatchShuffler` under a name.
+    """Returns a class decorator that registers a `BatchShuffler` under a name.
 
     Raises:
         TypeError: the class is not a `BatchShuffler`.
-        ValueError: the name is taken.
+        ValueError: the name is already registered.
     """
     return partial(BatchShufflerFactory.register, name)  # type: ignore[return-value]
 
@@ -37,16 +37,16 @@ def register_batch_shuffler(name: str) -> Callable[[Shuffler], Shuffler]:
 class IdentityShuffler(BatchShuffler):
     """Leaves every sample where it was loaded.
 
-    By itself it communicates nothing. In a pipeline all ranks gather their samples' numbers, as with any
-    shuffler: for the loss tokens of all ranks, and for reports.
+    Outside a pipeline, `plan` and `exchange` communicate nothing. In a pipeline, all ranks gather the counts
+    of their samples, as with any shuffler, because the loss and the reports need these counts.
 
     Args:
-        process_group, settings: as `BatchShuffler` takes them, so that it can stand in for any other.
-        get_workloads: the cost of each row, as `BatchShuffler.get_workloads`, for the reported imbalance; by
-            default the row's tokens.
-        unit: of these, as `BatchShuffler.unit`.
-        get_tokens, get_loss_tokens: tokens and loss tokens of each row, as `BatchShuffler` has them.
-        shared_fields: as `BatchShuffler.shared_fields`; None for those of the class.
+        process_group, settings: arguments of `BatchShuffler`, so that this class can stand in for any other.
+        get_workloads: substitute for `BatchShuffler.get_workloads`, for the reported imbalance. Defaults to
+            the tokens of each row.
+        unit: unit of the workloads that `get_workloads` returns.
+        get_tokens, get_loss_tokens: substitutes for the methods of these names. None means the methods.
+        shared_fields: paths as in `BatchShuffler.shared_fields`. None means those of the class.
     """
 
     moves_samples = False
@@ -70,15 +70,15 @@ class IdentityShuffler(BatchShuffler):
         self._get_tokens, self._get_loss_tokens = get_tokens, get_loss_tokens
 
     def get_workloads(self, batch: Any) -> torch.Tensor:
-        """Returns the given function's costs, or the tokens of each row."""
+        """Returns the costs that the given function computes, or else the tokens of each row."""
         return self.get_tokens(batch) if self._get_workloads is None else self._get_workloads(batch)
 
     def get_tokens(self, batch: Any) -> torch.Tensor:
-        """Returns the given function's tokens, or those that `BatchShuffler` counts."""
+        """Returns the tokens that the given function counts, or else those that `BatchShuffler` counts."""
         given = self._get_tokens
         return super().get_tokens(batch) if given is None else given(batch)
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
-        """Returns the given function's loss tokens, or those that `BatchShuffler` counts."""
+        """Returns the loss tokens that the given function counts, or else those of `BatchShuffler`."""
         given = self._get_loss_tokens
         return super().get_loss_tokens(batch) if given is None else given(batch)

@@ -1,4 +1,4 @@
-"""Messages between ranks, from host to host, and one rank's exception, raised on all."""
+"""Host-to-host messages between ranks, and exceptions of one rank that all ranks raise."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-# A rank that fails because of another one ends so much later. Torchrun, which looks ten times a second, then
-# ends it, and names the other one as the cause.
+# Seconds that a rank waits before it exits because of another rank's failure. Torchrun, which polls ten times
+# a second, ends the waiting rank in that time, and names the other rank as the cause.
 GRACE_S = 10.0
 _RAISED_ON = "raised_on_another_rank"
-_LOST = (dist.DistBackendError, dist.DistNetworkError)  # of messages, and of the job's store
+_LOST = (dist.DistBackendError, dist.DistNetworkError)  # errors of messages, and of the job's store
 
 Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Channel:
-    """Gathers host numbers and objects, apart from all other messages over the same group.
+    """Gathers host numbers and objects, separately from all other messages over the same group.
 
-    Messages are point-to-point and carry the channel's tag. So threads with a channel each may use one group
-    at the same time. On each channel, all ranks must make the same calls in the same order.
+    Messages are point-to-point and carry the channel's tag, so threads with separate channels can share a
+    group. On each channel, all ranks must make the same calls in the same order.
 
     Attributes:
-        rank: this process's place among the ranks.
-        ranks: ranks of the job that gather.
-        group: gloo; None for a single rank.
+        rank: this process's index in `ranks`.
+        ranks: the job's ranks that the channel connects.
+        group: gloo process group. None means that there is a single rank.
         tag: message tag, unique to the channel within its group.
     """
 
@@ -49,19 +49,19 @@ class Channel:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that gather."""
+        """Number of ranks that the channel connects."""
         return len(self.ranks)
 
     def all_gather(self, row: np.ndarray) -> np.ndarray:
-        """Gathers numbers `[n]`, the same n and dtype on every rank, to `[ranks, n]`.
+        """Gathers numbers `[n]` of each rank to `[ranks, n]`. All ranks need the same n and dtype.
 
-        Takes ceil(log2(ranks)) rounds of one message each, where gloo's own gather passes rows around a ring
-        in ranks - 1. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
+        Takes ceil(log2(ranks)) rounds of one message each, where gloo's own ring all-gather takes ranks - 1.
+        The algorithm is from Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
         Message-Passing Systems", 1997.
         """
         table = np.empty((self.num_ranks, len(row)), dtype=row.dtype)
         table[0] = row
-        rows, there = torch.from_numpy(table), 1  # of this rank, the next one, and so on
+        rows, there = torch.from_numpy(table), 1  # row 0 is this rank's, row 1 the next rank's
         while there < self.num_ranks:
             end = min(2 * there, self.num_ranks)
             source, target = ((self.rank + ahead) % self.num_ranks for ahead in (there, -there))
@@ -75,11 +75,11 @@ class Channel:
         return np.roll(table, self.rank, axis=0)
 
     def all_gather_objects(self, value: Any, failure: Exception | None = None) -> list[Any]:
-        """Gathers anything that pickles, in two gathers: of sizes, and of bytes up to the largest.
+        """Gathers any values that pickle, by two gathers: of their sizes, and of bytes padded to the largest.
 
         Raises:
-            Exception: the failure of the first rank that has one in place of a value, or whose value does not
-                pickle; on every rank.
+            Exception: the failure of the first rank that passes one, or whose value does not pickle. Every
+                rank raises it.
         """
         if self.num_ranks == 1 and failure is None:
             return [value]
@@ -99,16 +99,16 @@ class Channel:
             for row, (size, has_failed) in zip(table, header, strict=True)
         ]
         failed = np.flatnonzero(header[:, 1])
-        # What a rank only passes on comes after the error of the rank that raised it.
+        # An error from the rank that raised it takes precedence over copies that other ranks pass on.
         for rank in sorted(failed, key=lambda rank: raised_on(objects[rank]) != self.ranks[rank])[:1]:
             raise failure if failure is not None and rank == self.rank else objects[rank]
         return objects
 
     def broadcast(self, batch: Any, sender: int) -> Any:
-        """Returns a batch of one rank on all of them, along a tree of messages.
+        """Returns the batch of rank `ranks[sender]` on all ranks, by messages along a tree.
 
         Raises:
-            TypeError: it does not pickle; on every rank.
+            TypeError: the batch does not pickle. Every rank raises it.
         """
         sent, failure = b"", None
         if self.rank == sender:
@@ -127,7 +127,7 @@ class Channel:
         received[: len(sent)] = np.frombuffer(sent, dtype=np.uint8)
         buffer = torch.from_numpy(received)
         place, there = (self.rank - sender) % self.num_ranks, 1
-        while there < self.num_ranks:  # so many ranks have it
+        while there < self.num_ranks:  # `there` ranks have the batch
             other = place + there if place < there else place - there
             if place < 2 * there and other < self.num_ranks:
                 peer, move = (other + sender) % self.num_ranks, dist.isend if other > place else dist.irecv
@@ -141,14 +141,14 @@ class Channel:
 
 
 def to_bytes(value: Any) -> bytes:
-    """Pickles anything, with tensors of dtypes that pickle itself refuses, such as uint16."""
+    """Pickles a value, including tensors of dtypes that plain pickle refuses, such as uint16."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump(value)
     return buffer.getvalue()
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles dense tensors as their own bytes, without the rest of their storage, a dtype and a shape."""
+    """Pickles a dense tensor as bytes, a dtype, and a shape, without the rest of its storage."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or value.dtype == torch.uint8 or value.requires_grad:
@@ -164,21 +164,21 @@ def _typed(flat: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.T
 
 
 def portable(failure: Exception) -> Any:
-    """Returns what other ranks unpickle as a copy of a failure, with its traceback as a note."""
+    """Returns an object that other ranks unpickle as a copy of the failure, with its traceback as a note."""
     if raised_on(failure) is None:
         where, rank = "".join(traceback.format_exception(failure)), _this_rank()
         copied = _copied(failure) or _copied(_WithoutInit(failure))
         text = type(failure).__name__
-        with suppress(Exception):  # its text may raise
+        with suppress(Exception):  # `__str__` may raise
             text = f"{text}: {failure}"
         failure = copied or RuntimeError(text)
         notes = [*getattr(failure, "__notes__", []), f"raised on rank {rank}:\n{where}"]
-        failure.__dict__.update({"__notes__": notes, _RAISED_ON: rank})  # it may refuse to be changed
+        failure.__dict__.update({"__notes__": notes, _RAISED_ON: rank})  # setattr may raise
     return failure if _copied(failure) is not None else _WithoutInit(failure)
 
 
 def _packed(error: Exception) -> bytes:
-    """Pickles what `portable` returns, and what its own `__reduce__`, or a missing module, would lose."""
+    """Pickles the `portable` form of an error, and the text, notes, and rank that unpickling may lose."""
     sent = portable(error)
     held = sent.error if isinstance(sent, _WithoutInit) else sent
     told = f"{type(held).__name__}: {held}", getattr(held, "__notes__", []), held.__dict__[_RAISED_ON]
@@ -189,14 +189,14 @@ def _unpacked(packed: bytes) -> Exception:
     sent, text, notes, rank = pickle.loads(packed)
     try:
         error = pickle.loads(sent)
-    except Exception:  # its type cannot be imported here
+    except Exception:  # the error's type cannot be imported here
         error = RuntimeError(text)
     error.__dict__.update({"__notes__": notes, _RAISED_ON: rank})
     return error
 
 
 class _WithoutInit:
-    """Pickles as an error that is made without its `__init__`, which may take other arguments than it has."""
+    """Unpickles as an error made without its `__init__`, which may take other arguments than `args`."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -217,7 +217,7 @@ def _made_anew(kind: type[Exception], arguments: tuple[Any, ...], state: dict[st
 
 
 def _copied(error: Exception | _WithoutInit) -> Exception | None:
-    """Returns an error as others unpickle it; None if it does not pickle, or would say something else."""
+    """Returns an error as other ranks unpickle it; None if it does not pickle, or its text would change."""
     with suppress(Exception):
         copied = pickle.loads(pickle.dumps(error))
         if isinstance(copied, Exception) and str(copied) == str(error):
@@ -226,18 +226,18 @@ def _copied(error: Exception | _WithoutInit) -> Exception | None:
 
 
 def raised_on(error: BaseException) -> int | None:
-    """Returns the other rank that raised this error, and will report it; None for one of this rank's."""
+    """Returns the other rank that raised this error and reports it; None if this rank raised it."""
     return error.__dict__.get(_RAISED_ON)
 
 
 def cause_elsewhere(error: BaseException) -> str | None:
-    """Returns a line about the other rank's failure that this error follows from; None for one of its own."""
+    """Returns a line about the failure of another rank that caused this error; None if there is none."""
     if (rank := raised_on(error)) is not None:
         reason = f"rank {rank} raised {type(error).__name__}, and shows the traceback"
     elif isinstance(error, _LOST) or "gloo/transport" in str(error):
         reason = (
-            "it lost the connection to another rank: that one's traceback is the cause, or the signal that "
-            "torchrun shows for it, as -9 where memory ran out"
+            "it lost the connection to another rank: that rank's traceback shows the cause, or the signal "
+            "that torchrun reports for it, such as -9 if memory ran out"
         )
     else:
         return None
@@ -246,7 +246,7 @@ def cause_elsewhere(error: BaseException) -> str | None:
 
 @contextmanager
 def note_if_lost() -> Iterator[None]:
-    """While active, notes on an error of a lost connection that another rank shows the cause."""
+    """While active, adds a note to errors of lost connections: another rank shows the cause."""
     try:
         yield
     except RuntimeError as error:
@@ -257,14 +257,14 @@ def note_if_lost() -> Iterator[None]:
 
 @functools.cache
 def show_first_cause_only() -> None:
-    """Has ranks that another rank's failure ends print one line in place of a traceback.
+    """Makes ranks that fail only because another rank failed print one line instead of a traceback.
 
-    For a program with a loop of its own: call it on every rank, after `init_process_group`. Without it each
-    rank prints a traceback, in which a note names the rank that failed first.
+    For programs with their own training loop. Call it on every rank, after `init_process_group`. Without it,
+    every rank prints a traceback, with a note that names the rank that failed first.
 
-    Sets `sys.excepthook`, as `init_process_group` does; what it was before prints the other errors. A rank
-    that another one's failure ends waits `GRACE_S` for torchrun to end it. A lost connection has its
-    traceback, too, if nothing ends this rank within that time.
+    Sets `sys.excepthook`, as `init_process_group` does; the previous hook prints all other errors. After its
+    one line, a rank waits `GRACE_S` seconds for torchrun to end it. If it is still running then, and lost a
+    connection, it prints the traceback, too.
     """
     show = sys.excepthook
 

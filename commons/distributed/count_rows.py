@@ -1,4 +1,4 @@
-"""Counts the rows of one rank's batch on the host: all that planning needs to know of them."""
+"""Counts, on the host, everything that planning needs to know about the rows of one rank's batch."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Columns = Callable[[Rows], Mapping[str, torch.Tensor]]
 def count_rows(
     batch: Rows, counters: Mapping[str, Counter], columns: Mapping[str, Columns], moves: bool = False
 ) -> tuple[RowTable, Format]:
-    """Counts the real rows of a batch on the host.
+    """Counts the real rows of a batch on the host, and returns them with the batch's format.
 
     Args:
-        batch: this rank's.
-        counters: functions that count workloads, tokens, and loss tokens of each row, in this order, by the
-            names that messages call them. They see int64 lengths.
-        columns: functions that return the columns of an extension by name, int64 `[batch_size]` each, by the
-            extensions' names.
+        batch: this rank's rows.
+        counters: functions that count the workloads, tokens, and loss tokens of each row, in this order. The
+            keys are their names in messages. The functions see int64 lengths.
+        columns: functions that return an extension's columns by name, int64 `[batch_size]` each. The keys are
+            the names of the extensions.
         moves: whether samples may leave this rank. Lists would stay behind, so the format has their hashes.
 
     Raises:
-        ValueError: counts that `check_work` refuses; lengths that do not account for the batch's values; a
-            field that requires a gradient; or columns of another shape or dtype, or two of one name.
+        ValueError: the batch has no rows, a count is invalid (see `check_counts`), lengths do not match the
+            values, a field requires a gradient, or a column has the wrong shape or dtype, or a taken name.
     """
     fields = batch.fields
     _check_detached(fields)
@@ -59,7 +59,7 @@ def count_rows(
     table = RowTable(
         batch_sizes=np.array([num_rows]),
         num_loaded=np.array([num_real]),
-        workloads=tokens,  # known once all ranks agree on what rows cost
+        workloads=tokens,  # a placeholder, like sample_bytes; `Format.decode` computes both
         tokens=tokens,
         loss_tokens=loss_tokens,
         key_lengths=lengths[:num_real],
@@ -82,7 +82,7 @@ def count_rows(
 
 
 def _check_lengths(lengths: np.ndarray, schema: Schema) -> None:
-    """Raises a ValueError for lengths, int64 `[rows, keys]`, that are negative or do not fit an int32."""
+    """Raises a ValueError for lengths, int64 `[rows, keys]`, that are negative or do not fit in an int32."""
     for row, column in np.argwhere((lengths < 0) | (lengths >= 2**31))[:1]:
         names = [(field.name, key) for field in schema.jagged_fields for key in field.keys]
         name, key = names[column]
@@ -93,11 +93,11 @@ def _check_lengths(lengths: np.ndarray, schema: Schema) -> None:
 
 
 class _Shown:
-    """The rows of a batch as functions that count see them, which may compute in place of what is a copy."""
+    """The view of a batch that counting functions get. They may modify its copied fields in place."""
 
     def __init__(self, batch: Rows) -> None:
         self._rows = batch.to_count()
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # and what each is a copy of
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # each with its original
         self._widened: list[tuple[torch.Tensor, torch.Tensor]] = []
         for shown, loaded in zip(self._rows.fields.values(), batch.fields.values(), strict=True):
             if isinstance(shown, torch.Tensor):
@@ -109,18 +109,18 @@ class _Shown:
                 self._widened.append((shown.values(), loaded.values()))
 
     def to(self, count: Counter, whose: str) -> Any:
-        """Returns what a function counts, whatever those before it wrote into the copies."""
+        """Restores the copies that earlier functions modified, and returns the result of `count`."""
         written = [pair for pair in self._widened if pair[0].is_inference() or pair[0]._version]
         for copy, loaded in self._copies + written:
             copy.copy_(loaded)
         try:
             return count(self._rows)
-        except StopIteration as error:  # further up it would look like the end of the data
+        except StopIteration as error:  # further up, it would look like the end of the data
             raise RuntimeError(f"{whose} raised {error!r}") from error
 
 
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:
-    """Refuses fields that require a gradient, which would end where their samples are sent."""
+    """Raises a ValueError if a field requires a gradient, which could not flow back through the exchange."""
     for name, value in fields.items():
         parts = (value,) if isinstance(value, torch.Tensor) else (value.values(), value.weights_or_none())
         if any(part is not None and part.requires_grad for part in parts):
@@ -133,7 +133,7 @@ def _check_detached(fields: Mapping[str, FieldValue]) -> None:
 def _check_row_counts(
     row_counts: Mapping[str, torch.Tensor], num_rows: int, num_real: int, of: str
 ) -> np.ndarray:
-    """Returns the row counts of real rows, int64 `[samples, names]`, once each fits an int32."""
+    """Returns the row counts of real rows, int64 `[samples, names]`; checks that they fit in an int32."""
     checked = np.zeros((num_real, len(row_counts)), dtype=np.int64)
     for column, (name, counts) in enumerate(row_counts.items()):
         whose = f"{of}()[{name!r}]"
@@ -154,7 +154,7 @@ def _check_row_counts(
 def _count_columns(
     columns: Mapping[str, Columns], shown: _Shown, num_rows: int, num_real: int
 ) -> dict[str, np.ndarray]:
-    """Returns the columns of real rows, once each can be gathered."""
+    """Returns the columns of real rows by name; checks that each can be gathered."""
     checked: dict[str, np.ndarray] = {}
     for extension, columns_of in columns.items():
         for name, column in shown.to(columns_of, f"{extension}.columns").items():
@@ -164,12 +164,12 @@ def _count_columns(
                 raise ValueError(f"{whose} is {found}; expected torch.int64, one per row: ({num_rows},)")
             if name in checked:
                 raise ValueError(f"{whose}: another extension has a column of this name, too")
-            checked[name] = column[:num_real].numpy().copy()  # another may write into what it is of
+            checked[name] = column[:num_real].numpy().copy()  # a later function may modify the original
     return checked
 
 
 def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """Returns int64 `[rows, columns]` from a user's workloads, checked by column as `check_counts`."""
+    """Returns a user's workloads as int64 `[rows, columns]`. `check_counts` checks each column."""
     if not isinstance(returned, torch.Tensor | np.ndarray) or returned.ndim != 2 or not returned.shape[1]:
         return check_counts(returned, num_rows, num_real, whose)[:, None]
     columns = [returned[:, column] for column in range(returned.shape[1])]
@@ -177,8 +177,8 @@ def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch
 
 
 def check_loss_tokens(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """Returns int64 `[rows]` from a user's loss tokens as `check_counts`; of floats float64, which may be any
-    finite numbers of at least 0, such as weights."""
+    """Returns a user's loss tokens as int64 `[rows]`, as `check_counts` does. Floats, such as weights, become
+    float64 instead, and must be finite and non-negative."""
     dtype = str(getattr(returned, "dtype", None)).removeprefix("torch.")
     if not dtype.startswith(("float", "bfloat")):
         return check_counts(returned, num_rows, num_real, whose)
@@ -192,14 +192,14 @@ def check_loss_tokens(returned: Any, num_rows: int, num_real: int, whose: str) -
 
 
 def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """Returns int64 `[rows]` from a user's counts, with 0 for padding rows.
+    """Returns a user's counts as int64 `[rows]`, with 0 for padding rows.
 
     Raises:
-        ValueError: not a non-negative integer for each row; the message calls the counts `whose`.
+        ValueError: the counts are not one non-negative integer per row. The message calls them `whose`.
     """
     real = _values_of_rows(returned, num_rows, whose)[:num_real]
     whole = torch.ones_like(real, dtype=torch.bool)
-    if real.is_floating_point():  # NaN equals nothing; infinity is too large
+    if real.is_floating_point():  # NaN is not equal to itself; infinity is too large
         whole = (real == real.round()) & (real < 2.0**63)
     bad = torch.nonzero(~(whole & (real >= 0)))
     if len(bad):
@@ -214,7 +214,7 @@ def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> tor
 
 
 def _values_of_rows(returned: Any, num_rows: int, whose: str) -> torch.Tensor:
-    """Returns a user's numbers as `[rows]`, unless their dtype may have lost something of them."""
+    """Returns a user's numbers as `[rows]`, after refusing wrong shapes, and dtypes that round or wrap."""
     try:
         values = torch.as_tensor(returned, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -229,7 +229,7 @@ def _values_of_rows(returned: Any, num_rows: int, whose: str) -> torch.Tensor:
         raise ValueError(f"{whose} returned {values.dtype}, expected integers")
     if values.dtype in NARROW_INTEGERS:
         raise ValueError(
-            f"{whose} returned {values.dtype}, in which squares and FLOPs wrap without a word; compute in "
+            f"{whose} returned {values.dtype}, in which squares and FLOPs overflow silently; compute in "
             "int64, as in tokens.long() ** 2"
         )
     if values.shape != (num_rows,):

@@ -1,11 +1,11 @@
-"""Rows that a rank without samples runs, since TorchRec needs one on every rank.
+"""Rows that a rank without samples runs, because TorchRec needs at least one row on every rank.
 
-| batches            | training                             | evaluation                                   |
-|--------------------|--------------------------------------|----------------------------------------------|
-| know their padding | one padding row                      | one padding row                              |
-| do not             | a copy of a real row, without a loss | `COPIES` copies, of which none is handed out |
+| batch knows its padding | training                             | evaluation                               |
+|-------------------------|--------------------------------------|------------------------------------------|
+| yes                     | one padding row                      | one padding row                          |
+| no                      | a copy of a real row, without a loss | `COPIES` copies, dropped from the output |
 
-The padding row, or the real one, is the same on all ranks: they agree on it with the format.
+The padding row or real row is the same on all ranks, which agree on it along with the format.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..sequence_batch.row_lists import is_plain_throughout
 from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import rebuild, take_apart
 
-# Optimizers of FBGEMM's tables that move a row by its momentum, whatever its gradient. The weight decay of
-# row-wise Adagrad does so, too.
+# FBGEMM optimizers whose momentum changes a table row that was looked up, even if its gradient is zero.
+# Row-wise Adagrad with weight decay does so, too.
 _MOVING = ("ADAM", "LAMB", "LARS_SGD", "PARTIAL_ROWWISE_ADAM", "PARTIAL_ROWWISE_LAMB")
-# A number of rows that an output has for its rows alone: fewer are as many as some models have classes.
+# Copies to evaluate. An output of this length is taken to hold rows; a smaller number could be a class count.
 COPIES = 61
 
 
@@ -35,16 +35,16 @@ def check_runs_copies(
     model: torch.nn.Module | None = None,
     optimizer: Any = None,
 ) -> None:
-    """Checks that training on a copied row leaves the gradient, and the tables, as they are.
+    """Checks that running a copied row changes neither the loss nor the embedding tables.
 
     Args:
-        num_placed: int64 `[ranks]`, samples of each rank.
+        num_placed: int64 `[ranks]`, number of samples on each rank.
         pads: whether batches know their padding.
-        reduction: how the model reduces its losses.
-        model, optimizer: those of a pipeline; None where they are unknown.
+        reduction: the model's reduction of its losses.
+        model, optimizer: model and optimizer of a pipeline. None if they are unknown, or do not train.
 
     Raises:
-        ValueError: a rank has no samples, and it does not.
+        ValueError: a rank has no samples, and a copied row would count in a "global_mean" or change a table.
     """
     if pads or num_placed.all():
         return
@@ -56,14 +56,14 @@ def check_runs_copies(
     moving = "SparseAdam" if _has_sparse_adam(optimizer) else _fused_optimizer(model)
     if moving:
         raise ValueError(
-            f"a rank has no sample in this step and runs a copy of one, whose rows {moving} moves for a "
-            "gradient of zero: use a BaseBatch, whose padding rows look nothing up, end all loaders in "
-            "the same step, or train these tables with another optimizer, such as Adagrad"
+            f"a rank has no sample in this step and runs a copy of one, whose rows {moving} changes even "
+            "with a gradient of zero: use a BaseBatch, whose padding rows look nothing up, end all loaders "
+            "in the same step, or train these tables with another optimizer, such as Adagrad"
         )
 
 
 def _has_sparse_adam(optimizer: Any) -> bool:
-    """Returns whether an optimizer, or what containers and wrappers of optimizers hold, is a SparseAdam."""
+    """Returns whether an optimizer, or any optimizer that it contains or wraps, is a SparseAdam."""
     seen: list[Any] = [None]
     waiting = [optimizer]
     while waiting:
@@ -73,7 +73,7 @@ def _has_sparse_adam(optimizer: Any) -> bool:
         if isinstance(one, torch.optim.SparseAdam):
             return True
         seen.append(one)
-        held = getattr(one, "optimizers", ())  # TorchRec's are pairs of a name and an optimizer
+        held = getattr(one, "optimizers", ())  # TorchRec holds pairs of a name and an optimizer
         held = held.values() if isinstance(held, Mapping) else held
         if isinstance(held, Iterable):
             waiting += [of[-1] if isinstance(of, tuple) and of else of for of in held]
@@ -83,10 +83,10 @@ def _has_sparse_adam(optimizer: Any) -> bool:
 
 
 def _fused_optimizer(model: torch.nn.Module | None) -> str:
-    """Returns the optimizer in a model's tables that moves rows without a gradient, or none."""
+    """Returns which optimizer in a model's tables changes rows with zero gradient. Empty if none does."""
     modules = [] if model is None else list(model.modules())
     for module in modules:
-        # TorchRec keeps lookups in lists: they are no submodules.
+        # TorchRec keeps lookups in plain lists, so they are not submodules.
         listed = getattr(module, "_lookups", None)
         lookups = (
             [each for each in listed if isinstance(each, torch.nn.Module)] if isinstance(listed, list) else []
@@ -103,9 +103,9 @@ def _fused_optimizer(model: torch.nn.Module | None) -> str:
 
 
 def without_copies(output: Any) -> Any:
-    """Returns a model's output for `COPIES` copies of a row, without the rows of tensors, arrays and lists.
+    """Returns a model's output for `COPIES` copies of a row, without the rows of tensors, arrays, and lists.
 
-    What has another number of rows, such as a statistic of one, stays.
+    Values with a different number of rows, such as a statistic with only one, stay unchanged.
     """
     new: dict[str, Any] = {}
     tree = take_apart(output)
@@ -122,9 +122,9 @@ def without_copies(output: Any) -> Any:
                     new[part.path] = field[:0]
                 elif count == COPIES:
                     new[part.path] = rows.select([rows.packed()], np.zeros(0, dtype=np.int64), 0)
-            except (TypeError, ValueError):  # no rows to speak of, as in a number or a sparse tensor
+            except (TypeError, ValueError):  # it has no rows, like a 0-d or sparse tensor
                 continue
     try:
         return rebuild(tree, new)
-    except TypeError:  # of a type that cannot be made again
+    except TypeError:  # the output has a type that cannot be rebuilt
         return output

@@ -19,16 +19,16 @@ from .shuffle_plan import ShufflePlan
 
 @dataclass(frozen=True)
 class Route:
-    """The rows that one rank sends, gets and has in the end, as worked out on the host.
+    """The rows that one rank sends, receives, and ends up with, computed on the host.
 
     Attributes:
-        leaving: of the rows that the rank holds, a chunk for each rank that gets some; None without a
-            collective.
-        sent_bytes, received_bytes: to and from each rank.
-        arriving: ranks that a chunk comes from, ascending, and the lengths of its rows, int64 `[rows, keys]`.
-        keeps: whether `placed` is of the rows that the rank holds, too, before those that arrive.
-        placed: the rows that the rank has in the end.
-        gathers: whether every rank sends the same bytes to all, by an all-gather.
+        leaving: chunks of rows to send, one per receiving rank or one for all. None means no collective.
+        sent_bytes, received_bytes: bytes to and from each rank.
+        arriving: sending ranks, ascending, each with the lengths of its rows, int64 `[rows, keys]`.
+        keeps: whether `placed` selects from the rows that the rank held, followed by the arriving rows. If
+            False, it selects only from the arriving rows.
+        placed: rows that the rank ends up with, padding included.
+        gathers: whether an all-gather sends the rows of every rank to all ranks, padded to equal sizes.
     """
 
     leaving: Selection | None
@@ -46,25 +46,25 @@ class Route:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes that this rank sends to others, and gets from them."""
-        first = int(self.gathers)  # its own bytes count for one
+        """Bytes that this rank sends to other ranks, and receives from them."""
+        first = int(self.gathers)  # one of the equal sizes is for its own bytes
         return sum(self.sent_bytes[first:]), sum(self.received_bytes[first:])
 
 
 class RowsOf(NamedTuple):
-    """Rows of one rank before a transfer, or after it, in ascending order of their numbers."""
+    """Rows of one rank before or after a transfer, in ascending order of their numbers."""
 
-    ranks: np.ndarray  # int64 `[rows]`, the rank that each goes to, or comes from
+    ranks: np.ndarray  # int64 `[rows]`, destination of each row before a transfer, or source after it
     lengths: np.ndarray  # int64 `[rows, keys]`; padding may follow the rows
 
 
 def direct_route(
     schema: Schema, held: RowsOf, wanted: RowsOf, rank: int, num_ranks: int, num_rows: int
 ) -> Route:
-    """Returns the route on which each row goes straight to its rank.
+    """Returns the route on which each row goes straight to its destination.
 
-    Rows are in ascending order on both sides, so that two ranks agree on the order of those between them.
-    `num_rows` are those in the end, padding included.
+    Rows are in ascending order on both sides, so sender and receiver agree on the order within a chunk.
+    `num_rows` is the final number of rows, padding included.
     """
     leaving, starts = _by_rank(held.ranks, rank)
     to = held.ranks[leaving[starts]]
@@ -88,7 +88,7 @@ def direct_route(
 
 
 def local_route(schema: Schema, lengths: np.ndarray, num_real: int, num_rows: int) -> Route:
-    """Returns the route of a rank whose rows stay, without those that were padding, and with new padding."""
+    """Returns the route of a rank whose real rows stay, and whose padding rows are replaced."""
     placed = Selection.of(schema, [lengths], [np.arange(num_real)], num_rows - num_real)
     return Route(None, [], [], [], True, placed)
 
@@ -96,12 +96,12 @@ def local_route(schema: Schema, lengths: np.ndarray, num_real: int, num_rows: in
 def transfer(
     rows: PackedRows, route: Route, group: Callable[[torch.device], dist.ProcessGroup | None]
 ) -> dict[str, FieldValue]:
-    """Sends rows, and returns those that the rank has then.
+    """Sends and receives rows along a route, and returns the fields that the rank ends up with.
 
-    One collective on bytes, whatever the number of fields, dtypes and ranks; none on a local route. No
+    Takes one collective on bytes for any number of fields, dtypes, and ranks. A local route takes none. No
     host-device synchronization.
 
-    `rows` are those that this rank holds, `group` returns the group that carries the bytes, on a device.
+    `rows` are the rows that this rank holds. `group` returns the process group to use on a device.
     """
     sources = [rows] if route.keeps else []
     if route.leaving is not None:
@@ -125,7 +125,7 @@ def transfer(
 
 
 def route_of(plan: ShufflePlan, rank: int, schema: Schema, exchange: str) -> Route:
-    """Returns the route of a rank on which a plan moves rows by an `exchange` of `EXCHANGE_NAMES`."""
+    """Returns a rank's route for the rows of a plan. `exchange` is one of `EXCHANGE_NAMES`."""
     rows = plan.rows
     lengths, num_rows = rows.lengths_as_loaded(rank), int(plan.num_rows[rank])
     if not plan.moves:
@@ -139,7 +139,7 @@ def route_of(plan: ShufflePlan, rank: int, schema: Schema, exchange: str) -> Rou
 
 
 def _gathering_route(plan: ShufflePlan, rank: int, schema: Schema, lengths: np.ndarray) -> Route:
-    """Returns the route on which every sample goes to every rank; each sends as much as that with most."""
+    """Returns the route on which all ranks get all samples. Each pads its bytes to the largest size."""
     rows, samples = plan.rows, plan.computed_by(rank)
     leaving = Selection.of(schema, [lengths], [np.arange(rows.num_loaded[rank])])
     by_rank = np.split(rows.key_lengths, rows.home_start[1:])
@@ -151,7 +151,7 @@ def _gathering_route(plan: ShufflePlan, rank: int, schema: Schema, lengths: np.n
 
 
 def _by_rank(ranks: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows that go to, or come from, other ranks, sorted by rank; and where each rank's start."""
+    """Returns the rows that other ranks receive or send, sorted by rank, and each rank's first position."""
     others = np.flatnonzero(ranks != rank)
     others = others[np.argsort(ranks[others], kind="stable")]
     found = ranks[others]

@@ -1,4 +1,4 @@
-"""Extensions: optional parts of a shuffler, each in a folder of its own, and where they hook into a step."""
+"""Extensions: optional parts of a shuffler, each in its own folder, and their hooks into a step."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 Place = Callable[["RowTable"], "ShufflePlan"]
 Fields = dict[str, "FieldValue"]
-# The loss to call backward on, the loss sum of this rank, and the model's output.
+# Returns the loss to call backward on, this rank's loss sum, and the model's output.
 Forward = Callable[["Step"], "tuple[torch.Tensor, torch.Tensor, Any]"]
 
 
 class Extension:
-    """An optional part of a shuffler; each method is a place where it can hook into a step.
+    """An optional part of a shuffler. Each method is a hook into a step.
 
-    A shuffler takes extensions in any order; `order` decides which wraps which. The core imports none of
-    them, and none imports another.
+    A shuffler takes extensions in any order, and `order` decides which one wraps which. The core imports no
+    extension, and no extension imports another.
 
     Attributes:
-        name: of the extension, for messages and `excludes`.
-        order: an extension wraps those of a larger order.
-        reads: name of a method that a shuffler may have for it alone.
-        excludes: names of extensions that it does not work with, and why.
-        moves: whether it needs samples that move between ranks, and so a shuffler that is enabled.
+        name: name of the extension, for messages and for `excludes`.
+        order: nesting order. An extension wraps all extensions of a larger order.
+        reads: name of an optional shuffler method that only this extension reads.
+        excludes: names of extensions that this one does not work with, each with the reason.
+        moves: whether it needs samples to move between ranks, and therefore an enabled shuffler.
         runs_in_parts: whether it runs forward and backward several times per step.
-        partitioner_arguments: what partitioners get that take it, by name.
-        waits_on_device: why the device waits for other ranks between forward and backward; empty if it does
-            not.
-        verifies: whether it has the ranks compare what they do; others then compare more, too.
-        is_taken: whether it is part of a shuffler.
-        faster_without: what to set where planning is too slow; empty if the extension hardly slows it.
+        partitioner_arguments: arguments by name, for partitioners that accept them.
+        waits_on_device: reason why the device waits for other ranks in forward or backward. Empty if not.
+        verifies: whether it compares plans and data between ranks. Other extensions then compare more, too.
+        is_taken: whether it is already part of a shuffler.
+        faster_without: setting that leaves this extension out, as advice if planning is too slow. Empty if
+            the extension hardly slows planning.
     """
 
     name: ClassVar[str]
@@ -60,93 +60,93 @@ class Extension:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{type(self).__name__} has no {name}; what it does, it does as part of a shuffler: "
+            f"{type(self).__name__} has no {name}; it works only as part of a shuffler: "
             f"MyShuffler(extensions=[{type(self).__name__}(…)])"
         )
 
     def settings(self) -> Mapping[str, Any]:
-        """Returns the settings by name, which all ranks must have alike."""
+        """Returns the extension's settings by name. They must be equal on all ranks."""
         return {}
 
     def check(self, settings: ShufflerSettings) -> None:
-        """Raises a `SettingError` if it does not work with the core's settings; before all else."""
+        """Raises a `SettingError` if the core's settings do not suit it. Called before all other hooks."""
 
     def uses(self, device: torch.device) -> Sequence[str]:
-        """Returns names of process groups that it needs on the job's device; see `RankGroup.group_for`."""
+        """Returns the names of the process groups that it needs on `device`, for `RankGroup.group_for`."""
         return ()
 
     def setup(self, shuffler: Any) -> None:
-        """Prepares for the plans of a `BatchShuffler`; called again for those of a pipeline. Collective."""
+        """Prepares for plans of a `BatchShuffler`. Called again for each new planner. Collective."""
 
     def warm_up(self) -> None:
-        """Compiles what plans need, so that no step waits for it."""
+        """Compiles the functions that planning calls, so that no step waits for the compiler."""
 
     def agree(self, batch: Any, row_format: Format) -> Any:
-        """Returns plain data about the first batch that must be equal on all ranks; see `Format`."""
+        """Returns plain data about the first batch that must be equal on all ranks. See `Format`."""
 
     def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
-        """Returns int64 `[batch_size]` by name, for the planning gather; in the planning thread."""
+        """Returns int64 columns `[batch_size]` by name, for the gather. Runs in the planning thread."""
         return {}
 
     @property
     def num_posted(self) -> int:
-        """How many numbers `post` returns; the same on all ranks."""
+        """Number of integers that `post` returns. It must be the same on all ranks."""
         return 0
 
     def post(self) -> np.ndarray:
-        """Returns int64 `[num_posted]` for the other ranks, which the planning gather carries; in the
-        planning thread. `place` gets them as `rows.posts[name]`."""
+        """Returns int64 `[num_posted]`, which the planning gather carries to all ranks. `place` finds the
+        arrays of all ranks in `rows.posts[name]`. Runs in the planning thread."""
         return np.zeros(0, dtype=np.int64)
 
     def take(self, posted: np.ndarray) -> None:
-        """Takes what all ranks posted with a plan, int64 `[ranks, num_posted]`, as its step is handed out: in
-        the same call on all ranks, in the thread that trains."""
+        """Receives the posts of all ranks for a plan, int64 `[ranks, num_posted]`, when its step is handed
+        out. Runs in the training thread, in the same call on all ranks."""
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        """Places rows, by calling `place` once, several times, or not at all; in the planning thread."""
+        """Places rows by calling `place` once, repeatedly, or not at all. Runs in the planning thread."""
         return place(rows)
 
     def before_copy(self, rows: Rows, plan: ShufflePlan) -> Rows:
-        """Returns the rows to copy to the device and exchange, from those that were planned.
+        """Returns the rows to copy to the device and exchange, made from the planned rows.
 
-        In a loop of one's own, `exchange` calls it for a batch that it, or `plan_ahead`, may have been called
-        for. It returns such rows as they are.
+        Rows that are already prepared must come back unchanged. Outside a pipeline, `exchange` calls this
+        hook even if `plan_ahead`, or an earlier `exchange`, has called it for the same batch.
         """
         return rows
 
     def around_exchange(
         self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], Fields]
     ) -> Fields:
-        """Exchanges the rows of a batch for other fields, by calling `exchange`."""
+        """Calls `exchange` on the rows of a batch, and returns the fields of this rank's new rows."""
         return exchange(rows, plan)
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Returns the batch for the model, from the exchanged one."""
+        """Returns the batch for the model, made from the exchanged batch."""
         return batch
 
     def join(self, model: torch.nn.Module, device: torch.device, loss_reduction: str) -> None:
-        """Prepares for a pipeline of the model, which takes a batch and returns `(losses, output)`."""
+        """Prepares for a pipeline of `model`. The model takes a batch and returns `(losses, output)`."""
 
     def forward(self, step: Step, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Runs the model of `join` in a pipeline, by calling `forward` or in another way."""
+        """Runs the model given to `join` on a step, by calling `forward` or in another way."""
         return forward(step)
 
     def check_ran(self, plan: ShufflePlan) -> None:
-        """Checks that the model has run on the batch of a plan as this extension needs it."""
+        """Checks that the model ran on the batch of a plan in the way that this extension requires."""
 
     def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
-        """Returns figures of a step for its report, by name; integers also stand in the log line."""
+        """Returns figures of a step for its report, by name. The log line shows the nonzero integers."""
         return {}
 
 
 def order_extensions(
     extensions: Sequence[Extension], taken: Sequence[Extension] = ()
 ) -> tuple[Extension, ...]:
-    """Returns the extensions, and those that their shuffler has `taken` before, outermost first.
+    """Returns the new extensions and those that the shuffler has already `taken`, outermost first.
 
     Raises:
-        TypeError: one is no `Extension`, or they are no list.
-        ValueError: one is given twice, is part of another shuffler, or excludes another.
+        TypeError: `extensions` is not a sequence, or holds something other than an `Extension`.
+        ValueError: an extension is given twice, is part of another shuffler, or excludes another.
     """
     if not isinstance(extensions, Sequence):
         raise TypeError(f"extensions is {extensions!r}; expected a list of objects such as Pieces()")
@@ -167,7 +167,7 @@ def order_extensions(
 
 
 def chain(extensions: Sequence[Extension], hook: str, innermost: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function in a method of each extension that has one of its own, the first outermost."""
+    """Wraps `innermost` in the hook of each extension that overrides it. The first one is outermost."""
     wrapped = innermost
     for extension in reversed(extensions):
         if getattr(type(extension), hook) is not getattr(Extension, hook):

@@ -1,4 +1,4 @@
-"""Iterators that gave one batch more to a loop than it ran, so that going on with them loses that batch."""
+"""Iterators that a loop left with a loaded batch unused, so that another loop over them would skip it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Iterators of lists have no weak references. A few are kept, with what they hold.
+# Iterators of lists do not support weak references, so the last few are kept alive, with their lists.
 _KEPT = 4
 _left: deque[tuple[Callable[[], Any], int | None]] = deque(maxlen=64)
 _kept: deque[Iterator[Any]] = deque(maxlen=_KEPT)
 
 
 def leave(loader: Iterator[Any]) -> None:
-    """Notes that a loop was left with a batch of an iterator; whichever shuffler the loop was of."""
+    """Records that a loop, of any shuffler, was left with a loaded batch of this iterator unused."""
     try:
         reference: Callable[[], Any] = weakref.ref(loader)
     except TypeError:
@@ -26,10 +26,10 @@ def leave(loader: Iterator[Any]) -> None:
 
 
 def was_left(loader: Iterator[Any]) -> bool:
-    """Returns whether a loop was left with a batch of an iterator, as another loop over it begins.
+    """Returns whether an earlier loop left a batch of this iterator unused. Called when a loop begins.
 
-    An iterator whose class has an `__iter__` of its own may start anew by it. So it counts as left only for
-    the loop that comes next, over whatever.
+    An iterator whose class has an `__iter__` in Python may start over when that is called. So, except for
+    those of DataLoaders, it counts as left only until a loop over another iterator begins.
     """
     place = _place(loader)
     found = any(reference() is loader and place == left_at for reference, left_at in _left)
@@ -48,6 +48,6 @@ def _find_kept(key: int) -> Iterator[Any] | None:
 
 
 def _place(loader: Iterator[Any]) -> int | None:
-    """Returns the batches that a DataLoader's iterator has given: with persistent workers, it is the same
-    object in every epoch, and starts at 0."""
+    """Returns how many batches a DataLoader's iterator has yielded; None for other iterators. With persistent
+    workers, all epochs share one iterator object, whose count starts over at 0."""
     return getattr(loader, "_num_yielded", None)

@@ -1,4 +1,4 @@
-"""Notices a loader that fills a batch's memory again before the batch was copied to the device."""
+"""Detection of loaders that overwrite a batch's memory before the batch is copied to the device."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 from ..sequence_batch.leaf_fields import Leaf, tensors_of
 from ..sequence_batch.rows import Rows
 
-_SAMPLED = 64  # elements of each tensor, evenly spread
+_SAMPLED = 64  # elements that are compared per tensor, evenly spread
 
 
 class LoadedBatch:
-    """The rows of a batch as they were loaded, to compare with what their memory holds later.
+    """The rows of a loaded batch, with a record of their contents that reveals later changes.
 
-    Planning ahead takes the next batch from the loader before this one is copied to the device. A loader
-    that fills the same memory again would train on the wrong data without an error. A loader that gives the
-    same unchanged batch again is fine.
+    Planning ahead loads the next batch before this one is copied to the device. If the loader reuses this
+    batch's memory for the next one, training would silently use the wrong data. A loader may yield the same
+    batch again, unchanged.
 
-    Looks at 64 elements of each host tensor, when a batch is loaded and once more before it is handed out:
-    about 5 µs per tensor, twice per step. A change of other elements alone goes unnoticed.
+    The record holds 64 elements of each host tensor. Taking it, and comparing it later, each cost about 5 µs
+    per tensor and step. A change of only the other elements goes unnoticed.
     """
 
     def __init__(self, rows: Rows) -> None:
         self.rows, self.on_host = rows, rows.on_host()
         self._contents = {name: _sample_of(tensor) for name, tensor in _host_tensors(rows)}
-        # Objects that hold tensors and may be given others.
+        # Mutable objects that hold tensors: a loader may put other tensors into them.
         self._containers = {
             id(part.value)
             for part in rows.tree.each()
@@ -35,7 +35,7 @@ class LoadedBatch:
         }
 
     def check_unchanged(self, newer: LoadedBatch | None = None) -> None:
-        """Raises a ValueError if the batch changed since it was loaded, and before the `newer` one was."""
+        """Raises a ValueError if the batch has changed since it was loaded; `newer` was loaded after it."""
         is_again = newer is not None and not self._containers.isdisjoint(newer._containers)
         now = dict(_host_tensors(self.rows.view(self.rows.batch) if is_again else self.rows))
         for name, contents in self._contents.items():
@@ -43,8 +43,8 @@ class LoadedBatch:
                 raise ValueError(
                     f"{name} of a batch changed after the loader gave it, while it waited to be copied: "
                     "yield new tensors for every batch, such as clones. With planning ahead, the memory of a "
-                    "batch may be filled again for the second batch after it. If it is get_workloads that "
-                    "computes in place, have it do so on a clone"
+                    "batch may be filled again for the second batch after it. If get_workloads computes in "
+                    "place, have it work on a clone"
                 )
 
 
@@ -56,11 +56,11 @@ def _host_tensors(rows: Rows) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _sample_of(tensor: torch.Tensor) -> bytes:
-    """Returns the bytes of up to about `_SAMPLED` elements, the first and the last among them."""
+    """Returns the bytes of up to about `_SAMPLED` elements, including the first and the last."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if not tensor.is_contiguous():
         evenly = torch.linspace(0, tensor.numel() - 1, _SAMPLED, device="cpu", dtype=torch.float64).long()
         tensor = tensor[torch.unravel_index(evenly, tensor.shape)]
     elements = tensor.reshape(-1, 1).view(torch.uint8)
-    # Of a copy: once NumPy has seen a tensor's memory, torch never resizes it.
+    # `cat` makes a copy for NumPy: torch never resizes memory that NumPy has seen.
     return torch.cat([elements[:: max(len(elements) // _SAMPLED, 1)], elements[-1:]]).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Scales losses, so that a step's gradient is that of the mean over all of its loss tokens."""
+"""Scales losses so that a step's gradient is that of the mean over all its loss tokens."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def loss_sum(
 ) -> torch.Tensor:
     """Returns the sum of the losses over this rank's loss tokens, 0-d.
 
-    Without loss tokens it is a zero tied to the graph, because collectives in the backward need every rank.
-    No host-device synchronization, except for a "mean" on a rank without loss tokens, or a "global_mean" in
-    a step without any.
+    Without loss tokens, the sum is a zero that stays in the autograd graph, because collectives in the
+    backward need every rank. Host and device synchronize only for a "mean" on a rank without loss tokens, or
+    for a "global_mean" in a step without any.
 
     Args:
-        losses, reduction: as the model returned and reduced them.
-        num_loss_tokens: this rank's, in this forward.
-        mean_tokens: loss tokens of the step ÷ ranks, which turns a "global_mean" into a sum.
-        failures: gets the error of a mean of none that is not finite, to be raised on all ranks; None to
-            raise it here.
+        losses, reduction: losses that the model returned, and the reduction that it applied to them.
+        num_loss_tokens: loss tokens of this rank in this forward.
+        mean_tokens: loss tokens of the step ÷ ranks, the factor that turns a "global_mean" into a sum.
+        failures: list that receives the error if a mean over no loss tokens is not finite, so that all ranks
+            can raise it. None means that only this rank raises it.
 
     Raises:
-        ValueError: losses that are not 0-d under "mean" or "global_mean".
-        MeanOfNoneError: a mean without loss tokens is not finite.
+        ValueError: the losses are not 0-d for "mean" or "global_mean".
+        MeanOfNoneError: a mean over no loss tokens is not finite.
     """
     losses = in_32_bits(losses)
     if reduction == "sum":
@@ -58,7 +58,7 @@ def loss_sum(
         total = losses * (num_loss_tokens if reduction == "mean" else mean_tokens)
     else:
         raise ValueError(
-            f"the model returned losses of shape {tuple(losses.shape)}, and {reduction!r} is one number, of "
+            f"the model returned losses of shape {tuple(losses.shape)}, but {reduction!r} is one number, of "
             'shape (): use "sum" for one loss per loss token, or return their mean'
         )
     if mean_tokens if reduction == "global_mean" else num_loss_tokens:
@@ -78,16 +78,16 @@ def loss_sum(
 
 
 def in_32_bits(losses: torch.Tensor) -> torch.Tensor:
-    """Returns losses in a dtype in which the sum of many is not off by percents."""
+    """Returns losses in float32 or wider. In a narrower dtype, their sum could be off by several percent."""
     return losses.to(torch.promote_types(losses.dtype, torch.float32))
 
 
 class MeanOfNoneError(FloatingPointError):
-    """A rank has no loss tokens, and its model's mean over them is not finite: nor are all its gradients."""
+    """A model's mean over no loss tokens is not finite, and would make the gradients of all ranks NaN."""
 
 
 class LossScale:
-    """Scales the losses of a user's own loop, and notices if the loop forgets to."""
+    """Scales the losses of a user's own training loop, and warns if the loop forgets to scale."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
@@ -97,10 +97,10 @@ class LossScale:
         self._counted: tuple[list[ShufflePlan], torch.Tensor] | None = None
 
     def expect(self) -> None:
-        """Notes that a batch was exchanged: if gradients are taken, its loss has to be scaled."""
+        """Counts an exchanged batch if its loss needs scaling. Warns once if losses remain unscaled."""
         if not torch.is_grad_enabled():
             return
-        # A loop may exchange one batch ahead, and all batches of an optimizer step before their losses.
+        # A loop may exchange one batch ahead, and all batches of an optimizer step before it scales a loss.
         self._outstanding += 1
         if self._outstanding > self._most_outstanding and not self._warned:
             self._warned = True
@@ -120,14 +120,14 @@ class LossScale:
         gradients: str,
         step_plans: Sequence[ShufflePlan] | None,
     ) -> torch.Tensor:
-        """Returns the loss to call `backward` on; arguments and errors are those of `BatchShuffler.scale`."""
+        """Returns the loss to call `backward` on. For arguments and errors, see `BatchShuffler.scale`."""
         plans = [plan] if step_plans is None else list(step_plans)
         self._outstanding = 0
         self._most_outstanding = max(self._most_outstanding, len(plans) + 1)
         if not isinstance(loss, torch.Tensor):
             raise TypeError(
-                f"scale got a {type(loss).__name__}, expected the loss, a tensor; of a model that returns a "
-                "pair: loss, output = model(batch)"
+                f"scale got a {type(loss).__name__}, expected the loss, a tensor. If the model returns a "
+                "pair, unpack it: loss, output = model(batch)"
             )
         if reduction is None:
             return loss
@@ -138,26 +138,26 @@ class LossScale:
             raise ValueError("plan is not among step_plans; give scale the plans of the whole optimizer step")
         if reduction == "global_mean" and len(plans) > 1:
             raise ValueError(
-                f'"global_mean" is of one batch, and step_plans has {len(plans)}: return the mean over this '
+                f'"global_mean" covers one batch, but step_plans has {len(plans)}: return the mean over this '
                 'rank\'s loss tokens, and use "mean"'
             )
         rank_loss = loss_sum(loss, reduction, plan.loss_tokens_on(self._group.rank), 1.0)
         copies = self._num_ranks if gradients == "mean" else 1
-        if reduction == "global_mean":  # whatever it counts
+        if reduction == "global_mean":  # the model has divided by its own count
             return rank_loss * (copies / self._num_ranks)
         tokens = self._tokens_of_all_ranks(plans, loss.device)
         scale = copies / tokens
-        # A CPU scalar times a loss on a device is no copy. Nothing waits, wherever `tokens` are.
+        # Multiplying by a scalar on the CPU copies nothing to the device, so the host never waits here.
         return rank_loss * torch.where(tokens > 0, scale, torch.zeros_like(scale)).to(rank_loss.dtype)
 
     def _tokens_of_all_ranks(self, plans: list[ShufflePlan], device: torch.device) -> torch.Tensor:
-        """Returns the loss tokens of the plans on all ranks of the job, 0-d float64, on the host if known."""
+        """Returns the plans' loss tokens over all ranks, 0-d float64, on the host unless they are reduced."""
         if self._group.num_ranks == self._num_ranks:
             total = math.fsum(plan.num_loss_tokens for plan in plans)
             return torch.full((), total, dtype=torch.float64, device="cpu")
         if self._counted is None or list(map(id, self._counted[0])) != list(map(id, plans)):
             rank_tokens = math.fsum(plan.loss_tokens_on(self._group.rank) for plan in plans)
-            # Filled by a kernel: a copy from the host would wait.
+            # A kernel fills the tensor, because a copy from the host would make the host wait.
             tokens = torch.full((), rank_tokens, dtype=torch.float64, device=device)
             dist.all_reduce(tokens)
             self._counted = plans, tokens

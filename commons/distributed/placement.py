@@ -1,4 +1,4 @@
-"""Places rows: which rank computes each of them, by the partitioner that the settings name."""
+"""Placement: which rank computes each row, by the partitioner that the settings name."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .shuffle_plan import ShufflePlan
 from .shuffler_settings import OWN_PARTITIONERS, PARTITIONERS, ShufflerSettings
 from .slow_start import show_if_slow
 
-# Where a rank has no loss tokens, so many rows that have some are tried first, to each side by work.
+# Number of rows with loss tokens that `_find_swap` tries first, on each side of the most similar work.
 NEAR_GIVERS = 32
 
 
 def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
-    """Returns int64 `[rows]`, the rank of each.
+    """Returns the rank of each row, int64 `[rows]`.
 
-    Keeps rows as loaded if the partitioner does no better, in load or in tokens above their tolerance,
-    unless it also heeds an extension's column.
+    Keeps all rows at home if the limits allow that, and the partitioner improves neither the longest time nor
+    the tokens above the tolerance. A partitioner that takes an extension's column always gets its way.
 
     Raises:
-        ValueError: `max_tokens` cannot be kept, or no placement that keeps it was found.
-        RuntimeError: as `partition`.
+        ValueError: `max_tokens` cannot be met, or no placement that meets it was found.
+        RuntimeError: the partitioner returned an invalid result; see `partition`.
     """
     max_tokens, tolerance = settings.max_tokens, token_tolerance(rows, settings)
     _check_tokens(rows, max_tokens)
@@ -52,11 +52,11 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
 
 
 def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | None) -> None:
-    """Changes `rank_of`, int64 `[rows]`, so that each rank has loss tokens, where one swap for each does.
+    """Modifies `rank_of`, int64 `[rows]`, to give each rank loss tokens, if one swap for each can do so.
 
-    Without any, a model that returns the mean of its losses divides by zero. A rank gives a row for the one
-    of most similar work with loss tokens, of a rank that keeps others. No rank takes longer than the slowest
-    did, nor has more than `max_tokens`.
+    Without loss tokens, a model that returns the mean of its losses divides by zero. A rank without any
+    swaps one of its rows for a row with loss tokens and similar work, from a rank that keeps other such rows.
+    No rank takes longer than the slowest did before, or has more than `max_tokens`.
     """
     givers = np.flatnonzero(rows.loss_tokens > 0)
     with_loss = np.bincount(rank_of[givers], minlength=rows.num_ranks)
@@ -66,7 +66,7 @@ def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | N
     amounts = np.stack([rows.workloads, rows.tokens])
     sums = np.stack([np.bincount(rank_of, of, minlength=rows.num_ranks) for of in amounts])
     most, speeds = np.full(sums.shape, max_tokens or np.inf), relative_speeds(rows)
-    slightly_less = 1.0 if speeds is None else speeds * (1 - 2.0**-40)  # a product may be rounded up
+    slightly_less = 1.0 if speeds is None else speeds * (1 - 2.0**-40)  # rounding may increase a product
     most[0] = np.maximum(sums[0], times(rows, rank_of).max() * slightly_less)
     waiting, num_waiting = np.flatnonzero(with_loss == 0), 0
     while len(waiting) != num_waiting:  # a swap may make room for another
@@ -87,13 +87,13 @@ def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | N
 def _find_swap(
     amounts: np.ndarray, room: np.ndarray, rank_of: np.ndarray, able: np.ndarray, rank: int
 ) -> tuple[int, int] | None:
-    """Returns a row that a rank may get, and one that it returns, of most similar work; None without any.
+    """Returns a row for `rank` to receive, and a row of similar work to give back; None if no swap fits.
 
-    `amounts` `[2, rows]` are work and tokens, `room` `[2, ranks]` what each rank can take of them, and `able`
-    the rows that others may give, by work.
+    `amounts`, `[2, rows]`, has the rows' work and tokens. `room`, `[2, ranks]`, is how much more of each a
+    rank may take. `able` lists the rows that other ranks may give, in order of work.
     """
     own, by_work = np.flatnonzero(rank_of == rank), amounts[0, able]
-    # 1. With more work or tokens than the highest, or less than the lowest, some rank exceeds its limit.
+    # 1. Receiving more work or tokens than `highest`, or less than `lowest`, breaks some rank's limit.
     lowest, highest = amounts[:, own] - room.max(1)[:, None], amounts[:, own] + room[:, rank, None]
     first, end = np.searchsorted(by_work, lowest[0]), np.searchsorted(by_work, highest[0], side="right")
     least, largest = amounts[1, able].min(), amounts[1, able].max()
@@ -101,7 +101,7 @@ def _find_swap(
     if not may.size:
         return None
     own, first, end = own[may], first[may], end[may]
-    # 2. Look at those of similar work first: mostly the first row fits. Then look at all, row by row.
+    # 2. Try rows of similar work first: the first own row usually finds one. Then try all, row by row.
     start = np.searchsorted(by_work, amounts[0, own])
     near = start[:, None] + np.arange(-NEAR_GIVERS, NEAR_GIVERS)
     wide = np.flatnonzero(np.maximum(start - first, end - start) > NEAR_GIVERS)
@@ -119,11 +119,11 @@ def _find_swap(
 
 
 def partition(rows: RowTable, settings: ShufflerSettings, **arguments: Any) -> np.ndarray:
-    """Returns int64 `[rows]`, the rank of each, by the partitioner; `arguments` replace those from settings.
+    """Returns the partitioner's rank of each row, int64 `[rows]`; `arguments` override the usual ones.
 
     Raises:
-        RuntimeError: the partitioner, which may be a user's, returned neither the rank of each row nor
-            one array of indices per rank, with each row once, within the limits that it was given.
+        RuntimeError: the result of the partitioner, which may be a user's, is neither a rank per row nor an
+            index array per rank with every row in exactly one, or it exceeds the given limits.
     """
     arguments = {
         "workloads": rows.workloads,
@@ -153,26 +153,26 @@ def partition(rows: RowTable, settings: ShufflerSettings, **arguments: Any) -> n
 
 
 def allows(rows: RowTable, rank_of: np.ndarray, settings: ShufflerSettings) -> bool:
-    """Whether the limits allow the rows on these ranks, int64 `[rows]`."""
+    """Returns whether the limits allow this placement; `rank_of` is int64 `[rows]`."""
     return not _fault(rows, rank_of, settings.equal_rows, settings.max_tokens)
 
 
 def times(rows: RowTable, rank_of: np.ndarray) -> np.ndarray:
-    """Returns loads ÷ speeds, float64 `[ranks]`."""
-    # bincount adds one by one, so that all processors get the same last bit.
+    """Returns each rank's load ÷ speed, float64 `[ranks]`."""
+    # bincount adds sequentially, so all processors get the same last bit.
     loads, speeds = np.bincount(rank_of, rows.workloads, minlength=rows.num_ranks), relative_speeds(rows)
     return loads if speeds is None else loads / speeds
 
 
 def token_tolerance(rows: RowTable, settings: ShufflerSettings) -> float | None:
-    """Returns the tolerance; None where nothing heeds it, or tokens are too many to be added."""
+    """Returns the token tolerance; None if the partitioner takes none, or the tokens could overflow a sum."""
     most = int(rows.tokens.max(initial=0)) * len(rows.tokens)
     heeded = settings.takes("token_tolerance") and most < MOST_TOKENS
     return rows.arguments.get("token_tolerance", settings.token_tolerance) if heeded else None
 
 
 def excess_tokens(rows: RowTable, rank_of: np.ndarray, settings: ShufflerSettings) -> int:
-    """Returns the fullest rank's tokens above the tolerated ones, with `rank_of` int64 `[rows]`."""
+    """Returns how far the fullest rank's tokens exceed the tolerated number; `rank_of` is int64 `[rows]`."""
     tolerance = token_tolerance(rows, settings)
     if tolerance is None:
         return 0
@@ -181,7 +181,7 @@ def excess_tokens(rows: RowTable, rank_of: np.ndarray, settings: ShufflerSetting
 
 
 def _fault(rows: RowTable, rank_of: np.ndarray, equal_rows: bool, max_tokens: int | None) -> str:
-    """Returns what keeps rows from being on these ranks, int64 `[rows]`; empty if nothing does."""
+    """Returns why the limits forbid this placement; empty if they allow it. `rank_of` is int64 `[rows]`."""
     sizes = np.bincount(rank_of, minlength=rows.num_ranks)
     if equal_rows and np.ptp(sizes) > 1:
         found = f"{sizes.min()} to {sizes.max()}"
@@ -194,7 +194,7 @@ def _fault(rows: RowTable, rank_of: np.ndarray, equal_rows: bool, max_tokens: in
 
 
 def _rank_of(partition: Any, rows: RowTable) -> np.ndarray:
-    """Returns int64 `[rows]`, the rank of each, from what a partitioner returned."""
+    """Returns the rank of each row, int64 `[rows]`, from a partitioner's result, after checking it."""
     if isinstance(partition, np.ndarray) and partition.ndim == 1 and partition.dtype.kind in "iu":
         if len(partition) != len(rows.workloads):
             raise ValueError(f"ranks of {len(partition)} rows, expected {len(rows.workloads)}")
@@ -215,7 +215,7 @@ def relative_speeds(rows: RowTable) -> np.ndarray | None:
 
 
 def place(rows: RowTable, settings: ShufflerSettings, pads: bool = True) -> ShufflePlan:
-    """Places the rows of a step, with errors of `place_rows`; where it `pads`, padding makes rows equal."""
+    """Makes the plan of a step by `place_rows`. With `equal_rows` and `pads`, padding evens out batches."""
     if rows.num_ranks == 1:
         return place_at_home(rows)
     plan = make_plan(rows, place_rows(rows, settings))
@@ -226,24 +226,24 @@ def place(rows: RowTable, settings: ShufflerSettings, pads: bool = True) -> Shuf
 
 
 def place_at_home(rows: RowTable) -> ShufflePlan:
-    """Leaves the rows of a step where they were loaded."""
+    """Makes the plan that leaves the rows of a step where they were loaded."""
     return ShufflePlan(rows, rows.home, np.maximum(rows.batch_sizes, 1))
 
 
 def make_plan(rows: RowTable, rank_of: np.ndarray) -> ShufflePlan:
-    """Makes the plan of rows on these ranks, int64 `[rows]`, without padding unless a rank has none."""
+    """Makes the plan for `rank_of`, int64 `[rows]`. Only ranks without rows get a padding row."""
     return ShufflePlan(rows, rank_of, np.maximum(np.bincount(rank_of, minlength=rows.num_ranks), 1))
 
 
 def arguments_of(extensions: Sequence[Extension]) -> dict[str, Any]:
-    """Returns what extensions give partitioners, by name."""
+    """Returns the arguments that extensions pass to partitioners, by name."""
     return {
         name: value for extension in extensions for name, value in extension.partitioner_arguments.items()
     }
 
 
 def warm_up(settings: ShufflerSettings, extensions: Sequence[Extension] = ()) -> None:
-    """Compiles, or loads from numba's cache, all that placing may call with these settings."""
+    """Compiles everything that placing rows may call with these settings, or loads it from numba's cache."""
     with show_if_slow("compiling the partition functions, or loading them from numba's cache"):
         compile_placement(settings, extensions)
         for extension in extensions:
@@ -251,13 +251,13 @@ def warm_up(settings: ShufflerSettings, extensions: Sequence[Extension] = ()) ->
 
 
 def compile_placement(settings: ShufflerSettings, extensions: Sequence[Extension] = ()) -> None:
-    """Compiles, or loads from numba's cache, what placing calls, but not what extensions do."""
-    # Rows have to be made equal, and then no single swap reaches the target: rebalancing needs every search.
+    """Compiles the functions of the core that placing rows calls, or loads them from numba's cache."""
+    # These ranks have unequal numbers of rows, and no single swap reaches the target, so all searches run.
     work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
     ones, each = np.ones(2, dtype=np.int64), np.ones((2, 1), dtype=np.int64)
     rows = RowTable(ones, ones, ones, ones, ones, each, ones, each, arguments=arguments_of(extensions))
     settings = replace(settings, max_tokens=None)
-    place_rows(rows, settings)  # it may compile functions of its own
+    place_rows(rows, settings)  # a user's partitioner may compile functions, too
     if settings.partitioner == "refined":
         compile_from_scratch()
     elif settings.partitioner not in ("karmarkar_karp", "longest_processing_time"):
@@ -269,7 +269,7 @@ def compile_placement(settings: ShufflerSettings, extensions: Sequence[Extension
 
 
 def compile_from_scratch() -> None:
-    """Compiles what places samples from scratch, with speeds and without."""
+    """Compiles the functions that place samples from scratch, with and without speeds."""
     work, parts = np.array([2, 5, 7, 2, 5, 1, 5]), [np.array([1, 2, 4, 5, 6]), np.array([0, 3])]
     for speeds in (None, [1.0, 0.5]):
         refine(work, parts, equal_size=False, speeds=speeds)
@@ -277,7 +277,7 @@ def compile_from_scratch() -> None:
 
 
 def _check_tokens(rows: RowTable, max_tokens: int | None) -> None:
-    """Raises what the partitioner would, with the rank and row of the sample."""
+    """Raises a ValueError that names the rank and row of a sample with more than `max_tokens`, if any."""
     over = np.flatnonzero(rows.tokens > (max_tokens or np.inf))
     if over.size:
         rank, row = rows.where_loaded(over[0])

@@ -1,4 +1,4 @@
-"""Plans steps ahead in a thread, while the steps before them train."""
+"""Plans steps ahead in a thread, while earlier steps train."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from .step import Step
 
 logger = logging.getLogger(__name__)
 _ENDED = object()
-# At exit, for planning to end, and for a user's functions that count rows once nothing keeps it waiting.
+# Seconds to wait at exit: for planning to end, then, with connections closed, for a user's counting to end.
 _PATIENCE_S, _PATIENCE_TO_COUNT_S = 0.5, 10.0
-# Steps that are planned while one trains, and one more until that is handed out.
+# Steps that are planned while one trains. `next_step` submits one more before it hands out the first.
 _STEPS_AHEAD = 1
-# Steps until planning is timed, and as many as its median is of.
+# Steps before planning is timed, and steps that the median is taken over.
 _WARM_UP, _STEPS = 10, 32
 
 
 class PlanAhead:
-    """Takes batches from a loader one step ahead, and hands out planned steps in the loader's order.
+    """Loads and plans batches one step ahead, and hands out planned steps in the loader's order.
 
-    All ranks call `next_step` in lockstep, and hand over a new iterator in the same call. They learn of the
-    end of all loaders, or of an error on any rank, in the same call. Until then, or `drop`, no other thread
-    plans with the shuffler. The call after that starts anew: the loader may be the same object, as that of a
-    DataLoader with persistent workers is in every epoch.
+    All ranks call `next_step` in lockstep, and pass a new iterator in the same call. They also learn of the
+    end of all loaders, or of an error on any rank, in the same call. Until the end, or `drop`, no other
+    thread can plan with the shuffler. The call after the end starts a new epoch. It may pass the same
+    iterator, because a DataLoader with persistent workers reuses one object in all epochs.
 
     Args:
-        planner, view: those of the shuffler.
-        prepare: returns what to exchange of this rank's rows, None once its loader has ended.
-        faster: remedies for slow planning, if counting rows takes longer than placing them, and if not.
-        device: of the steps, which becomes the planning thread's current one; None for the caller's.
+        planner, view: the shuffler's planner and its `view` method.
+        prepare: function that turns this rank's rows (None after the end) and a plan into rows to exchange.
+        faster: remedies for slow planning: the first if counting takes longer than placing, else the second.
+        device: device of the steps, made current in the planning thread. None means the caller's device.
 
     Attributes:
-        failure: error of this rank in a step that was handed out, for all ranks to raise with the next plan.
+        failure: this rank's error in a step that was handed out. All ranks raise it with the next plan.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class PlanAhead:
         self._this_rank_ended = False
         self._planned: deque[tuple[Iterator[Any], LoadedBatch | None, Future[Step | None]]] = deque()
         self._handed_out_at = time.perf_counter()
-        self._loading = 0.0  # seconds of this call
+        self._loading = 0.0  # seconds in this call
         self.failure: Exception | None = None
 
     def next_step(self, loader: Iterator[Any], mode: Any = None) -> Step | None:
-        """Returns the next step; None once when the loaders of all ranks have ended.
+        """Returns the next step, or a single None when the loaders of all ranks have ended.
 
         Args:
-            loader: of this rank's batches.
-            mode: a note on the steps whose batches this call loads.
+            loader: iterator over this rank's batches.
+            mode: value for `Step.mode` of the steps whose batches this call loads.
 
         Raises:
-            Exception: the error of any rank's loader, or of planning; on every rank. The batches of its step
-                are lost on all ranks. The next call goes on with those that follow.
+            Exception: loading failed on any rank, or planning failed. Every rank raises the error, and loses
+                its batch of that step. The next call continues with the batches that follow.
         """
         busy_seconds = time.perf_counter() - self._handed_out_at
         if loader is not self._loader:
@@ -112,7 +112,7 @@ class PlanAhead:
                 if planned.done() and planned.exception() is not None:
                     self._planned.popleft()
                 elif isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-                    self.failure = error  # torch raises it wherever a worker's death finds this rank
+                    self.failure = error  # torch raises it from a signal handler, at any time
                     continue
                 raise
             self._planned.popleft()
@@ -124,15 +124,15 @@ class PlanAhead:
                 after_end, self._planned = self._planned, deque()
                 try:
                     for *_, planned in after_end:
-                        planned.result()  # may have what a rank found in its last step
+                        planned.result()  # may raise an error of a rank's last step
                 finally:
-                    self._forget()  # once no plan is on its way
+                    self._forget()  # only after the last plan has ended
                 return None
 
     def _warn_if_slow(self, busy_seconds: float) -> None:
-        """Warns once, on rank 0, if planning takes longer than a step; times serve nothing else.
+        """Warns once, on rank 0, if planning takes longer than a step. The times have no other use.
 
-        By medians, with `busy_seconds` from one call of `next_step` to the other.
+        Compares medians. `busy_seconds` is the time from one hand-out to the next call of `next_step`.
         """
         if not self._warns_if_slow:
             return
@@ -144,8 +144,8 @@ class PlanAhead:
         if counting + placing > busy:
             self._warns_if_slow = False
             logger.warning(
-                f"planning takes {counting + placing:.1f} ms per step, and a step that should hide it "
-                f"{busy:.1f} ms: every step waits for its plan; "
+                f"planning takes {counting + placing:.1f} ms per step, but a step, which should hide "
+                f"it, only {busy:.1f} ms: every step waits for its plan; "
                 f"{self._faster[0 if counting > placing else 1]}"
             )
 
@@ -155,12 +155,12 @@ class PlanAhead:
         return any(loaded is not None for _, loaded, _ in self._planned)
 
     def drop(self) -> None:
-        """Drops batches that were loaded and not handed out; all ranks have to in the same place.
+        """Drops batches that were loaded but not handed out. All ranks must call it at the same point.
 
-        Nothing of them is left: an error of loading or planning one is only logged.
+        An error in loading or planning a dropped batch is only logged.
         """
         for *_, planned in self._planned:
-            error = planned.exception()  # waits for the plan, in which other ranks wait for this one
+            error = planned.exception()  # waits for the plan, because other ranks need this one in it
             if error is not None and raised_on(error) is None:
                 logger.warning(f"a batch that is dropped had failed: {type(error).__name__}: {error}")
         self._planned.clear()
@@ -171,7 +171,7 @@ class PlanAhead:
         self._planner.release(self._thread.ident)
 
     def _load(self, loader: Iterator[Any]) -> tuple[LoadedBatch | None, Exception | None]:
-        """Returns the next batch, None after the end; and the error of loading."""
+        """Returns the next batch (None after the end), and the error if loading failed."""
         if self._this_rank_ended:  # some loaders hang if asked again after their end
             return None, None
         try:
@@ -181,8 +181,8 @@ class PlanAhead:
                 self._loading += time.perf_counter() - start
                 if batch is None:
                     raise TypeError(
-                        "a loader gave None for a batch; one that has ended raises StopIteration, and one "
-                        "without rows for a step goes on to its next batch"
+                        "a loader gave None for a batch; a loader that has ended must raise StopIteration, "
+                        "and one that has no rows for a step must go on to its next batch"
                     )
                 self._this_rank_ended = batch is _ENDED
                 if batch is _ENDED:
@@ -194,34 +194,34 @@ class PlanAhead:
                 if loaded.on_host is not loaded.rows and self._planner.ranks.rank == 0:
                     _warn_of_device_batches()
                 return loaded, None
-        except Exception as error:  # the other ranks are told when this step is planned
+        except Exception as error:  # planning this step tells the other ranks
             return None, error
 
     def _plan(self, loaded: LoadedBatch | None, failure: Exception | None, mode: Any) -> Step | None:
-        """Plans a step, in the planning thread; None if no rank has loaded a batch. Collective."""
+        """Plans a step, in the planning thread. Returns None if no rank has loaded a batch. Collective."""
         self._planner.reserve()
         if failure is None:
             failure, self.failure = self.failure, None
         plan = self._planner.plan(None if loaded is None else loaded.on_host, failure)
         if not plan.whole.has_batch:
             return None
-        rows = None if loaded is None else loaded.rows  # what came on the device stays there
+        rows = None if loaded is None else loaded.rows  # rows that were loaded on the device stay there
         return Step(self._prepare(rows, plan), plan, mode)
 
 
 @functools.cache
 def _warn_of_device_batches() -> None:
-    """Warns once per process, however many loops there are."""
+    """Warns once per process, even if it runs several loops."""
     logger.warning(
-        "the loader gives batches on the device: each is copied back to plan with, which waits for the "
-        "device. Give batches on the host, pinned, for planning to cost the step nothing"
+        "the loader gives batches on the device: planning copies each to the host, and waits for the device. "
+        "Give batches in pinned host memory, so that planning costs the step nothing"
     )
 
 
 class _Thread:
-    """Runs functions one after another; ends when nothing refers to it, or by `_end_threads`.
+    """Runs functions one after another. Ends when nothing refers to it, or when `_end_threads` ends it.
 
-    A daemon, unlike those of concurrent.futures: at exit, it may wait for a collective that others have left.
+    It is a daemon, unlike threads of concurrent.futures, because at exit it may wait for ranks that left.
     """
 
     def __init__(self, device: torch.device | None) -> None:
@@ -245,9 +245,9 @@ _jobs_of: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Any]] = 
 
 @atexit.register
 def _end_threads() -> None:
-    """Ends the threads before the interpreter ends.
+    """Ends the threads before the interpreter shuts down.
 
-    Until 3.14, Python unwinds the stack of a daemon thread that comes back from C++ after that, and the
+    Before 3.14, Python unwinds the stack of a daemon thread that returns from C++ during shutdown, and the
     process aborts with "terminate called without an active exception".
     """
     threads = list(_jobs_of.items())
@@ -255,7 +255,7 @@ def _end_threads() -> None:
         jobs.put(None)
     for thread, _ in threads:
         thread.join(_PATIENCE_S)
-    if any(thread.is_alive() for thread, _ in threads):  # one waits for a rank that has failed, or left
+    if any(thread.is_alive() for thread, _ in threads):  # one waits for a rank that has failed or left
         close_connections()
         until = time.monotonic() + _PATIENCE_TO_COUNT_S
         for thread, _ in threads:
@@ -264,17 +264,17 @@ def _end_threads() -> None:
 
 def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:
     if device is not None and device.type == "cuda":
-        torch.cuda.set_device(device)  # each thread has a current device of its own
+        torch.cuda.set_device(device)  # each thread has its own current device
     while (job := jobs.get()) is not None:
         future, function, arguments = job
         try:
             with named_range("## plan ##"):
                 future.set_result(function(*arguments))
-        except StopIteration as error:  # from `result`, it would look like the end of the data
+        except StopIteration as error:  # if `result` raised it, it would look like the end of the data
             failure = RuntimeError(f"planning raised {error!r}")
             failure.__cause__ = error
             future.set_exception(failure)
             del failure
         except BaseException as error:
             future.set_exception(error)
-        del job, future, function, arguments  # else they would live until the next job comes
+        del job, future, function, arguments  # otherwise, they would live until the next job

@@ -1,4 +1,4 @@
-"""Gathers what every rank must know of every row before it can plan, in one collective."""
+"""The planning gather: one collective that tells every rank about the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .row_table import RowTable
 
 logger = logging.getLogger(__name__)
 _OK, _NO_BATCH, _FAILED = range(3)
-# What a rank gathers begins with its status, its rows and real rows. Then come the lengths of its padding,
-# its posts, and the rows.
+# A rank's message starts with its status and its numbers of rows and real rows. The lengths of its padding,
+# its posts, and its rows follow.
 _HEADER, _NUM_ROWS, _NUM_REAL = 3, 1, 2
 
 # The rows of this rank's batch, their format, and the batch.
@@ -29,17 +29,17 @@ View = Callable[[Any], Rows]
 
 
 class PlanGather:
-    """Gathers row tables over a group; a failure on one rank is raised on all of them.
+    """Gathers row tables over a group, and raises a failure of one rank on all of them.
 
-    The first call agrees on the format, and on the number of rows that a gather carries per rank. Every later
-    one is a single all-gather of equal sizes. If a rank has more rows than any before, all ranks see that and
-    gather once more. While some ranks have no batch, two more bring them what the samples of others share.
+    In the first call, ranks agree on the format, and on the number of rows that a gather carries per rank.
+    Every later call is a single all-gather of equal sizes. If a rank has more rows, all ranks raise that
+    number and gather again. While some ranks have no batch, a gather and a broadcast renew the row they run.
 
     Args:
-        channel, agrees: connect the ranks whose rows are gathered, and those that agree on the format: the
-            same, or all ranks of the job.
-        extensions, view: those of the shuffler.
-        moves: whether samples leave this rank.
+        channel, agrees: channels of the ranks whose rows are gathered, and of the ranks that agree on the
+            format, which are the same or all ranks of the job.
+        extensions, view: the shuffler's extensions and its `view` method.
+        moves: whether samples may leave this rank.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class PlanGather:
     def gather(
         self, counted: Counted | None, failure: Exception | None, post: np.ndarray
     ) -> tuple[RowTable, np.ndarray]:
-        """Gathers the rows of all ranks. Collective, also for ranks without a batch.
+        """Gathers the rows of all ranks. Collective, even for ranks without a batch.
 
         Args:
-            counted: this rank's rows; None if its loader has ended, or `failure` kept it from counting.
-            post: int64 `[numbers]` for the other ranks.
+            counted: this rank's rows. None means that its loader has ended, or that it has a `failure`.
+            post: numbers for the other ranks, int64 `[numbers]`.
 
         Returns:
-            The rows of all ranks; and what each rank posted, int64 `[ranks, numbers]`.
+            The rows of all ranks, and the posts of all ranks, int64 `[ranks, numbers]`.
 
         Raises:
-            ValueError: batches of different ranks or steps differ in their fields.
-            Exception: the failure of the first rank that has one, on every rank.
+            ValueError: the formats of batches differ between ranks or steps.
+            Exception: the failure of the first rank that has one. Every rank raises it.
         """
         if self.format is None:
             self._agree(counted, failure, len(post))
@@ -81,7 +81,7 @@ class PlanGather:
             if counted is not None:
                 rank = self._channel.ranks[self._channel.rank]
                 expected.check_same(None, rank, counted[1])
-                if expected.batch_type is None:  # others had the first batch
+                if expected.batch_type is None:  # only other ranks had a first batch
                     self.format = expected = replace(expected, batch_type=type(counted[2].batch))
                 status = _OK
         except Exception as error:
@@ -106,15 +106,15 @@ class PlanGather:
         return expected.decode(real, per_rank), posted.copy()
 
     def _renew_padding(self, sender: int, counted: Counted | None) -> None:
-        """Takes the padding of a rank that has a batch; collective.
+        """Replaces the padding row with one from rank `sender`, which has a batch. Collective.
 
-        Its numbers and texts, and tensors that all samples share, may have changed since the first step.
+        Since the first step, numbers and texts in batches, and tensors that samples share, may have changed.
         """
         pickled = None
         if counted is not None and self._channel.rank == sender:
             try:
                 pickled = to_bytes(self._padding_of(counted).batch)
-            except Exception as error:  # others wait
+            except Exception as error:  # not raised, because others wait
                 _warn_of_old_padding(f"{type(error).__name__}: {error}")
         pickled = self._channel.broadcast(pickled, sender)
         if pickled is not None and self.format is not None:
@@ -122,7 +122,7 @@ class PlanGather:
             self.format = replace(self.format, padding=padding)
 
     def _encode(self, counted: Counted | None, status: int, expected: Format, post: np.ndarray) -> np.ndarray:
-        """Returns this rank's part; without the rows if they are too many, which the header tells."""
+        """Returns this rank's message. It leaves out the rows themselves if they exceed the capacity."""
         before_post = _HEADER + expected.schema.num_keys
         header = before_post + len(post)
         encoded = np.zeros(header + self._capacity * expected.width, dtype=np.int64)
@@ -138,7 +138,7 @@ class PlanGather:
         return encoded
 
     def _agree(self, counted: Counted | None, failure: Exception | None, num_posted: int) -> None:
-        """Sets `format`, unless no rank has a batch."""
+        """Agrees on the format with all ranks, and sets `format` unless no rank has a batch. Collective."""
         mine, padding, pinned, num_rows = None, None, False, 0
         if counted is not None:
             try:
@@ -165,7 +165,7 @@ class PlanGather:
         ranks = [rank for rank, of_rank in enumerate(formats) if of_rank is not None]
         if not ranks:
             return
-        ranks.sort(key=lambda rank: formats[rank].lists is None)  # the first knows lists, if one does
+        ranks.sort(key=lambda rank: formats[rank].lists is None)  # a rank that knows its lists comes first
         first: Format = formats[ranks[0]]
         for rank in ranks:
             first.check_same(names[ranks[0]], names[rank], formats[rank])
@@ -181,14 +181,14 @@ class PlanGather:
         self.format = replace(first, padding=padding, pinned=pinned, batch_type=batch_type)
 
     def _padding_of(self, counted: Counted) -> Rows:
-        """Returns a row of padding, or else a copy of the row with fewest elements; on the host."""
+        """Returns a padding row, or else a copy of the row with the fewest elements, on the host."""
         rows, _, batch = counted
         on_host, none = batch.on_host(), np.zeros(0, dtype=np.int64)
         row = none if batch.pads else rows.key_lengths.sum(1).argmin(keepdims=True)
         return self._view(on_host.select([on_host.packed()], row, 1))
 
     def _with_real_row(self, padding: Rows, agreed: Format) -> Rows:
-        """Returns padding with the row that ranks copy: the same on all of them, and in all steps."""
+        """Returns `padding`. If batches do not pad, its fields become those of the real row agreed on."""
         if agreed.pads:
             return padding
         return self._view(padding.replaced(dict(agreed.real_row), 1, 1).batch)
@@ -196,15 +196,15 @@ class PlanGather:
 
 @functools.cache
 def _warn_of_old_padding(reason: str) -> None:
-    """Warns once for each reason."""
+    """Warns once per reason."""
     logger.warning(
         "ranks without a batch compute samples with the numbers and texts of an earlier step, because those "
-        f"of this one cannot be sent: {reason}"
+        f"of this step cannot be sent: {reason}"
     )
 
 
 def _warn_of_shared(hashes: Sequence[Mapping[str, int]]) -> None:
-    """Warns of tensors that are declared as shared, by path, and differ between ranks."""
+    """Warns of tensors that are declared as shared but differ between ranks; `hashes` are each rank's."""
     paths = dict.fromkeys(path for of_rank in hashes for path in of_rank)
     if differ := [path for path in paths if len({of_rank.get(path) for of_rank in hashes}) > 1]:
         logger.warning(

@@ -1,4 +1,4 @@
-"""Plans: gathers what ranks loaded, places it, and makes the same plan on every rank."""
+"""The planner: gathers the rows of all ranks, places them, and makes the same plan on every rank."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from .row_table import RowTable
 from .shuffle_plan import JobStep, ShufflePlan, sum_loss_tokens
 from .shuffler_settings import ShufflerSettings
 
-# What a rank tells all ranks of the job, before its posts: whether it failed, whether a rank that exchanges
-# with it has a batch, rows that it computes, parts that each rank runs; and bits of its loss tokens, its load
-# before and after.
+# Columns of a rank's message to the whole job, before its posts: whether the rank failed, whether any rank of
+# its group has a batch, the rows that it computes, and its micro-batches. The bits of its loss tokens, and of
+# its load before and after, follow.
 _FAILED, _HAS_BATCH, _PLACED, _PARTS, _LOSS_TOKENS, _BEFORE, _AFTER, _WIDTH = range(8)
 
 
 class Planner:
-    """Makes the plans of the ranks that exchange.
+    """Makes the plans of the ranks that exchange samples.
 
-    A plan takes one all-gather of host numbers, see `PlanGather`; with a `job` a second one, of a few numbers
-    per rank. Construction is collective, before the extensions' `setup`.
+    A plan takes one all-gather of host numbers; see `PlanGather`. With a `job`, a second all-gather carries a
+    few numbers per rank. Construction is collective, and comes before the extensions' `setup`.
 
     Args:
-        group: ranks that exchange.
-        job: all ranks, which plan in step, and learn what concerns them; None if only `group` does.
+        group: ranks that exchange samples.
+        job: all ranks, if they plan in step and share a `JobStep`. None means that only the group does.
         exchanges: whether samples may leave this rank.
-        settings, extensions, cost, view: those of the shuffler.
-        count: function that counts the rows of a batch, and returns their format, too.
+        settings, extensions, cost, view: the shuffler's own.
+        count: function that returns the counted rows of a batch, and their format.
         whose: name of the shuffler's class, for messages.
 
     Attributes:
-        ranks: those that plan in step: of the job, or of the group.
-        seconds: that this rank counted and placed rows for the last plan, without the wait for others.
+        ranks: the ranks that plan in step, which are `job` or `group`.
+        seconds: seconds that this rank took to count, and to place, the last plan's rows, without waiting.
 
     Raises:
-        ValueError: ranks have different settings or extensions; on all ranks.
+        ValueError: ranks have different settings or extensions. All ranks raise it.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Planner:
         self.ranks, self._group = job or group, group
         self._extensions, self._cost = extensions, cost
         self._count, self._whose = count, whose
-        # Of several sets in a job, some may have a single rank, or be off.
+        # Within a job, `enabled` may differ: some groups may have a single rank, or be disabled.
         enabled = {} if job is not None else {"enabled": repr(exchanges)}
         _check_same_settings(self.ranks, settings, extensions, cost, enabled)
         channel = group.channel()
@@ -84,16 +84,16 @@ class Planner:
         return self._gather.format
 
     def reserve(self) -> None:
-        """Lets only the calling thread plan, until `release`: messages of several would interleave."""
+        """Lets only the calling thread plan until `release`, because threads' messages would interleave."""
         self._reserved_by = self._reserved_by or threading.get_ident()
 
     def release(self, ident: int | None) -> None:
-        """Lets any thread plan again, if the thread of this identity had reserved it."""
+        """Lets any thread plan again, if the thread with this identifier holds the reservation."""
         if self._reserved_by == ident:
             self._reserved_by = None
 
     def busy(self) -> RuntimeError | None:
-        """Returns the error of planning in this thread, while another plans for a pipeline or a loop."""
+        """Returns an error if another thread plans for a pipeline or a loop; None if this thread may plan."""
         if self._reserved_by in (None, threading.get_ident()):
             return None
         return RuntimeError(
@@ -105,8 +105,8 @@ class Planner:
         """Plans a step. Collective over the ranks that plan in step.
 
         Args:
-            batch: this rank's; None if its loader has ended. If all have, the plan has no rows.
-            failure: the error that kept this rank from loading it; raised on every rank.
+            batch: this rank's batch, or None after its loader's end. If all loaders ended, the plan is empty.
+            failure: the error that kept this rank from loading its batch. Every rank raises it.
         """
         if (error := self.busy()) is not None:
             raise error
@@ -121,7 +121,7 @@ class Planner:
         return self._share(self._job, plan, failure, {of.name: posts[of.name] for of in self._takers})
 
     def hand_out(self, plan: ShufflePlan) -> None:
-        """Gives extensions what all ranks posted with a plan, whose step is handed out."""
+        """Passes the posts of all ranks to the extensions, as the step of a plan is handed out."""
         posts = plan.rows.posts if plan.job is None else plan.job.posts
         for extension in self._takers:
             extension.take(posts[extension.name])
@@ -129,7 +129,7 @@ class Planner:
     def _plan(
         self, batch: Rows | None, failure: Exception | None, posts: dict[str, np.ndarray]
     ) -> ShufflePlan:
-        """Plans among the ranks that exchange; fills `posts` with what this rank's extensions post."""
+        """Plans among the ranks that exchange samples; fills `posts` with this rank's posts."""
         counted: Counted | None = None
         start = time.perf_counter()
         try:
@@ -156,7 +156,7 @@ class Planner:
                 plan = self._place(self._with_cost(rows))
             if self._cost is not None:
                 plan = plan.with_seconds(self._cost)
-        else:  # loaders ended: a run resumed here does not plan this
+        else:  # all loaders ended; a resumed run makes no such plan, so extensions skip it
             plan = place_at_home(rows)
         self.seconds = counting, time.perf_counter() - start
         return plan
@@ -168,21 +168,21 @@ class Planner:
         failure: Exception | None,
         posts: Mapping[str, np.ndarray],
     ) -> ShufflePlan:
-        """Returns the plan with what all ranks of the job know of its step, by one all-gather over them.
+        """Returns the plan with a `JobStep`, by one all-gather over all ranks of the job.
 
-        Without a plan, `failure` is why, which is raised on all ranks. They all have as many `posts`.
+        If there is no plan, `failure` is the reason, and all ranks raise it. All have equally many `posts`.
         """
         told = np.zeros(_WIDTH, dtype=np.int64)
         try:
             if plan is not None:
                 self._tell(plan, told)
-        except Exception as error:  # loss tokens that overflow
+        except Exception as error:  # such as loss tokens that overflow
             failure = error
         told[_FAILED] = failure is not None
         table = job.all_gather(np.append(told, _joined(posts)))
         if table[:, _FAILED].any():
             job.all_gather_objects(None, failure)
-        assert plan is not None  # or there was a failure
+        assert plan is not None  # otherwise, the failure has been raised
         columns = np.ascontiguousarray(table[:, :_WIDTH].T)
         step = JobStep(
             has_batch=bool(columns[_HAS_BATCH].any()),
@@ -195,12 +195,12 @@ class Planner:
         return replace(plan, num_parts=int(columns[_PARTS].max()), job=step)
 
     def _tell(self, plan: ShufflePlan, told: np.ndarray) -> None:
-        """Fills int64 `[_WIDTH]` with what this rank tells of a plan.
+        """Fills `told`, int64 `[_WIDTH]`, with this rank's numbers from a plan.
 
-        Loads are in one unit on all ranks, whatever costs those that exchange have learned.
+        Loads have the same unit on all ranks, even if groups have learned costs of their own.
         """
         rank, rows = self._group.rank, plan.rows
-        cost = self._cost if plan.has_batch else None  # without rows there may be other columns
+        cost = self._cost if plan.has_batch else None  # without rows, `work` may have other columns
         cost = cost or Cost.sum_of_columns(rows.work.shape[1])
         workloads = cost.of(rows.starts_sample, rows.tokens, rows.work)
         alike = replace(plan, rows=replace(rows, workloads=workloads))
@@ -209,13 +209,13 @@ class Planner:
         told[_BEFORE:].view(np.float64)[:] = alike.loads_before[rank], alike.loads[rank]
 
     def _with_cost(self, rows: RowTable) -> RowTable:
-        """Returns rows with the shuffler's cost, if it has one; raises on all ranks if that does not fit."""
+        """Returns rows with the shuffler's cost, if any. All ranks raise an error if it does not fit."""
         cost, columns = self._cost, rows.work.shape[1]
         if cost is None:
             return rows
         if cost.num_columns != columns:
             raise ValueError(
-                f"cost={cost} is of {cost.num_columns} columns of get_workloads, which returns {columns}; "
+                f"cost={cost} is for {cost.num_columns} columns of get_workloads, which returns {columns}; "
                 "calibrate this model"
             )
         return rows.with_cost(cost)
@@ -231,7 +231,7 @@ def _joined(posts: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _by_name(posted: np.ndarray, posts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns what all ranks posted by name, `[ranks, numbers]` each, from `_joined` posts of each rank."""
+    """Returns the posts of all ranks by name, `[ranks, numbers]` each, from each rank's `_joined` posts."""
     ends = np.cumsum([len(numbers) for numbers in posts.values()], dtype=np.int64)
     return dict(zip(posts, np.split(posted, ends, axis=1), strict=False))
 
@@ -243,7 +243,7 @@ def _check_same_settings(
     cost: Cost | None,
     others: Mapping[str, str],
 ) -> None:
-    """Compares settings before extensions' `setup`, whose collectives would wait for ranks without them."""
+    """Checks that ranks agree on settings, before an extension's `setup` waits for ranks that lack it."""
     described = {
         **others,
         "extensions": repr([extension.name for extension in extensions]),
@@ -256,6 +256,6 @@ def _check_same_settings(
         for name, expected in gathered[0].items():
             if others.get(name) != expected:
                 raise ValueError(
-                    f"rank {rank}'s shuffler has {name}={others.get(name)}, that of rank {ranks.ranks[0]} "
+                    f"rank {rank}'s shuffler has {name}={others.get(name)}, but rank {ranks.ranks[0]}'s has "
                     f"{expected}; all ranks need the same settings"
                 )

@@ -1,12 +1,12 @@
-"""The ranks that balance together, and the groups and channels that they plan and exchange over.
+"""The ranks that balance together, with the process groups and channels that they communicate over.
 
 All shufflers, pipelines, logs and checkpoints of a process share one gloo group and one exchange group per
 set of ranks. A gloo group of N ranks holds N + 3 descriptors and 3 threads, and an NCCL communicator holds
-device memory. In the gloo group, each user has a `Channel`.
+device memory. Each user of the gloo group has its own `Channel`.
 
-The main thread launches every exchange and unshuffle, and TorchRec's collectives of a forward. Autograd's
-thread launches those of a backward, while the main thread waits for it. So all ranks launch in one order.
-With NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26 or later) the device keeps to it, too.
+The main thread launches every exchange and unshuffle, and TorchRec's forward collectives. Autograd's thread
+launches the backward collectives, while the main thread waits for it. So all ranks launch in one order. With
+NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26 or later), the device follows this order, too.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .channel import Channel, Ranks, note_if_lost
 from .slow_start import show_if_slow
 
 logger = logging.getLogger(__name__)
-_NEVER_SENT = 2**31 - 1  # a tag that no channel has
-# How long ranks wait for the others. A job's own timeout is many minutes, and names nobody.
+_NEVER_SENT = 2**31 - 1  # a tag that no channel uses
+# Seconds that ranks wait for one another. The job's own timeout is many minutes, and names no rank.
 PATIENCE_S = 60.0
 
-Uses = Collection[str]  # what process groups are for
-# The ranks of a rank's set: None for all, and none if it was given a group without itself. What it uses the
-# set for, and the process groups that it has counted.
+Uses = Collection[str]  # purposes of process groups, such as "exchange"
+# The ranks of a rank's set (None for all ranks, empty if its process group excludes it), the uses of the set,
+# and the number of process groups that torch has counted on this rank.
 _Post = tuple[Ranks | None, Uses, int]
 
 _TOGETHER = (
@@ -47,21 +47,21 @@ _TOGETHER = (
     "dist.new_subgroups_by_enumeration([[0, 1], [2]]), because an identity shuffler takes no part"
 )
 _OF_ALL = "making one for all ranks, or a pipeline, is collective over them"
-_IF_LATE = "If they are only late, have all ranks wait for them before, as in dist.barrier()"
+_IF_LATE = "If they are only late, have all ranks wait for them first, as in dist.barrier()"
 
 
 class RankGroup:
-    """Ranks that balance together; made by `of` and `alone`.
+    """Ranks that balance together. `of` and `alone` return one.
 
     Attributes:
         ranks: ascending ranks of the job in the group.
-        rank: this process's place among them.
-        control: gloo, for channels; None for a single rank. Only checkpoints run collectives on it, and
-            exchanges on the host of a job on GPUs.
-        hosts: names of the hosts of all its ranks.
-        ranks_per_node: consecutive ranks of the group that each node has, of which the last may have fewer;
-            None if nodes do not matter, as on one machine, or have other numbers of ranks.
-        wait_seconds: host time that this rank has waited for others within forward and backward.
+        rank: this process's index in `ranks`.
+        control: gloo process group for channels. None means a single rank. Collectives run on it only for
+            checkpoints, and for host exchanges in a GPU job.
+        hosts: host name of each rank.
+        ranks_per_node: number of consecutive ranks on each node. The last node may have fewer. None means
+            that nodes do not matter, as on one machine, or that they are uneven.
+        wait_seconds: host time that this rank has waited for other ranks in forward and backward.
     """
 
     def __init__(self, ranks: tuple[int, ...], rank: int, control: dist.ProcessGroup | None = None) -> None:
@@ -77,16 +77,16 @@ class RankGroup:
     def of(process_group: dist.ProcessGroup | None = None, uses: Sequence[str] = ()) -> RankGroup:
         """Returns the group of the ranks of `process_group`, or of all ranks. Collective over the job.
 
-        All ranks call it at the same time, each with its own `process_group`. Without uses, a group of all
-        ranks that has been made is there at once.
+        All ranks call it at the same time, each with its own `process_group`. Once the group of all ranks
+        exists, a call for it without uses returns it without communication.
 
         Args:
-            process_group: has this rank; None for all ranks.
-            uses: what `group_for` gets process groups for.
+            process_group: process group that includes this rank. None means all ranks.
+            uses: names of the uses that `group_for` will return process groups for.
 
         Raises:
-            ValueError: a rank is not in its `process_group`, or the ranks of one name another; on all ranks.
-            RuntimeError: ranks have not come within a minute; on the others, and on those that come later.
+            ValueError: a rank is not in its `process_group`, or ranks disagree on groups. All ranks raise it.
+            RuntimeError: some ranks have not called `of` within a minute. All ranks that do so raise it.
         """
         warn_of_untried()
         if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -97,42 +97,42 @@ class RankGroup:
 
     @staticmethod
     def alone() -> RankGroup:
-        """Returns the group of this rank only: nothing to communicate."""
+        """Returns a group of only this rank, which never communicates."""
         return RankGroup(ranks=(dist.get_rank() if dist.is_initialized() else 0,), rank=0)
 
     def add_group(self, use: str, group: dist.ProcessGroup) -> None:
-        """Takes a process group of these ranks for a use, and connects them. Collective over them."""
+        """Adds a process group of these ranks for a use, and connects them. Collective over the group."""
         device = job_device()
         if device.type == "cuda":
             _warn_of_launch_order()
         self._groups[use] = group
-        # NCCL would connect them in the first step.
+        # This all-to-all connects the ranks. Without it, NCCL would do so in the first step.
         nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
         dist.all_to_all_single(torch.empty_like(nothing), nothing, group=group)
 
     @property
     def num_ranks(self) -> int:
-        """Ranks in the group."""
+        """Number of ranks in the group."""
         return len(self.ranks)
 
     def channel(self) -> Channel:
         """Makes a channel that nothing else uses. Collective over the group."""
-        # A rank may have made one that failed on others.
+        # Tags may differ, because a rank may have made a channel that failed on other ranks.
         self._last_tag = int(self._base.all_gather(np.array([self._last_tag + 1])).max())
         return Channel(self.rank, self.ranks, self.control, self._last_tag)
 
     def all_gather_objects(self, value: Any, failure: Exception | None = None) -> list[Any]:
-        """Gathers anything that pickles, while something is constructed; as `Channel` does."""
+        """Gathers values as `Channel.all_gather_objects` does, for use in constructors."""
         return self._base.all_gather_objects(value, failure)
 
     def group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
         """Returns the process group of these ranks for one use, such as "exchange", on a device.
 
-        On the host of a job on GPUs, it is that for planning. On GPUs, what runs on another stream needs
-        another use, or it would wait for the exchange of a later step.
+        For the host, in a job on GPUs, it is the planning group. On GPUs, collectives on another stream need
+        a use of their own, or they would wait for the exchange of a later step.
 
         Raises:
-            KeyError: `of` was not asked for this use.
+            KeyError: `of` was not called with this use.
         """
         if device.type == "cpu" and job_device().type != "cpu":
             assert self.control is not None
@@ -144,7 +144,7 @@ class RankGroup:
 
 @functools.cache
 def _warn_of_launch_order() -> None:
-    """Warns once per process."""
+    """Warns once per process if NCCL's launch order is not fixed."""
     if os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") != "1" and dist.get_rank() == 0:
         logger.warning(
             "the exchange adds a communicator to the device, and NCCL_LAUNCH_ORDER_IMPLICIT is not 1. Set it "
@@ -153,14 +153,14 @@ def _warn_of_launch_order() -> None:
 
 
 def close_connections() -> None:
-    """Closes this rank's connections for planning; threads that wait for a message there get an error.
+    """Closes this rank's connections for planning, which raises an error in threads that wait on them.
 
-    A receive that times out makes gloo do so. Its `abort` and `shutdown` do nothing.
+    gloo closes its connections when a receive times out. Its `abort` and `shutdown` do nothing.
     """
     for group in [] if _job is None else _job.groups.values():
         next_rank, control = (group.rank + 1) % group.num_ranks, group.control
         assert control is not None
-        with suppress(RuntimeError):  # it timed out
+        with suppress(RuntimeError):  # the receive timed out
             control.recv([torch.empty(1, device="cpu")], next_rank, _NEVER_SENT).wait(
                 timedelta(milliseconds=1)
             )
@@ -169,7 +169,7 @@ def close_connections() -> None:
 def job_device() -> torch.device:
     """Returns the device on which the job's default group communicates: this rank's GPU if it has NCCL.
 
-    The host without a job.
+    Otherwise, or without a job, this is the host.
     """
     has_gpus = dist.is_initialized() and torch.cuda.is_available()
     if not has_gpus or job_backend(torch.device("cuda")) != "nccl":
@@ -179,19 +179,19 @@ def job_device() -> torch.device:
 
 
 def job_backend(device: torch.device) -> str:
-    """Returns the backend of the job's default group on a device; if it has none, the usual one."""
+    """Returns the backend of the job's default group for a device, or else torch's default for the device."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
     return backends.get(device.type) or dist.get_default_backend_for_device(device)
 
 
 def job_timeout(backend: str) -> timedelta | None:
-    """Returns the timeout that the job's default group was started with, on the device of a backend, or on
-    another; None if torch does not tell."""
+    """Returns the timeout that the job's default group was started with: that of this backend, or else of the
+    group's other backend. None means that torch does not tell."""
     job: Any = dist.group.WORLD
     for device in ("cpu", "cuda") if backend == "gloo" else ("cuda", "cpu"):
         try:
             timeout = job._get_backend(torch.device(device)).options._timeout
-            # NCCL's default is shorter than gloo's, and checkpoints are written over gloo.
+            # NCCL's default is shorter than gloo's, and may be too short for writing checkpoints over gloo.
             return max(timeout, default_pg_timeout) if backend == "gloo" and device == "cuda" else timeout
         except (RuntimeError, AttributeError):  # no such backend, or one without options
             continue
@@ -199,34 +199,34 @@ def job_timeout(backend: str) -> timedelta | None:
 
 
 def ranks_per_node(nodes: list[str]) -> int | None:
-    """Returns the consecutive ranks per node, from each rank's node; None if nodes do not matter."""
+    """Returns the number of consecutive ranks per node, given each rank's node; see `RankGroup`."""
     size = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), len(nodes))
     even = nodes == [node for node in dict.fromkeys(nodes) for _ in range(size)][: len(nodes)]
     return size if even and 1 < size < len(nodes) else None
 
 
 class _Job:
-    """The groups of the job that this process is in. All ranks make the same ones, in the same order.
+    """The groups of this process's job. All ranks make the same groups, in the same order.
 
-    Torch names a group after a count of groups that each rank keeps. So ranks that are not in a group take
-    part, too, or a later one would have another name on them.
+    Torch names a group after a count of groups that each rank keeps. So ranks outside a group take part in
+    making it. Otherwise, later groups would have different names on different ranks.
 
     Attributes:
         world: the job's default group.
-        groups: of more than one rank, with this one.
+        groups: the groups that include this rank and others, by their ranks.
     """
 
     def __init__(self, world: dist.ProcessGroup | None) -> None:
         self.world = world
-        # A store may outlive a job, and other ranks may have had other jobs with other stores.
+        # Counts this rank's jobs on this store: a store may outlive a job, and ranks may have had other jobs.
         store = dist.distributed_c10d._get_default_store()
         self._number = store.add(f"workload_balancer/jobs_{dist.get_rank()}", 1)
         self._agreements = itertools.count()
         self.groups: dict[Ranks, RankGroup] = {}
-        self._made: set[tuple[Ranks, str]] = set()  # sets, of all ranks, and what each is connected for
+        self._made: set[tuple[Ranks, str]] = set()  # connected sets of all ranks, each with a use
 
     def group(self, ranks: Ranks, uses: Uses) -> RankGroup:
-        """Returns the group of a set, connected for these uses; collective, as `RankGroup.of`."""
+        """Returns the group of a set, connected for these uses. Collective, as `RankGroup.of` is."""
         is_there = len(ranks) == dist.get_world_size() and ranks in self.groups
         if uses or not is_there:
             with show_if_slow("waiting for all ranks to make a shuffler"), note_if_lost():
@@ -236,7 +236,7 @@ class _Job:
         return self.groups[ranks] if len(ranks) > 1 else RankGroup.alone()
 
     def _connect(self, ranks: Ranks, uses: Uses) -> None:
-        """Connects ranks for planning and for uses, where they are not. Collective over the job."""
+        """Connects ranks for planning and for uses, unless they already are. Collective over the job."""
         rank = dist.get_rank()
         for use in ("planning", *uses):
             if (ranks, use) in self._made:
@@ -256,20 +256,20 @@ _job: _Job | None = None
 
 def _this_job() -> _Job:
     global _job
-    if _job is None or _job.world is not dist.group.WORLD:  # the process may have left another
+    if _job is None or _job.world is not dist.group.WORLD:  # the process may have left an earlier job
         _job = _Job(dist.group.WORLD)
     return _job
 
 
 def agree_on_sets(agreement: str, ranks: Ranks, uses: Uses) -> list[tuple[Ranks, Uses]]:
-    """Returns the sets of more than one rank, ascending, with what any of their ranks uses.
+    """Returns the sets of more than one rank, ascending, each with the uses that any of its ranks names.
 
-    Collective over the job, by a few messages to its store, in the agreement of this name. `ranks` are
-    those of this rank's set, ascending; none if it was given a group without itself.
+    Collective over the job, by a few messages to its store under the name `agreement`. `ranks` are the
+    ascending ranks of this rank's set, or empty if its process group excludes it.
 
     Raises:
-        ValueError: a rank was given a group without itself, or the ranks of a set name another; on all ranks.
-        RuntimeError: ranks have not come `PATIENCE_S` after another; on that one and all that come.
+        ValueError: a process group excludes its rank, or ranks disagree on groups. All ranks raise it.
+        RuntimeError: ranks have not arrived `PATIENCE_S` seconds after another. All that arrive raise it.
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     job_store = dist.distributed_c10d._get_default_store()
@@ -282,9 +282,9 @@ def agree_on_sets(agreement: str, ranks: Ranks, uses: Uses) -> list[tuple[Ranks,
         _end(store, _find_sets([pickle.loads(each) for each in store.multi_get(posts)]))
     try:
         store.wait(["end"], timedelta(seconds=PATIENCE_S))
-    except RuntimeError:  # each kind of store has an error of its own
+    except RuntimeError:  # each kind of store raises its own error
         late = [of for of in range(num_ranks) if not store.check([posts[of]])]
-        if late:  # else the last one has come just now
+        if late:  # otherwise, the last rank has just arrived
             who = f"{ranks_text(late)} {'has' if len(late) == 1 else 'have'}"
             why = f"{_OF_ALL if of_all else _TOGETHER}. {_IF_LATE}"
             _end(store, RuntimeError(f"{who} not made a shuffler within {PATIENCE_S:g} s: {why}"))
@@ -295,13 +295,13 @@ def agree_on_sets(agreement: str, ranks: Ranks, uses: Uses) -> list[tuple[Ranks,
 
 
 def _end(store: Any, end: list[tuple[Ranks, Uses]] | Exception) -> None:
-    """Ends a meeting, unless another rank has: all ranks go on with the same."""
+    """Publishes the result of an agreement, unless another rank has, so that all ranks get the same one."""
     if store.add("ended", 1) == 1:
         store.set("end", pickle.dumps(end))
 
 
 def _find_sets(posts: Sequence[_Post]) -> list[tuple[Ranks, Uses]] | Exception:
-    """Returns the sets, and what they are for, from the posts by rank; or what is wrong with them."""
+    """Returns the sets and their uses from the posts of all ranks, or an error if the posts conflict."""
     everyone = tuple(range(len(posts)))
     members: dict[Ranks, list[int]] = {}
     uses: dict[Ranks, set[str]] = {}

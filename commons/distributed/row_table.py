@@ -1,4 +1,4 @@
-"""The rows of one step as numbers: all that planning knows of them."""
+"""The rows of one step as numbers, which are all that planning knows about them."""
 
 from __future__ import annotations
 
@@ -14,35 +14,33 @@ from ..perf_model.cost import Cost
 
 @dataclass(frozen=True, eq=False)
 class RowTable:
-    """The rows that ranks loaded for one step, a column for each thing that is known of them.
+    """The rows that ranks loaded for one step, as arrays of numbers.
 
-    Rows are numbered over the ranks: the real rows of rank 0's batch, then those of rank 1's, and so on. A
-    row is a whole sample, or a piece of one; pieces of a sample follow one another.
+    Rows are numbered across ranks: the real rows of rank 0's batch, then those of rank 1's, and so on. A row
+    is a whole sample, or a piece of one. The pieces of a sample follow one another.
 
-    Arrays are read-only here: views of those that were given.
+    Arrays are read-only views of the given arrays.
 
     Attributes:
-        batch_sizes: int64 `[ranks]`, rows that each rank brings, padding included; 0 where it has no batch.
-        num_loaded: int64 `[ranks]`, real rows that each rank brings.
-        workloads: int64 `[rows]`, the cost of each.
-        tokens: int64 `[rows]`.
-        loss_tokens: int64 `[rows]`, or float64 where they are weights.
+        batch_sizes: int64 `[ranks]`, rows of each rank's batch, padding included; 0 for a rank without one.
+        num_loaded: int64 `[ranks]`, real rows of each rank's batch.
+        workloads: int64 `[rows]`, cost of each row.
+        tokens: int64 `[rows]`, tokens of each row.
+        loss_tokens: int64 `[rows]`, loss tokens of each row; float64 if they are weights.
         key_lengths: int64 `[rows, keys]`, lengths of every key of every jagged field.
-        sample_bytes: int64 `[rows]`, bytes of a row: its values, and its lengths in the planning gather.
-        row_counts: int64 `[rows, names]`, what `BaseBatch.row_counts` says of each.
-        padding_lengths: int64 `[ranks, keys]`, sums of the lengths in each rank's padding rows; None for
-            zeros.
-        work: int64 `[rows, columns]`, what `get_workloads` says of each; None for `workloads`.
-        starts_sample: bool `[rows]`, False for the second and later pieces of a sample; None if there are
-            none.
-        columns: `[rows, ...]` each, what extensions know of the rows, by name. A partitioner gets those that
+        sample_bytes: int64 `[rows]`, bytes of each row: its values, and its lengths in the planning gather.
+        row_counts: int64 `[rows, names]`, each row's `BaseBatch.row_counts`.
+        padding_lengths: int64 `[ranks, keys]`, summed lengths of each rank's padding rows. None means 0.
+        work: int64 `[rows, columns]`, columns of `get_workloads`. None means one column, `workloads`.
+        starts_sample: bool `[rows]`, False for the second and later pieces of a sample. None means all True.
+        columns: extensions' arrays about the rows, `[rows, ...]` each, by name. A partitioner gets those that
             its signature names.
-        posts: int64 `[ranks, numbers]` each, what extensions posted, by their names.
-        arguments: of partitioners, by name, in place of those from settings.
-        cost: of rows by their counts; None for the sum of the columns of `work`.
-        ranks: of the job, those that loaded the rows; None for 0 and those that follow.
-        speeds: float64 `[ranks]`, for loads to be proportional to; None if all ranks are equally fast.
-        ranks_per_node: consecutive ranks per node, where moves across nodes cost more; None if they do not.
+        posts: int64 `[ranks, numbers]` arrays of extensions' posts, by extension name.
+        arguments: partitioner arguments by name, which override those from settings.
+        cost: cost of a row by its counts. None means the sum of the columns of `work`.
+        ranks: ranks of the job that loaded the rows. None means 0, 1, 2, and so on.
+        speeds: float64 `[ranks]`, speeds that loads should be proportional to. None means that all are equal.
+        ranks_per_node: consecutive ranks per node, if moves across nodes cost more. None if they do not.
     """
 
     batch_sizes: np.ndarray
@@ -84,38 +82,38 @@ class RowTable:
 
     @staticmethod
     def empty(num_ranks: int) -> RowTable:
-        """Returns the table of a step without rows."""
+        """Returns a table without rows."""
         none, no_batch = np.zeros(0, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
         return RowTable(no_batch, no_batch, none, none, none, none.reshape(0, 0), none, none.reshape(0, 0))
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that loaded the rows."""
+        """Number of ranks that loaded the rows."""
         return len(self.batch_sizes)
 
     @cached_property
     def home(self) -> np.ndarray:
-        """int64 `[rows]`, the rank that loaded each row."""
+        """The rank that loaded each row, int64 `[rows]`."""
         return np.repeat(np.arange(self.num_ranks), self.num_loaded)
 
     @cached_property
     def home_start(self) -> np.ndarray:
-        """int64 `[ranks]`, number of the first row that each rank loaded."""
+        """The number of the first row that each rank loaded, int64 `[ranks]`."""
         return np.cumsum(self.num_loaded) - self.num_loaded
 
     @cached_property
     def sample_of(self) -> np.ndarray:
-        """int64 `[rows]`, the number that the sample of each row has among whole samples."""
+        """The number of each row's sample among all samples, int64 `[rows]`."""
         return np.cumsum(self.starts_sample) - 1
 
     def loaded_by(self, rank: int) -> np.ndarray:
-        """int64, the ascending numbers of the rows that a rank brings."""
+        """Returns the ascending numbers of the rows that a rank loaded, int64."""
         return self.home_start[rank] + np.arange(self.num_loaded[rank])
 
     def lengths_as_loaded(self, rank: int) -> np.ndarray:
         """Returns the lengths of a rank's batch, padding rows included, int64 `[rows, keys]`.
 
-        The first padding row has what all of them have: together they take the same place.
+        The first padding row gets the lengths of all padding rows, whose elements are adjacent.
         """
         own = self.key_lengths[self.loaded_by(rank)]
         lengths = np.zeros((max(int(self.batch_sizes[rank]), 1), own.shape[1]), dtype=np.int64)
@@ -124,19 +122,19 @@ class RowTable:
         return lengths
 
     def where_loaded(self, number: int) -> tuple[int, int]:
-        """Returns the rank that loaded a row, and the row in its batch.
+        """Returns the rank that loaded a row, and the index of the row in that rank's batch.
 
-        The row of a piece is that of its sample, in the batch as it was before the cut.
+        The index of a piece is that of its sample, in the batch before the cut.
         """
         rank = int(self.home[number])
         return rank, int(self.starts_sample[self.home_start[rank] : number + 1].sum()) - 1
 
     def with_cost(self, cost: Cost) -> RowTable:
-        """Returns whole samples with this cost of each."""
+        """Returns the table with the workloads that this cost gives; all rows must be whole samples."""
         return replace(self, workloads=cost.of(1, self.tokens, self.work), cost=cost)
 
     def take(self, numbers: np.ndarray) -> RowTable:
-        """Returns the rows of these ascending numbers, which may repeat, with the ranks that loaded them."""
+        """Returns the rows with these ascending numbers, which may repeat. Each row keeps its home."""
         per_row = {name: of for name, of in self._arrays().items() if name not in self._per_rank}
         taken: dict[str, Any] = {name: array.take(numbers, axis=0) for name, array in per_row.items()}
         num_loaded = np.bincount(self.home.take(numbers), minlength=self.num_ranks)
@@ -149,7 +147,7 @@ class RowTable:
         )
 
     def arrays(self) -> list[np.ndarray]:
-        """Returns all that the table holds, without names, in one order on all ranks."""
+        """Returns all arrays of the table except `posts`, in an order that is the same on all ranks."""
         return [*self._arrays().values(), *(self.columns[name] for name in sorted(self.columns))]
 
     def _arrays(self) -> dict[str, np.ndarray]:

@@ -17,13 +17,13 @@ from .row_table import RowTable
 
 @dataclass(frozen=True, eq=False)
 class JobStep:
-    """The knowledge that all ranks of a job have of a step in which not all of them exchange.
+    """Facts about a step that all ranks of a job know, even if only some of them exchange.
 
-    Attributes are those of a `ShufflePlan`. Loads are by the shuffler's cost, never by one that ranks have
-    learned, which others have not.
+    Attributes mean the same as in `ShufflePlan`, over all ranks of the job. Loads follow the shuffler's cost,
+    because each set of ranks may learn a cost of its own.
 
     Attributes:
-        posts: int64 `[ranks, numbers]` each, what extensions posted that have a `take`, by their names.
+        posts: posts of extensions with a `take` hook, int64 `[ranks, numbers]` each, by extension name.
     """
 
     has_batch: bool
@@ -35,22 +35,22 @@ class JobStep:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the job."""
+        """Number of ranks in the job."""
         return len(self.num_placed)
 
 
 @dataclass(frozen=True, eq=False)
 class ShufflePlan:
-    """The placement of one step; plain data, equal on every rank.
+    """The placement of one step: plain data, equal on all ranks of the plan.
 
     Attributes:
-        rows: what the ranks loaded, with pieces in the places of cut samples.
+        rows: rows that the ranks loaded. Pieces replace the samples that were cut.
         destination: int64 `[rows]`, the rank that computes each row.
-        num_rows: int64 `[ranks]`, rows that each rank's batch will have, padding included; at least 1.
-        predicted_seconds: float64 `[ranks]`, compute time by costs that were fitted to times; None without.
-        num_parts: micro-batches of each rank, the same on all; 0 where batches run whole.
-        job: what all ranks of the job know of the step; None where they are those of the plan, or where
-            nobody told them.
+        num_rows: int64 `[ranks]`, rows of each rank's exchanged batch, padding included; at least 1.
+        predicted_seconds: float64 `[ranks]`, compute time by a cost fitted to times. None without one.
+        num_parts: number of micro-batches on every rank. 0 means that batches run whole.
+        job: facts about the step that all ranks of the job know. None if the plan covers all ranks, or if no
+            pipeline shares these facts.
     """
 
     rows: RowTable
@@ -62,36 +62,36 @@ class ShufflePlan:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the plan."""
+        """Number of ranks in the plan."""
         return self.rows.num_ranks
 
     @property
     def whole(self) -> ShufflePlan | JobStep:
-        """The step of all ranks that plan in step; this plan, unless only some ranks of a job exchange."""
+        """The step over all ranks that plan in step: `job` if it is known, otherwise this plan."""
         return self if self.job is None else self.job
 
     @property
     def has_batch(self) -> bool:
-        """Whether any rank of the plan loaded a batch; if none did, their loaders have ended."""
+        """Whether any rank of the plan loaded a batch. If not, the loaders of all its ranks have ended."""
         return bool(self.rows.batch_sizes.any())
 
     @cached_property
     def num_loss_tokens(self) -> int | float:
-        """Loss tokens of all ranks of the plan; a float where they are weights."""
+        """Loss tokens of all ranks of the plan. A float if they are weights."""
         return sum_loss_tokens(self.rows.loss_tokens)
 
     def loss_tokens_on(self, rank: int) -> int | float:
-        """Loss tokens of the rows that a rank computes."""
+        """Returns the loss tokens of the rows that a rank computes."""
         return sum_loss_tokens(self.rows.loss_tokens[self.computed_by(rank)])
 
     @cached_property
     def partition(self) -> tuple[np.ndarray, ...]:
-        """For each rank the ascending numbers of the rows that it computes."""
+        """Numbers of the rows that each rank computes, ascending, one array per rank."""
         return tuple(indices_of_parts(self.destination, self.num_ranks))
 
     @cached_property
     def num_placed(self) -> np.ndarray:
-        """int64 `[ranks]`, rows that each rank computes; they come first in its batch."""
+        """int64 `[ranks]`, number of rows that each rank computes. They come first in its batch."""
         return np.bincount(self.destination, minlength=self.num_ranks)
 
     @cached_property
@@ -101,31 +101,31 @@ class ShufflePlan:
 
     @property
     def loads_before(self) -> np.ndarray:
-        """float64 `[ranks]`, sums of workloads as loaded."""
+        """float64 `[ranks]`, sum of the workloads that each rank loaded."""
         return np.bincount(self.rows.home, self.rows.workloads, minlength=self.num_ranks)
 
     @property
     def loads(self) -> np.ndarray:
-        """float64 `[ranks]`, sums of workloads."""
+        """float64 `[ranks]`, sum of the workloads that each rank computes."""
         return np.bincount(self.destination, self.rows.workloads, minlength=self.num_ranks)
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """float64 `[ranks, 2 + columns]`, what costs are of: sums of samples, tokens, and `work`."""
+        """float64 `[ranks, 2 + columns]`, sums of the counts in a cost: samples, tokens, and `work`."""
         rows = self.rows
         return sum_counts(rows.starts_sample, rows.tokens, rows.work, self.destination, self.num_ranks)
 
     def computed_by(self, rank: int) -> np.ndarray:
-        """int64, the ascending numbers of the rows that a rank computes."""
+        """Returns the ascending numbers of the rows that a rank computes, int64."""
         return np.flatnonzero(self.destination == rank)
 
     def with_seconds(self, cost: Cost, speeds: np.ndarray | float = 1.0) -> ShufflePlan:
-        """Returns the plan with the compute time that a cost predicts, given the ranks' speeds."""
+        """Returns the plan with the compute time that a cost predicts for each rank at its speed."""
         return replace(self, predicted_seconds=(cost.per_step + self.loads) * 1e-9 / speeds)
 
     @cached_property
     def fingerprint(self) -> int:
-        """A 63-bit hash of the whole plan, the same in every process."""
+        """A 63-bit hash of the plan without `job`, the same in every process."""
         digest = hashlib.blake2b(digest_size=8)
         for array in self._arrays():
             digest.update(repr((array.dtype.str, array.shape)).encode())
@@ -144,10 +144,10 @@ class ShufflePlan:
 
 
 def sum_loss_tokens(loss_tokens: np.ndarray) -> int | float:
-    """Returns the sum of int64 or float64 `[rows]`, which does not depend on their order.
+    """Returns the sum of int64 or float64 `[rows]`, which does not depend on the order of rows.
 
     Raises:
-        OverflowError: integers add up to 2**63 or more.
+        OverflowError: the integers add up to 2**63 or more.
     """
     if loss_tokens.dtype.kind == "f":
         return math.fsum(loss_tokens)

@@ -1,4 +1,4 @@
-"""The core's settings of a shuffler: how it places samples, and how ranks exchange them."""
+"""The core settings of a shuffler, for the placement of samples and for their exchange."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..checks import SettingError, UnknownSettingError, check_types
 from ..partition import karmarkar_karp, longest_processing_time, rebalance, refined
 
 logger = logging.getLogger(__name__)
-# To add a partitioner, add a row, here or from your own module. It is called with those of these arguments
-# that its signature names: workloads, num_partitions, home (the rank that loaded each sample), sizes (bytes
-# to move each), ranks_per_node, speeds, equal_size, tolerance, tokens, max_tokens, token_tolerance, and those
-# of extensions, such as groups. All but the first two need defaults, because None is not passed. It returns
-# the same on every rank: for each rank the indices of its samples, or int64 `[samples]`, the rank of each.
+# To add a partitioner, add an entry, here or from your own module. A partitioner gets the arguments that its
+# signature names: workloads, num_partitions, home (rank that loaded each sample), sizes (bytes per sample),
+# ranks_per_node, speeds, equal_size, tolerance, tokens, max_tokens, token_tolerance, and those of extensions,
+# such as groups. All but the first two need defaults, because None is not passed. The result must be the same
+# on every rank: either the sample indices of each rank, or int64 `[samples]`, the rank of each sample.
 PARTITIONERS: dict[str, Callable[..., Any]] = {
     "karmarkar_karp": karmarkar_karp,
     "longest_processing_time": longest_processing_time,
@@ -34,31 +34,31 @@ EXCHANGE_NAMES = ("all_gather", "all_to_all")
 
 @dataclass(frozen=True)
 class ShufflerSettings:
-    """How a shuffler places samples and exchanges them.
+    """The settings by which a shuffler places and exchanges samples.
 
     Shufflers take these fields as keyword arguments. `TrainerArgs` has them as `balance_<field>`, with the
     same defaults and checks.
 
     Attributes:
-        partitioner: a key of `PARTITIONERS`. "rebalance" moves few samples, fewest across nodes, and keeps
-            groups together. "refined" comes as near the lower bound as it can and moves nearly every sample.
-            "longest_processing_time" and "karmarkar_karp" are the usual heuristics.
-        tolerance: the largest load may be (1 + tolerance) × the lower bound. None means 0 for "refined" and
-            0.01 for "rebalance"; the others take none.
-        equal_rows: every rank computes the same number of rows (real ones within one of each other). If
-            False, rows follow the load.
-        max_tokens: tokens per rank at most, as `get_tokens` counts them; None for no limit. A batch that
-            cannot be placed under it is an error on every rank.
-        token_tolerance: the fullest rank may have (1 + token_tolerance) × the mean tokens, as far as the
-            target load allows it, for at most 4% more samples moved, and others of their groups. It bounds
-            activations where `max_tokens` does not, and never fails. Partitioners without the argument ignore
-            it. None to leave tokens alone.
-        exchange: "all_to_all" sends each sample straight to its destination. "all_gather" sends all samples
-            to all ranks.
+        partitioner: key of `PARTITIONERS`. "rebalance" moves few samples, avoids crossing nodes, and keeps
+            groups together. "refined" gets as close to the lower bound as it can, but moves nearly every
+            sample. "longest_processing_time" and "karmarkar_karp" are the usual heuristics.
+        tolerance: allowed excess of the largest load, which may reach (1 + tolerance) × the lower bound. None
+            means 0 for "refined" and 0.01 for "rebalance". The other partitioners have no tolerance.
+        equal_rows: whether all ranks compute the same number of rows, with real rows within one of each
+            other. If False, the number of rows follows the load.
+        max_tokens: limit on the tokens of a rank, as `get_tokens` counts them. None means no limit. If a
+            batch cannot be placed within the limit, every rank raises an error.
+        token_tolerance: allowed excess of the fullest rank, which may hold (1 + token_tolerance) × the mean
+            tokens. The target load has priority, and at most 4% more samples move, plus others of their
+            groups. This setting bounds activations even without `max_tokens`, and never fails. Partitioners
+            without this argument ignore it. None means that tokens are not balanced.
+        exchange: collective that moves the samples. "all_to_all" sends each sample straight to its
+            destination. "all_gather" sends all samples to all ranks.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
-        KeyError: unknown partitioner or exchange.
+        KeyError: the partitioner or the exchange is unknown.
         ValueError: a value is out of range, or has no effect in combination with the others.
     """
 
@@ -76,7 +76,7 @@ class ShufflerSettings:
         self._check_effects()
 
     def takes(self, argument: str) -> bool:
-        """Whether the partitioner has an argument of this name."""
+        """Returns whether the partitioner has an argument of this name."""
         return argument in _arguments(PARTITIONERS[self.partitioner])
 
     def _check_choices(self) -> None:
@@ -109,7 +109,7 @@ class ShufflerSettings:
 
 
 def make_settings(shuffler: str, given: Mapping[str, Any]) -> ShufflerSettings:
-    """Makes the settings of a shuffler's keyword arguments; raises a TypeError for an unknown one."""
+    """Makes settings from a shuffler's keyword arguments. Raises a TypeError for an unknown one."""
     known = [field.name for field in fields(ShufflerSettings)]
     for name in given:
         if name not in known:
@@ -118,7 +118,7 @@ def make_settings(shuffler: str, given: Mapping[str, Any]) -> ShufflerSettings:
 
 
 def faster_placement(settings: ShufflerSettings) -> str:
-    """Returns what to set, for a faster placement."""
+    """Returns advice on settings for a faster placement."""
     if settings.partitioner == "longest_processing_time":
         return "balance among fewer ranks, as those of one node, with process_group="
     remedy = 'set partitioner="longest_processing_time" (TrainerArgs.balance_partitioner)'
@@ -128,7 +128,7 @@ def faster_placement(settings: ShufflerSettings) -> str:
 
 
 def warn_of_unread_method(shuffler: Any, read: Set[str]) -> None:
-    """Warns on rank 0 of a shuffler's `get_groups` that no extension reads, as none had to before."""
+    """Warns on rank 0 about a `get_groups` that no extension reads. Older versions needed no extension."""
     if hasattr(shuffler, "get_groups") and "get_groups" not in read and shuffler.group.rank == 0:
         logger.warning(
             f"{type(shuffler).__name__}.get_groups has no effect without extensions=[SampleGroups()], of "

@@ -1,4 +1,4 @@
-"""Shows what keeps a run from starting."""
+"""Progress messages for operations that delay the start of a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def show_if_slow(what: str, after_s: float = 2.0) -> Iterator[None]:
-    """While active for longer than `after_s`, shows on rank 0 what runs, and for how long.
+    """If active for longer than `after_s` seconds, shows on rank 0 what is running, and for how long.
 
-    A terminal counts the seconds in one line; a log file has a line at first, and one at the end.
+    A terminal shows one line that counts the seconds. A log file gets one line then, and one at the end.
     """
     is_done = threading.Event()
 
@@ -29,7 +29,7 @@ def show_if_slow(what: str, after_s: float = 2.0) -> Iterator[None]:
             print(line.format(what, time.perf_counter() - start), end="", file=sys.stderr, flush=True)
         print(line.format(what, time.perf_counter() - start), file=sys.stderr, flush=True)
 
-    torch = sys.modules.get("torch")  # whoever has ranks has imported it; the advisor has none
+    torch = sys.modules.get("torch")  # a process with ranks has imported it; the advisor has no ranks
     if torch is not None and torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
         yield
         return

@@ -1,4 +1,4 @@
-"""One step on its way, from the loader to the model."""
+"""One step on its way from the loader to the model."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import take_apart, tensors_and_arrays
 from .shuffle_plan import ShufflePlan
 
-# Steps on their way at most, from the one that is planned to the one that trains: a pipeline plans up to six
-# before it runs the first of them.
+# Largest number of steps on their way, from the step being planned to the step that trains. A pipeline plans
+# up to six steps before it runs the first.
 MOST_ON_THEIR_WAY = 8
 
 
 @dataclass(eq=False)
 class Step(Pipelineable):
-    """A batch of any type with its plan, which TorchRec's pipelines pass on as they do a batch.
+    """A batch of any type with its plan, which TorchRec's pipelines pass along like a plain batch.
 
     All other attributes and items are those of `batch`.
 
     Attributes:
-        rows: this rank's, as prepared on the host, as copied to the device, and then as exchanged.
-        plan: among the ranks that exchange with this one.
-        mode: as `PlanAhead.next_step` took it, when the batch was loaded.
-        load_seconds: that this rank waited for its loader, for a batch of a later step.
-        wait_seconds: that this rank waited for the plan.
+        rows: this rank's rows, first prepared on the host, then copied to the device, and then exchanged.
+        plan: plan of the ranks that exchange with this one.
+        mode: the `mode` that `PlanAhead.next_step` got when it loaded the batch.
+        load_seconds: time that this rank waited for its loader, for the batch of a later step.
+        wait_seconds: time that this rank waited for the plan.
         exchange_seconds: host time of the exchange.
-        failures: get errors that all ranks have to raise with the next plan.
+        failures: errors in this step that all ranks have to raise with the next plan.
     """
 
     rows: Rows
@@ -44,12 +44,12 @@ class Step(Pipelineable):
 
     @property
     def batch(self) -> Any:
-        """As loaded; once the rows are exchanged, what they were put together to, for the model."""
+        """The batch as loaded. After the exchange, the batch for the model."""
         return self.rows.batch
 
     @property
     def scale_to_mean(self) -> float:
-        """Factor of a rank's loss sum, for the gradient of the mean over all loss tokens; 0 without any."""
+        """Factor for a rank's loss sum: ranks ÷ loss tokens of all ranks. 0 without loss tokens."""
         whole = self.plan.whole
         return whole.num_ranks / whole.num_loss_tokens if whole.num_loss_tokens else 0.0
 
@@ -66,13 +66,13 @@ class Step(Pipelineable):
         self.rows.record_stream(stream)
 
     def let_go(self) -> None:
-        """Forgets the batch, which has run, and its memory."""
+        """Releases the memory of the batch, which has run."""
         self.rows = None  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "rows":  # not there yet, as in copy.copy
+        if name == "rows":  # not set yet, as in copy.copy
             raise AttributeError(name)
-        batch = self.rows.batch  # raises what kept the property of this name from returning
+        batch = self.rows.batch  # raises the error that made the property `batch` fail
         return batch if name == "batch" else getattr(batch, name)
 
     def __getitem__(self, key: Any) -> Any:
@@ -80,11 +80,11 @@ class Step(Pipelineable):
 
 
 def check_not_hidden(batch: Any) -> None:
-    """Raises a TypeError if TorchRec would find an attribute of a step in place of the batch's own."""
+    """Raises a TypeError if a step's attribute would hide tensors of the batch from TorchRec."""
     names = Step.__dataclass_fields__.keys() | {name for name in dir(Step) if not name.startswith("_")}
     for name in sorted(names):
         if tensors_and_arrays(take_apart(getattr(batch, name, None))):
             raise TypeError(
-                f"a {type_name(batch)} has tensors in {name!r}, in place of which TorchRec would see what "
-                "its step has of this name: rename it"
+                f"a {type_name(batch)} has tensors in {name!r}, which TorchRec would not see, because its "
+                "step has an attribute of the same name: rename the field"
             )

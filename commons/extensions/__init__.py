@@ -1,4 +1,4 @@
-"""Optional parts. Each folder imports the core, which imports none of them; without it, the rest works.
+"""Optional parts. Each folder imports the core. The core imports no folder, and works without any of them.
 
-`row_objects` serves several of them: it joins and divides batches that one process holds whole.
+`row_objects` serves several extensions: it joins and divides batches that one process holds whole.
 """

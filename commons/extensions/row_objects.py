@@ -1,4 +1,4 @@
-"""The rows of a batch that one process holds whole, where arrays and lists have rows, too."""
+"""Joins and divides batches that one process holds whole, including their numpy arrays and lists."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from ..sequence_batch.tree import Part, check_replaceable, take_apart, tensors_a
 
 
 class RowsWithObjects(Rows):
-    """Rows of tensors, of numpy arrays of any dtype, and of lists that have an entry per row.
+    """The rows of tensors, of numpy arrays of any dtype, and of lists with one entry per row.
 
-    The field of an array or list is a placeholder of one byte per row; `select` takes the rows themselves.
+    As a field, each array or list is a placeholder of one byte per row; `select` takes the actual entries.
 
     Args:
-        batch: batch of any type that `Rows` takes; a `BaseBatch` has no arrays.
-        shared: paths of what all samples share, of lists, too.
-        num_rows: rows of the batch, if it is known.
+        batch: batch of any type that `Rows` takes. A `BaseBatch` has no arrays.
+        shared: paths of the values that all samples share, lists included.
+        num_rows: number of rows, if it is known. None means that they are counted.
 
     Attributes:
-        objects: arrays with one row per sample, by path; and lists with an entry per row, or per sample, as
-            arrays of objects.
+        objects: arrays with one row per sample, by path, and lists with one entry per row or per sample,
+            stored as arrays of objects.
         shared_lists: lists of any other length, by path.
     """
 
     def __init__(self, batch: Any, shared: Collection[str] = (), num_rows: int | None = None) -> None:
         super().__init__(batch, shared)
         self.objects: dict[str, np.ndarray] = {}
-        if not self.pads:  # of subclasses of arrays, a masked one would lose its mask
+        if not self.pads:  # exact type only: a masked array would lose its mask
             parts = [part for part in self.tree.each() if type(part.value) is np.ndarray and part.value.ndim]
             self.objects = {part.path: part.value for part in parts if not part.is_shared}
             self._shared = {*shared, *self.objects}
@@ -56,7 +56,7 @@ class RowsWithObjects(Rows):
             self.objects[path] = np.fromiter(entries, object, len(entries))
 
     def _count_rows(self, lists: Mapping[str, PlainList]) -> int | None:
-        """Returns the rows of tensors and arrays; without any, those of lists, if these agree."""
+        """Returns the rows of the tensors, or else the common length of arrays and lists, or None."""
         for name, value in super().tensor_fields().items():
             if not isinstance(value, torch.Tensor) or value.dim():
                 return num_rows(name, value)
@@ -64,7 +64,7 @@ class RowsWithObjects(Rows):
         return counts.pop() if len(counts) == 1 else None
 
     def tensor_fields(self) -> dict[str, FieldValue]:
-        """Returns the tensors among the fields, and those of arrays and lists."""
+        """Returns the tensors among the fields, and a placeholder for each array and list."""
         fields = dict(super().tensor_fields())
         some = next(iter(fields.values()), torch.empty(0, device="cpu"))
         device = (some if isinstance(some, torch.Tensor) else some.values()).device
@@ -74,13 +74,13 @@ class RowsWithObjects(Rows):
         return fields
 
     def select(self, sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int) -> Any:
-        """Returns a batch of these rows; arrays and lists have None or zero in padding."""
+        """Returns a batch of these rows. Padding is None in lists and arrays of objects, else zero."""
         made = self.replaced(select_rows(sources, positions, num_rows), num_rows, len(positions))
         made.objects = {path: _select(rows, positions, num_rows) for path, rows in self.objects.items()}
         return made.batch
 
     def others(self) -> dict[str, Any]:
-        """Returns arrays and lists."""
+        """Returns the arrays and lists, by path."""
         lists = {path: of(self.objects[path]) for path, of in self._list_types.items()}
         return self.objects | lists
 
@@ -101,21 +101,21 @@ def join(
     whose: str,
     rows_of_samples: int | None = None,
 ) -> Any:
-    """Joins batches of one kind; the host waits once for a device, if there are jagged fields.
+    """Joins batches of one kind. With jagged fields, the host waits once for the device.
 
     Args:
-        batches: batch of each part; those without samples may have no rows.
+        batches: one batch per part. The batch of a part without samples may have no rows.
         partition: positions of each part's samples in the result, int64 `[samples]`.
-        part_rows: rows of each part, padding after its samples included.
-        num_rows: rows of the result, padding after the samples included.
-        shared: paths of what all samples share.
-        whose: name of the function that was given them, for messages.
-        rows_of_samples: entries of a list of tensors that may be samples; None for any number.
+        part_rows: number of rows of each part, including the padding rows after its samples.
+        num_rows: number of rows of the result, including the padding rows after its samples.
+        shared: paths of the values that all samples share.
+        whose: name of the function that received the batches, for messages.
+        rows_of_samples: length of a list of tensors that may be a list of samples. None means any length.
 
     Raises:
-        ValueError: a batch has other rows; the batches have other fields; lengths of a jagged field do not
-            account for its values; or what belongs to no row is not the same in all of them.
-        TypeError: a batch has no rows, or a list of tensors that may be samples.
+        ValueError: a batch has the wrong number of rows; the batches differ in their fields, or in a value
+            that belongs to no row; or the lengths of a jagged field do not account for its values.
+        TypeError: a batch has no rows, or has a list of tensors that may be samples.
     """
     views: list[RowsWithObjects] = []
     positions, first = np.empty(sum(map(len, partition)), dtype=np.int64), 0
@@ -148,7 +148,7 @@ def join(
 
 
 def _join_objects(views: Sequence[RowsWithObjects]) -> None:
-    """Gives the first view the rows of all views' arrays and lists."""
+    """Concatenates the arrays and lists of all views, and stores them in the first view."""
     first = views[0]
     _check_without_rows(views)
     for path in first.objects:
@@ -162,10 +162,10 @@ def _join_objects(views: Sequence[RowsWithObjects]) -> None:
 
 
 def check_results(fields: Mapping[str, FieldValue], whose: str) -> None:
-    """Checks that results have rows; `whose` says where they were given.
+    """Checks that all results have rows. `whose` names the function that received them, for messages.
 
     Raises:
-        ValueError: one is a number, such as a loss, which belongs to no sample.
+        ValueError: a result is a single number, such as a loss, which belongs to no sample.
     """
     for path, value in fields.items():
         if isinstance(value, torch.Tensor) and not value.dim():
@@ -176,7 +176,7 @@ def check_results(fields: Mapping[str, FieldValue], whose: str) -> None:
 
 
 def hashes_at(value: Any, paths: Collection[str]) -> dict[str, int]:
-    """Returns a hash of what a batch has at each of these paths."""
+    """Returns a hash of the value at each of these paths, by path. Paths that are not there are left out."""
     found = _values(value)
     return {path: _hash(found[path]) for path in sorted(paths) if path in found}
 
@@ -187,19 +187,19 @@ def shared_in_results(
     rows: Sequence[int],
     hashes: Mapping[str, int] | None = None,
 ) -> set[str]:
-    """Returns the paths at which parts of a batch, or results for them, hold what all samples share.
+    """Returns the paths at which the results of all parts hold a value that all samples share.
 
-    Batch fields "scale" may be shared, while a worker returns a "scale" per row: of two chunks with 3 rows,
-    `{"scale": s}` and `{"scale": s}` share it, but `{"scale": t[:3]}` and `{"scale": t[3:]}` do not.
+    A batch may share a "scale", while a worker returns a "scale" per row. For two chunks of 3 rows each,
+    `{"scale": s}` and `{"scale": s}` share it, whereas `{"scale": t[:3]}` and `{"scale": t[3:]}` do not.
 
     Args:
         values: results of each part.
-        shared: paths of what the samples of the batch share.
-        rows: rows of each part; one without any does not tell.
-        hashes: hashes of what the samples share, by path, as `hashes_at` returns them.
+        shared: paths of the values that the samples of the batch share.
+        rows: number of rows of each part. Parts without rows are ignored.
+        hashes: hashes of the shared values, by path, as `hashes_at` returns them.
 
     Raises:
-        ValueError: what is at a path may be either.
+        ValueError: the value at a path could either be shared or have a row per sample.
     """
     found, counts = set(), [count for count in rows if count]
     with_rows = [_values(part) for part, count in zip(values, rows, strict=True) if count]
@@ -220,12 +220,12 @@ def shared_in_results(
 
 
 def _values(value: Any) -> dict[str, Any]:
-    """Returns the parts of a value by path, without plain numbers and texts."""
+    """Returns the value and its parts by path, without plain numbers and texts."""
     return {part.path: part.value for part in take_apart(value).each()}
 
 
 def _has_rows(part: Any, count: int) -> bool:
-    """Returns whether all that a part holds has so many rows."""
+    """Returns whether everything that a part holds has `count` rows."""
     leaves = [held.value for held in tensors_and_arrays(take_apart(part))]
     if isinstance(part, list | tuple) and not leaves:
         return len(part) == count
@@ -246,13 +246,13 @@ def _hash(part: Any) -> int:
 
 
 def _joined_dtype(dtype: np.dtype) -> Any:
-    """Returns what arrays that are joined must agree on: a dtype of numbers. Texts, objects among them, may
-    have other widths, and times other units."""
+    """Returns a key on which joined arrays must agree. Numbers need equal dtypes, whereas texts may differ in
+    width, and times in unit. Texts and objects may mix."""
     return dtype if dtype.kind in "biufcV" else "OSU" if dtype.kind in "OSU" else dtype.kind
 
 
 def _check_without_rows(views: Sequence[RowsWithObjects]) -> None:
-    """Raises a ValueError if parts differ in a list, number or text that no row has, such as a loss."""
+    """Raises a ValueError if parts differ in a list, number, or text without rows, such as a loss."""
     values = [view.shared_lists | _plain_values(view.tree, view._shared) for view in views]
     hashes = [hash_lists(of_view) for of_view in values]
     for number in range(len(views)):
@@ -266,7 +266,7 @@ def _check_without_rows(views: Sequence[RowsWithObjects]) -> None:
 
 
 def _plain_values(tree: Part, shared: Collection[str]) -> dict[str, Any]:
-    """Returns the numbers and texts of a batch that are in no list, and not shared, by path."""
+    """Returns the numbers and texts of a batch that are neither in a list nor shared, by path."""
     found: dict[str, Any] = {}
     if tree.is_shared or tree.container is None or isinstance(tree.value, list | tuple):
         return found

@@ -1,6 +1,6 @@
-"""Which part computes which sample: pure host functions of numbers, on every machine alike.
+"""Pure host functions that decide which part computes which sample, with identical results on every machine.
 
-Ties are broken by index. Nothing depends on the order in which a processor adds.
+Ties are broken by index. No result depends on the order in which a processor adds numbers.
 """
 
 from .balance import imbalance, loads, lower_bound

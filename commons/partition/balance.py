@@ -12,7 +12,7 @@ from .workloads import as_speeds, as_workloads, check_count
 
 
 def loads(workloads: ArrayLike, partition: Sequence[np.ndarray]) -> np.ndarray:
-    """The sum of the workloads of each part, float64 `[parts]`; `partition` holds an index array per part."""
+    """Returns the total workload of each part, float64 `[parts]`. `partition` has an index array per part."""
     values = as_workloads(workloads)
     return np.array([values[part].sum() for part in partition])
 
@@ -20,19 +20,19 @@ def loads(workloads: ArrayLike, partition: Sequence[np.ndarray]) -> np.ndarray:
 def imbalance(
     workloads: ArrayLike, partition: Sequence[np.ndarray], speeds: ArrayLike | None = None
 ) -> float:
-    """Largest load ÷ mean load of the parts; 1.0 is perfect, and the value where nothing costs anything.
+    """Returns the largest load ÷ the mean load of the parts. 1.0 is perfect, and the result for zero loads.
 
-    With `speeds` `[parts]`, the longest time ÷ the one of all parts with loads proportional to speeds.
+    With `speeds` `[parts]`, returns the longest time ÷ the time that loads proportional to speed would take.
 
     Raises:
-        ValueError: there are no parts, or as `longest_processing_time`.
+        ValueError: there are no parts, or `longest_processing_time` would reject `workloads` or `speeds`.
     """
     check_count("num_partitions", len(partition))
     return relative_to_mean(loads(workloads, partition), speeds)
 
 
 def relative_to_mean(part_loads: np.ndarray, speeds: ArrayLike | None = None) -> float:
-    """`imbalance`, given loads of at least 0, `[parts]`."""
+    """Returns the `imbalance` of non-negative loads, `[parts]`."""
     if speeds is not None:
         relative = as_speeds(speeds, len(part_loads))
         part_loads, mean = part_loads / relative, part_loads.sum() / relative.sum()
@@ -44,16 +44,16 @@ def relative_to_mean(part_loads: np.ndarray, speeds: ArrayLike | None = None) ->
 def lower_bound(
     workloads: ArrayLike, num_partitions: int, equal_size: bool = True, speeds: ArrayLike | None = None
 ) -> float:
-    """An `imbalance` that no partition of whole samples beats; arguments and errors as of `karmarkar_karp`.
+    """Returns an `imbalance` that no partition of whole samples beats.
 
-    Some q parts together hold at least j·q of the m = (j − 1)·parts + q largest samples. Otherwise one of
-    the q parts with the most of them would hold fewer than j, the other parts no more, and all together fewer
-    than m. These j·q weigh at least as much as the lightest j·q of the m. With `equal_size`, the q parts hold
-    other samples, too, up to ⌊samples ÷ parts⌋ each, which weigh no less than the lightest samples of all.
-    The bound is the largest over all j and q, among them the mean load and the largest sample.
+    Some q parts together hold at least j·q of the m = (j − 1)·parts + q largest samples. If the q parts with
+    the most of these held fewer, one would hold fewer than j. The other parts would hold no more, so all
+    parts together would hold fewer than m. The j·q samples weigh at least as much as the lightest j·q of the
+    m. With `equal_size`, the q parts fill up to ⌊samples ÷ parts⌋ each, at best with the lightest samples of
+    all. The bound is the maximum over all j and q, the mean load, and the largest sample.
 
-    With `speeds`, the q parts are no faster than the q fastest, and the q slowest have the lightest samples
-    at least, as many as sizes demand.
+    With `speeds`, the q parts are at most as fast as the q fastest. The q slowest parts have at least the
+    lightest samples, as many as the part sizes demand. Arguments and errors are those of `karmarkar_karp`.
     """
     problem = Problem.of(workloads, num_partitions, equal_size, speeds=speeds)
     if not as_workloads(workloads).any():

@@ -1,13 +1,13 @@
-"""Parts that keep groups of samples together, at a price for each part that has samples of a group.
+"""Keeps groups of samples together. A group in n parts has n − 1 copies, each at a price.
 
-1. Divide groups into units: what is worth bringing together. Place them, the heaviest first and near home.
-   Parts may be too full then.
-2. Level parts by swaps of all that one has of a group; then of samples, at any price.
-3. Reunite groups by exchanges of some samples of one for some of another, which pay for copies and moves and
-   keep to the limits: even from samples that are dealt anew, few copies are left.
-4. Send home what parts have of groups.
+1. Divide groups into units, which are samples worth bringing together. Place the units, the heaviest first
+   and near home. Parts may be too full after that.
+2. Level parts by swapping shares; a share is what one part has of a group. Then move samples, at any price.
+3. Reunite groups by exchanging some samples of one for some of another. The exchanges save more than their
+   moves cost, and keep to the limits. They leave few copies, even if step 2 scattered samples.
+4. Send shares home.
 
-Home is another start where groups are together already. The cheapest result is taken.
+If groups are together already, home is another start. The cheapest result wins.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from .problem import Problem, heaviest_first
 from .token_levels import keep_to_tokens, level_tokens
 from .workloads import check_moves_per_copy, number_groups
 
-# Where groups have at most this many copies each, on average, no other start is tried. With twice as many,
-# users of four samples would end with 1.04 ranks each; with less than half, far more samples would move.
+# Once a result has at most this many copies per group, no other start is tried. At twice this, users with
+# four samples would end on 1.04 ranks each. Below half of it, far more samples would move.
 FEW_COPIES = 0.025
-# What is found from home moves less than the rest. It is taken if it costs at most 1 ÷ this times as much.
+# Starting from home moves fewer samples. Its result wins unless another costs less than this times as much.
 NEAR_HOME = 0.93
-# Units are placed whole up to this many times the target, and else cut.
+# Parts take whole units up to this multiple of their load limit, and divide the rest. Each value is one try.
 OVERFULL_OF_EQUAL_ROWS, OVERFULL_OF_FREE_ROWS = (1.25, 1.0), (1.0, 1.25)
-# Prices are divided by so many powers of two: with those of copies, and across nodes, they share a key with a
-# number of a sample.
+# Prices are shifted right by this many bits. Costs with copies, and across nodes, then fit into a key next to
+# the number of a sample.
 FEWER_BITS = 16
 
 
@@ -55,9 +55,9 @@ def bring_together(
     target: int,
     move: Callable[[], np.ndarray],
 ) -> np.ndarray | None:
-    """int64 `[samples]`: as `move` returns it, with few groups in more than one part, and tokens leveled.
+    """Returns each sample's part, int64 `[samples]`, with few groups in several parts and tokens leveled.
 
-    None if no two samples belong together.
+    Returns None if no two samples belong together. `move` makes a partition that ignores groups.
     """
     numbers = number_groups(groups, len(problem.work))
     copies = check_moves_per_copy(moves_per_copy)
@@ -77,7 +77,7 @@ def bring_together(
     if not search.reaches(part_of, target):
         try:
             alone = move()
-        except ValueError:  # none was found under the cap of tokens
+        except ValueError:  # no partition was found under the token cap
             if problem.fault(part_of) is not None:
                 raise
             alone = part_of
@@ -93,16 +93,16 @@ def bring_together(
 
 @dataclass(frozen=True)
 class GroupSearch:
-    """A search that keeps samples of a problem together; samples are in its order."""
+    """A search for partitions that keep groups together. Samples are in the order of `problem`."""
 
     problem: Problem
     samples: Samples
     groups: Groups
-    num_shared: int  # groups of more than one sample
+    num_shared: int  # number of groups with more than one sample
     per_node: int
 
     def run(self, target: int) -> np.ndarray:
-        """int64 `[samples]`: the cheapest result of all starts that reach the target, or come nearest."""
+        """Returns the best partition, int64 `[samples]`: the cheapest within the target, else the fastest."""
         best = self.samples.home.copy()
         best_rate, copies = self._rate(best, target)
         are_together = copies < 1
@@ -118,30 +118,29 @@ class GroupSearch:
     def _rate(
         self, part_of: np.ndarray, target: int, share: float = 1.0
     ) -> tuple[tuple[bool, int, float], float]:
-        """Rates a result, less being better, and counts the mean copies of groups of more than one sample.
+        """Returns a rating of `part_of`, lower is better, and the mean copies of groups with several samples.
 
-        The rate is whether it has a fault, its time above the target, and `share` of the cost of its copies
-        and moves.
+        The rating is (has a fault, the larger of time and target, `share` × the cost of copies and moves).
         """
         _, group, _ = self._list_shares(part_of)
-        cost = sum(self.groups.copy[group].tolist())  # which may exceed int64
+        cost = sum(self.groups.copy[group].tolist())  # the sum may exceed int64
         cost += int(self.samples.price[part_of != self.samples.home].sum())
         has_fault = self.problem.fault(part_of) is not None
         rate = (has_fault, max(self.problem.time(part_of), target), share * cost)
         return rate, (len(group) - len(self.groups.copy)) / self.num_shared
 
     def reaches(self, part_of: np.ndarray, target: int) -> bool:
-        """Whether all parts keep to the limits, and none takes longer than the target."""
+        """Returns whether all parts keep to the limits, and none takes longer than the target."""
         return self.problem.fault(part_of) is None and self.problem.time(part_of) <= target
 
     def finish(self, part_of: np.ndarray, target: int) -> np.ndarray:
-        """Levels `part_of`, which changes, brings groups together again, and returns it."""
+        """Levels `part_of`, reunites groups, sends shares home, and returns the result. `part_of` changes."""
         problem = self.problem
         self._level_units(part_of, target)
         samples = self.samples._replace(home=part_of.copy())
         keep_to_tokens(problem, samples, part_of, problem.num_parts)
         settle(samples, self.problem.limits(target, self.per_node), part_of, *ALL)
-        if (part_of == NONE).any():  # under caps of tokens
+        if (part_of == NONE).any():  # a token cap can leave samples without a part
             return samples.home
         attained = max(target, problem.time(part_of))
         reunite(self.samples, self.problem.limits(attained, self.per_node), self.groups, part_of)
@@ -153,9 +152,9 @@ class GroupSearch:
         return part_of
 
     def _level_units(self, part_of: np.ndarray, target: int) -> None:
-        """Changes `part_of` by swaps of what parts have of groups, to level parts and to bring them home.
+        """Changes `part_of` by swaps of whole shares, which level parts and send shares home.
 
-        Such a share is at home where that saves most. Its rows are capped as tokens are.
+        A share's home is the part where it saves most. With equal sizes, caps apply to rows, not tokens.
         """
         problem, samples, num_parts = self.problem, self.samples, self.problem.num_parts
         share, _, part = self._list_shares(part_of)
@@ -179,12 +178,12 @@ class GroupSearch:
         part_of[:] = part[share]
 
     def level_tokens(self, part_of: np.ndarray, target: int) -> None:
-        """As `token_levels.level_tokens`, and brings groups together again under the limits reached."""
+        """Runs `token_levels.level_tokens`, then reunites groups within the limits that it reached."""
         problem = self.problem
         if problem.token_tolerance is None:
             return
         before = part_of.copy()
-        # Samples that are away may go elsewhere, at no cost.
+        # Samples that are already away from home may move on at no cost.
         free = self.samples._replace(home=np.where(before == self.samples.home, before, NONE))
         level_tokens(problem, free, part_of, target, problem.num_parts)
         if not np.array_equal(before, part_of):
@@ -194,11 +193,11 @@ class GroupSearch:
             reunite(self.samples, limits, self.groups, part_of)
 
     def _list_shares(self, part_of: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The share of each sample, what a part has of a group; the groups and parts of shares, sorted."""
+        """Returns the share of each sample, and the group and part of each share, in ascending order."""
         return list_shares(self.groups.of, len(self.groups.copy), part_of, self.problem.num_parts)
 
     def _starts(self, target: int, are_together: bool) -> Iterator[np.ndarray]:
-        """Yields placements: home if groups are together there, and units that are cut in two ways."""
+        """Yields starting placements: home if groups are together there, and one or two by `place_units`."""
         home = self.samples.home
         starts: list[np.ndarray] = []
         if are_together:
@@ -216,10 +215,10 @@ class GroupSearch:
                 yield start.copy()
 
     def _divide_into_units(self) -> np.ndarray:
-        """int64 `[samples]`, the unit of each: a group, or what one home has if that costs more than a copy.
+        """Returns each sample's unit, int64 `[samples]`: its group, or a share that costs more than a copy.
 
-        Example: a copy costs 64. A group with 100 samples on one part, 70 on another, and 3 on a third, which
-        cost 1 each, makes units of 103 and 70: the 3 join the 100.
+        Example: a copy costs 64, and each move 1. A group with 100 samples in one part, 70 in another, and 3
+        in a third makes units of 103 and 70, because the 3 join the 100.
         """
         share, group, _ = self._list_shares(self.samples.home)
         cost = sum_per_part(self.samples.price, share, len(group))
@@ -230,9 +229,10 @@ class GroupSearch:
 def list_shares(
     owner_of: np.ndarray, num_owners: int, part_of: np.ndarray, num_parts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers the pairs of owner and part: for each sample, and the owner and the part of each pair, sorted.
+    """Numbers (owner, part) pairs in order. Returns each sample's pair, and each pair's owner and part.
 
-    Example: owners [0, 1, 0, 0] in parts [1, 0, 1, 0] have shares (0, 0), (0, 1) and (1, 0): [1, 2, 1, 0].
+    Example: owners [0, 1, 0, 0] in parts [1, 0, 1, 0] make the pairs (0, 0), (0, 1), and (1, 0). The samples
+    have pairs [1, 2, 1, 0].
     """
     by_part, _ = bucket(part_of, num_parts)
     order = by_part[bucket(owner_of[by_part], num_owners)[0]]
@@ -244,7 +244,7 @@ def list_shares(
 
 
 def costliest(owner: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """For each owner the first of its shares that cost most; owners ascend from 0, each with a share."""
+    """Returns the costliest share of each owner, the first if tied. `owner` ascends from 0 without gaps."""
     most = np.maximum.reduceat(cost, np.flatnonzero(np.diff(owner, prepend=-1)))
     best = np.flatnonzero(cost == most[owner])
     return best[np.flatnonzero(np.diff(owner[best], prepend=-1))]

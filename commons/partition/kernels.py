@@ -1,9 +1,9 @@
 """All compiled functions: one state, the parts with their samples, and the operations that change it.
 
-Samples are numbered from the heaviest down, so that comparing two numbers compares work and breaks ties. Work
-is int64: sums are exact in any order. Workloads are at least 1, so that samples that cost nothing spread like
-others; tokens in their place may be 0. Keys of heaps and sorts are `value << bits | index`, one comparison
-each.
+Samples are numbered from the heaviest down, so comparing two numbers compares work and breaks ties. Work is
+int64, so sums are exact in any order. It is at least 1, so that samples of no cost spread like others. Tokens
+in place of work may be 0. Heap and sort keys are `value << bits | index`, so that one comparison also breaks
+ties by index.
 """
 
 from __future__ import annotations
@@ -14,42 +14,43 @@ import numpy as np
 
 from .compiled import compiled, inner
 
-# To numba a literal is a type of its own. It compiles a function anew for each as an argument, and infers all
-# types of a function anew where a variable begins as one. So variables begin as these; NONE is in place of a
-# sample or a part.
+# Numba gives every literal a type of its own. It recompiles a function for each literal argument, and repeats
+# type inference if a variable starts as a literal. So variables start as these constants. NONE stands for no
+# sample, or no part.
 NONE, ZERO, ONE = cast(tuple[int, int, int], tuple(np.arange(-1, 2)))
 NO_CAP = 2**62
 # The steps of `settle`.
 SWAPS, LEAVES, DEALS = cast(tuple[int, int, int], tuple(np.arange(3)))
-# Arguments of `settle` for all of them; and for none, so that samples only return home.
+# Arguments of `settle` that run all steps, or that only let samples return home.
 ALL, ONLY_RETURN = (False, 1, NO_CAP), (True, 1, 0)
-# A byte to another node costs as much as this many bytes within one: nodes are left last.
+# A byte to another node costs as much as this many bytes within a node, so samples leave their node last.
 ACROSS_NODES = 1000
-# Leveling looks for partners among few of the emptiest parts, then among many, then among some of all: giants
-# next to the lightest samples are as full as others, and all that those can swap with. Without the last, the
-# slowest default plans in "plans at size", lognormal, 1,024 ranks, take 21 ms, not 9. No literals, like ZERO.
+# Leveling tries a few of the emptiest parts as partners, then many, then some from all parts. A part with
+# a giant and the lightest samples is as full as others, but may be the only partner that helps. Without the
+# third try, the slowest default plans in "plans at size" (lognormal, 1,024 ranks) take 21 ms instead of 9.
+# Like ZERO, these constants are not literals.
 FEW_PARTNERS, MANY_PARTNERS, FROM_ALL = cast(tuple[int, int, int], tuple(np.array([7, 63, 64])))
-# Halvings of what a swap has to take off a part; fewer inside a node, after which all parts follow, and where
-# moves cost nothing, because the next target will do. With ten, the slowest default plans in "plans at size",
-# lognormal, 64 ranks, take more than three times as long as the median.
+# How often leveling may halve the excess that a swap must take off. Fewer halvings are enough inside a
+# node, because all parts follow, and for free moves, because another target follows. With ten, the slowest
+# default plans in "plans at size" (lognormal, 64 ranks) take more than three times as long as the median.
 HALVINGS, FEW_HALVINGS = 7, 2
-# A part that came above its limit so often passes nothing on to one that is then above its own. Parts
-# that pass on what others passed to them may do so for long, as where samples are sorted over them by work.
+# Once swaps have put a part above its limit this often, it no longer puts partners above theirs. Parts could
+# otherwise pass work on for a long time, for example if samples are sorted by work over the parts.
 MOST_VISITS = 3
-# Samples tried in return for one, where the lightest would break the limit of the other measure.
+# Number of samples tried in return for one, if the lightest would break the limit of the other measure.
 TRIES = 4
-# Loads below this share of all limits leave room. Samples next to a giant then leave at once, which is faster
-# than swaps. Nearer to the limits, twice as many samples would move.
+# Work below this share of all limits leaves much room. Samples next to a giant then leave at once, which is
+# faster than swaps. With less room, that would move twice as many samples.
 MUCH_ROOM = 0.9
-# Leveling looks at so many samples in all, for each that there is. Searches that end too soon cost more time.
+# Leveling looks at up to this many samples for each sample there is. Ending too soon costs more time.
 LOOKS = 2048
-# Runs of a merge sort that insertion sorts.
+# Length of the runs that insertion sorts, before the merge sort joins them.
 SHORT_RUN = 16
-# Parts that a part's share of a group may join. Passes over all groups; each saves less than the one before.
+# A share of a group tries up to this many parts. Each pass over all groups saves less than the one before.
 MOST_TO_JOIN, REUNITE_PASSES = 4, 4
-# With more rows than this, a share meets one other. Pairs of runs looked at, for each row of two parts.
+# In a part with more rows, a share meets one other part. Two parts compare up to this many run pairs per row.
 MANY_ROWS, LOOKS_PER_ROW = 256, 16
-# A share of a limit counts up to 2**10, with 32 binary digits after the point.
+# Fullness is a fixed-point number of at most 2**10, with 32 bits after the point.
 _SHARE, _MOST_SHARE = 2.0**32, 2.0**10
 
 
@@ -57,35 +58,35 @@ class Samples(NamedTuple):
     """Samples from the heaviest to the lightest; all arrays are int64 `[samples]`."""
 
     work: np.ndarray
-    other: np.ndarray  # a second measure, which has limits of its own; zeros without one
-    home: np.ndarray  # the part that each is in at first; NONE for none
-    price: np.ndarray  # of leaving home; ACROSS_NODES times as much to another node
+    other: np.ndarray  # a second measure with limits of its own, or zeros
+    home: np.ndarray  # home part of each sample; NONE if it has none
+    price: np.ndarray  # cost of leaving home; ACROSS_NODES times as much for another node
 
 
 class Limits(NamedTuple):
     """Limits of parts; arrays are int64 `[parts]`."""
 
-    load: np.ndarray  # sum of work, at least 1
-    other: np.ndarray  # sum of the second measure
-    node_of: np.ndarray  # ascending; each part a node of its own, or one node of all, without nodes
-    per_node: int  # parts of a node
-    fewest: int  # samples of a part
-    most: int
+    load: np.ndarray  # largest sum of work, at least 1
+    other: np.ndarray  # largest sum of the second measure
+    node_of: np.ndarray  # ascending; without nodes, each part is a node, or all are one
+    per_node: int  # number of parts in a node
+    fewest: int  # smallest number of samples in a part
+    most: int  # largest number of samples in a part
 
 
 class Lists(NamedTuple):
     """The samples of every part, and their sums; all arrays are int64."""
 
-    members: np.ndarray  # the samples of part p, ascending, from start[p] on; room for more follows them
+    members: np.ndarray  # samples of part p, ascending, from start[p] on, followed by free room
     start: np.ndarray  # [parts + 1]
-    size: np.ndarray  # [parts], samples
-    load: np.ndarray  # [parts], work
-    amount: np.ndarray  # [parts], the second measure
+    size: np.ndarray  # [parts], number of samples
+    load: np.ndarray  # [parts], sum of work
+    amount: np.ndarray  # [parts], sum of the second measure
 
 
 @compiled
 def sum_per_part(values: np.ndarray, part_of: np.ndarray, num_parts: int) -> np.ndarray:
-    """Adds int64 `[samples]` up to int64 `[parts]`, without samples whose part is NONE."""
+    """Returns the sum of int64 `values` in each part, int64 `[parts]`, without samples whose part is NONE."""
     sums = np.zeros(num_parts, dtype=np.int64)
     for sample in range(len(values)):
         if part_of[sample] != NONE:
@@ -95,9 +96,9 @@ def sum_per_part(values: np.ndarray, part_of: np.ndarray, num_parts: int) -> np.
 
 @compiled
 def bucket(numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorts the indices of int64 `numbers` by number, stably, and tells where each of `count` numbers ends.
+    """Sorts the indices of int64 `numbers` stably by number. Also returns where each of `count` numbers ends.
 
-    Example: parts [1, 0, 1, 2] of four samples become samples [1, 0, 2, 3], which end at [1, 3, 4].
+    Example: samples in parts [1, 0, 1, 2] are sorted to [1, 0, 2, 3], and the three parts end at [1, 3, 4].
     """
     ends = np.zeros(count + 1, dtype=np.int64)
     for number in numbers:
@@ -105,7 +106,7 @@ def bucket(numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     for number in range(count):
         ends[number + 1] += ends[number]
     indices = np.empty(len(numbers), dtype=np.int64)
-    for index in range(len(numbers)):  # `ends` grow from where numbers start to where they end
+    for index in range(len(numbers)):  # `ends` advances from each number's start to its end
         number = numbers[index]
         indices[ends[number]] = index
         ends[number] += 1
@@ -114,7 +115,7 @@ def bucket(numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 @inner
 def _bits(count: int) -> int:
-    """Binary digits of a number below `count`, at least 1."""
+    """Returns how many bits a number below `count` needs, at least 1."""
     bits = ONE
     while count > 1 << bits:
         bits += 1
@@ -123,17 +124,17 @@ def _bits(count: int) -> int:
 
 @inner
 def _sorted(keys: np.ndarray) -> np.ndarray:
-    """Sorts int64 `[keys]`, none of which are equal; it compiles faster than NumPy's."""
+    """Returns distinct int64 `keys`, sorted. This compiles faster than NumPy's sort."""
     count = len(keys)
     found, spare = keys.copy(), np.empty(count, dtype=np.int64)
-    for i in range(count):  # short runs by insertion
+    for i in range(count):  # sort short runs by insertion
         key, j = found[i], i
         while j % SHORT_RUN > 0 and found[j - 1] > key:
             found[j] = found[j - 1]
             j -= 1
         found[j] = key
     width = ZERO + SHORT_RUN
-    while width < count:  # and then merges of two runs
+    while width < count:  # then merge pairs of runs
         for start in range(0, count, 2 * width):
             left, right = start, min(start + width, count)
             middle, end = right, min(start + 2 * width, count)
@@ -151,7 +152,7 @@ def _sorted(keys: np.ndarray) -> np.ndarray:
 
 @inner
 def _sift(heap: np.ndarray, at_of: np.ndarray, mask: int, at: int, end: int, key: int) -> None:
-    """Puts a key where it belongs in heap[:end], from position `at` on; `at_of` follows."""
+    """Sifts `key` from position `at` to where it belongs in heap[:end], and updates `at_of`."""
     while at > 0 and key < heap[(at - 1) // 2]:
         heap[at] = heap[(at - 1) // 2]
         at_of[heap[at] & mask] = at
@@ -171,12 +172,13 @@ def _sift(heap: np.ndarray, at_of: np.ndarray, mask: int, at: int, end: int, key
 
 @compiled
 def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool) -> bool:
-    """Gives every sample without a part one, the heaviest first; returns whether all have one then.
+    """Places all samples without a part, the heaviest first. Returns whether every sample then has a part.
 
-    1. The parts that can take more are in a heap, the one with most room below its limit on top.
-    2. With `near_home`, a sample goes home if that is within the limits; else to the part with most room in
-       its own node, if that is.
-    3. Else it goes to the part with most room, among those that keep their limit of the other measure.
+    1. A heap holds the parts that can take more. On top is the part with the most room below its load limit.
+    2. With `near_home`, a sample goes home if it fits within the limits there. If not, it goes to the part
+       with the most room in its own node, among those where it fits.
+    3. Otherwise it goes to the part with the most room, even above its load limit, among those that keep the
+       limit of the other measure.
 
     Example: work [8, 7, 6, 5, 4] on two empty parts goes to parts [0, 1, 1, 0, 0], with loads of 17 and 13.
     """
@@ -187,7 +189,7 @@ def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool
     for part in part_of:
         if part != NONE:
             size[part] += 1
-    spare = num_samples - num_parts * limits.fewest  # samples that no part needs to have its fewest
+    spare = num_samples - num_parts * limits.fewest  # samples beyond the fewest of every part
     bits = _bits(num_parts)
     mask = (ONE << bits) - 1
     keys, heap = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
@@ -203,7 +205,7 @@ def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool
         most = limits.most if spare > 0 else limits.fewest
         chosen, needed = NONE, other[sample]
         if near_home:
-            own, below = home[sample], (1 - work[sample]) << bits  # keys of parts that stay within limits
+            own, below = home[sample], (1 - work[sample]) << bits  # parts with lower keys have room
             first = node_of[own] * limits.per_node
             for at in range(first - 1, min(first + limits.per_node, num_parts)):  # home first
                 part = own if at < first else at
@@ -215,7 +217,7 @@ def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool
             part = heap[0] & mask
             if size[part] < most:
                 chosen = part
-            else:  # a part with all its samples leaves the heap
+            else:  # a full part leaves the heap
                 end -= 1
                 _sift(heap, at_of, mask, ZERO, end, heap[end])
         if chosen != NONE and amount[chosen] + needed > limits.other[chosen]:
@@ -238,7 +240,7 @@ def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool
 
 @inner
 def _make_lists(samples: Samples, part_of: np.ndarray, num_parts: int) -> Lists:
-    """Lists the samples of parts; those without a part are left out."""
+    """Lists the samples of each part. Samples without a part are left out."""
     lists = Lists(
         np.empty(2 * len(part_of) + 4 * num_parts, dtype=np.int64),
         np.zeros(num_parts + 1, dtype=np.int64),
@@ -252,10 +254,7 @@ def _make_lists(samples: Samples, part_of: np.ndarray, num_parts: int) -> Lists:
 
 @inner
 def _list_again(samples: Samples, lists: Lists, part_of: np.ndarray) -> None:
-    """Writes what `_make_lists` returns into lists that are there: large arrays take time to allocate.
-
-    There is room for every part to double.
-    """
+    """Refills lists in place, with room for every part to double, because allocating large arrays is slow."""
     load, amount, size, start, members = lists.load, lists.amount, lists.size, lists.start, lists.members
     for part in range(len(size)):
         load[part], amount[part], size[part] = 0, 0, 0
@@ -277,20 +276,20 @@ def _list_again(samples: Samples, lists: Lists, part_of: np.ndarray) -> None:
 
 @inner
 def _move(samples: Samples, lists: Lists, part_of: np.ndarray, sample: int, to: int) -> None:
-    """Moves a sample to another part; does nothing for NONE."""
+    """Moves a sample to part `to`. Does nothing if the sample is NONE."""
     if sample == NONE:
         return
     members, start, size, source = lists.members, lists.start, lists.size, part_of[sample]
     if start[to] + size[to] == start[to + 1]:
         _list_again(samples, lists, part_of)
-    # 1. Take it out, and close the gap.
+    # 1. Take the sample out, and close the gap.
     at, last = start[source], start[source] + size[source] - 1
     while members[at] != sample:
         at += 1
     while at < last:
         members[at] = members[at + 1]
         at += 1
-    # 2. Insert it, in ascending order.
+    # 2. Insert the sample in ascending order.
     at = start[to] + size[to]
     while at > start[to] and members[at - 1] > sample:
         members[at] = members[at - 1]
@@ -308,7 +307,7 @@ def _move(samples: Samples, lists: Lists, part_of: np.ndarray, sample: int, to: 
 
 @inner
 def _away(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: int, part: int) -> int:
-    """The cost of having a sample in a part."""
+    """Returns the cost of having a sample in a part: 0 at home, or without a home."""
     own = home[sample]
     if own != part and own != NONE:
         return price[sample] * (1 if node_of[own] == node_of[part] else ACROSS_NODES)
@@ -317,7 +316,7 @@ def _away(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: int,
 
 @inner
 def _cost(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: int, part: int, to: int) -> int:
-    """The cost of moving a sample from a part to another, below 0 where it comes nearer to its home."""
+    """Returns the cost of moving a sample from `part` to `to`, negative if it gets closer to its home."""
     return _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, part)
 
 
@@ -325,16 +324,16 @@ def _cost(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: int,
 def _evict(
     samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, only_surplus: bool, has_room: bool
 ) -> bool:
-    """Takes out what has to go, by writing NONE to its `part_of`; returns whether anything goes.
+    """Takes samples out of their parts by writing NONE to `part_of`. Returns whether any sample leaves.
 
-    1. Surplus samples of a part: the lightest, and as many of the heaviest as the limit of its load demands.
-    2. Of parts above their limit, the heaviest samples that another part has room for. With `only_surplus`,
-       swaps will do that; but where there is room elsewhere, not for what is next to a giant that must stay.
-    3. In return, the lightest samples of the same node, which come to where they weigh least: up to a quarter
-       of what each part has. What is missing then comes from all nodes.
+    1. Surplus samples leave: the lightest of a part, and as many of the heaviest as its load limit demands.
+    2. Parts above their limit lose the heaviest samples that another part has room for. With `only_surplus`,
+       swaps do that later, except that with `has_room`, samples next to a giant that must stay leave now.
+    3. In return, with equal sizes, as many of the lightest samples leave parts below their limit on the same
+       node, up to a quarter of each part. If these are too few, samples of all nodes follow.
 
     Example: the limit is 100, and parts of 4 rows have [97, 5, 4, 3] and [40, 30, 2, 1]. The giant of 97
-    stays, and 5, 4 and 3 leave. A quarter of the other part leaves in return, its 1.
+    stays, and 5, 4, and 3 leave. In return, a quarter of the other part leaves, its 1.
     """
     work, members, start, size, load = samples.work, lists.members, lists.start, lists.size, lists.load
     num_parts, has_nodes = len(limits.load), limits.per_node > 1
@@ -342,14 +341,14 @@ def _evict(
     for part in range(num_parts):
         room = max(room, limits.load[part] - load[part])
     spare = len(work) - num_parts * limits.fewest
-    wanted = np.zeros(num_parts, dtype=np.int64)  # samples in return, by node
+    wanted = np.zeros(num_parts, dtype=np.int64)  # samples in return, per node
     num_out, num_wanted = ZERO, ZERO
     for part in range(num_parts):
         first, count, over = start[part], size[part], load[part] - limits.load[part]
         kept = min(max(count - limits.fewest, 0), limits.most - limits.fewest, spare)
         spare -= kept
         surplus = max(count - limits.fewest - kept, 0)
-        # The lightest of all that no part before this one gets in return.
+        # The lightest sample that no earlier part gets in return.
         lightest = work[max(len(work) - 1 - num_wanted, 0)] if limits.fewest > 0 and count > 0 else 0
         relief, skipped, changes = ZERO, ZERO, ZERO
         for at in range(surplus):
@@ -359,7 +358,7 @@ def _evict(
             if changes == 0 and limits.fewest > 0 and heaviest - lightest > room:
                 skipped += 1
                 continue
-            # Instead of one of the lightest, or for another sample as light.
+            # It leaves instead of a light surplus sample, or in return for one of the lightest.
             relief += heaviest - (
                 work[members[first + count - surplus + changes]] if changes < surplus else lightest
             )
@@ -395,7 +394,7 @@ def _evict(
 
 @inner
 def _fullness(limits: Limits, lists: Lists, part: int) -> int:
-    """The larger share that a part has of its limits, times 2**32."""
+    """Returns the larger of load ÷ limit and other measure ÷ limit of a part, times 2**32."""
     share = max(lists.load[part] / limits.load[part], lists.amount[part] / max(limits.other[part], 1))
     return int(min(share, _MOST_SHARE) * _SHARE)
 
@@ -404,13 +403,13 @@ def _fullness(limits: Limits, lists: Lists, part: int) -> int:
 def _find_swap(
     samples: Samples, limits: Limits, lists: Lists, full: int, partners: np.ndarray, least: int, beyond: int
 ) -> tuple[int, int, int]:
-    """The cheapest swap: (sample of part `full`, part that takes it, sample that comes back).
+    """Returns the cheapest swap: (sample of part `full`, part that takes it, sample that comes back).
 
-    It takes at least `least` off part `full`, and leaves the partner at most `beyond` above its limit. Where
-    all swaps cost the same, the first one found will do. All are NONE without a swap, and the last is NONE
-    where nothing comes back.
+    The swap takes at least `least` off part `full`, and leaves the partner at most `beyond` above its limit.
+    If moves are free, the first swap found is returned. Without a swap, all three are NONE. If no sample
+    comes back, the last is NONE.
 
-    Two pointers over the samples of both parts find the lightest that may come back for each one given.
+    Two pointers over the samples of both parts find, for each sample given, the lightest that may come back.
     """
     work, other, home, price = samples.work, samples.other, samples.home, samples.price
     members, start, size, amount = lists.members, lists.start, lists.size, lists.amount
@@ -425,7 +424,7 @@ def _find_swap(
         may_give = size[full] > limits.fewest and size[to] < limits.most
         begin, stop = start[to], start[to] + size[to]
         lightest = ZERO if may_give or begin == stop else work[members[stop - 1]]
-        pointer = begin  # behind the lightest sample that may come back
+        pointer = begin  # just past the lightest sample that may come back
         for at in range(start[full], start[full] + size[full]):
             sample = members[at]
             if work[sample] - lightest < least:
@@ -444,7 +443,7 @@ def _find_swap(
                     break
             goes_alone = may_give and work[sample] <= most and amount[to] + other[sample] <= limits.other[to]
             if returned == NONE and not goes_alone:
-                continue  # as for most samples, before looking up what they cost
+                continue  # most samples end here, before their costs are looked up
             cost = _cost(home, price, node_of, sample, full, to)
             if goes_alone and cost < best:
                 gives, taker, returns, best = sample, to, NONE, cost
@@ -467,26 +466,25 @@ def _level(
     most_moved: int,
     most_partners: int,
 ) -> tuple[int, int]:
-    """Takes what is above the limit off parts from `first` to `end`.
+    """Levels the parts from `first` to `end` by swaps, so that none is above its load limit.
 
-    Returns how many are stuck above it, and how many more samples may leave their home.
+    Returns how many parts are stuck above their limit, and how many more samples may leave home.
 
-    1. The fullest part comes first. Its partners are near the top of a heap with the emptiest part on top; of
-       the shares that it has of its limits, the larger one tells how full a part is. Where few do not help,
-       more are tried, up to `most_partners`.
-    2. Of all swaps that take the excess off at once, it takes the cheapest; else of those that take half of
-       it, a quarter, and so on. A partner may then end above its limit, by 3/4 of that, and follows later.
+    1. The fullest part comes first, as `_fullness` measures it. Its partners are the emptiest parts, near
+       the top of a heap. If a few do not help, more are tried, up to `most_partners`.
+    2. The cheapest swap that takes off the whole excess is made, or else the cheapest that takes off half, a
+       quarter, and so on. Such a swap may leave the partner up to 3/4 of that above its limit, for later.
 
-    It stops when `most_stuck` are, or more than `most_moved` samples have left their home.
+    Leveling stops if `most_stuck` parts are stuck, or if more than `most_moved` samples would leave home.
 
-    Example: the limit is 80, a part has 95, and its partner 70. A sample of 25 for one of 15 takes 10 off the
-    excess of 15, all that the partner has room for. So the swap takes at least half of it, 7, and may take
-    up to 10 + 6: a sample of 25 for one of 10 settles it, and leaves the partner 5 above the limit.
+    Example: the limit is 80, a part has 95, and its partner 70. The partner has room for 10, and the excess
+    is 15. So a swap must take off at least half the excess, 7, and may put up to 10 + 6 on the partner.
+    Swapping a sample of 25 for one of 10 levels the part, and leaves the partner 5 above its limit.
     """
     work, home, price, size, load = samples.work, samples.home, samples.price, lists.size, lists.load
     count, bits, looks = end - first, _bits(end - first), LOOKS * len(work)
     mask = (ONE << bits) - 1
-    keys = np.empty(count, dtype=np.int64)  # parts count from `first` in them
+    keys = np.empty(count, dtype=np.int64)  # parts are counted from `first`
     for at in range(count):
         keys[at] = (_fullness(limits, lists, first + at) << bits) | at
     heap, at_of = _sorted(keys), np.empty(count, dtype=np.int64)
@@ -499,7 +497,7 @@ def _level(
         if load[first + number] > limits.load[first + number]:
             queue[write], is_queued[number] = first + number, 1
             write += 1
-    num_stuck, is_free = ZERO, len(price) > 0 and price[0] == 0  # any swap is as cheap as others
+    num_stuck, is_free = ZERO, len(price) > 0 and price[0] == 0  # all swaps cost the same
     halvings = HALVINGS if count == len(limits.load) and not is_free else FEW_HALVINGS
     while read != write and num_stuck < most_stuck:
         full = queue[read]
@@ -507,7 +505,7 @@ def _level(
         halving, num_partners = ZERO, min(most_partners, MANY_PARTNERS if is_free else FEW_PARTNERS)
         while load[full] > limits.load[full]:
             gives, taker, returns = NONE, NONE, NONE
-            halving = max(halving - 1, 0)  # what did not help before will hardly do now
+            halving = max(halving - 1, 0)  # what failed before is unlikely to work now
             while taker == NONE and looks > 0:
                 least = max((load[full] - limits.load[full]) >> halving, 1)
                 beyond = least - least // 4 if halving > 0 and visits[full - first] < MOST_VISITS else 0
@@ -555,14 +553,14 @@ def _send_home(
     most_moved: int,
     attempts: int,
 ) -> None:
-    """Returns samples to their home, or node, alone or in a swap, where that costs less within the limits.
+    """Moves samples to their home, or its node, alone or in a swap, if that saves cost within the limits.
 
-    Those in the part that `kept` has of them stay there. What is in another node may also go to the part of
-    its home's node with most room. With two attempts, it may go to any part there, for more samples in
-    return, and is tried again once all have been: with little room, that sends fewer bytes across nodes.
+    A sample in the part that `kept` names for it stays. A sample in another node may also go to the part with
+    the most room in its home's node. With two attempts, it may go to any part there, with more samples tried
+    in return, and is tried again after all others. With little room, this sends fewer bytes across nodes.
 
-    What comes back has at least the work for which there is no room, and at most what leaves room behind. At
-    most `most_moved` more samples leave home, for others that so come into their nodes.
+    A sample in return weighs at least what its part lacks in room, and at most what fits in the other part.
+    At most `most_moved` more samples leave home so that others get into their nodes.
     """
     work, other, home, price = samples.work, samples.other, samples.home, samples.price
     members, start, size, load, amount = lists.members, lists.start, lists.size, lists.load, lists.amount
@@ -596,7 +594,7 @@ def _send_home(
             if may_go and amount[to] + other[sample] <= limits.other[to]:
                 best, taker, returns = gain, to, NONE
             low, high = start[to], start[to] + size[to]
-            while low < high:  # to behind the lightest sample with at least so much work
+            while low < high:  # ends just past the lightest sample of at least `least` work
                 middle = (low + high) // 2
                 if work[members[middle]] >= least:
                     low = middle + 1
@@ -612,7 +610,7 @@ def _send_home(
                 if change < 0 and amount[part] - change > limits.other[part]:
                     continue
                 cost = gain + _cost(home, price, node_of, returned, to, part)
-                # In its node, but not at home, it has moved anyway: worth another move if that saves half.
+                # A sample in its node, but not at home, has still moved: the swap must keep half of the gain.
                 is_worth_it = to == own or (2 * cost < gain and (home[returned] != to or most_moved > 0))
                 if cost < best and is_worth_it:
                     best, taker, returns = cost, to, returned
@@ -631,17 +629,17 @@ def settle(
 
     Returns True only if all samples have a part, and no part is above a limit.
 
-    1. Samples that no part may keep leave, and are placed near home. Swaps level the rest, inside each node
-       and then over all.
-    2. If a part is stuck, more samples leave at once: from where the swaps have led if there is much room,
-       and from the beginning if not. Where there is, a part counts as stuck sooner, because this is cheap.
-    3. The parts that are still above a limit are dealt anew, longest first, with as many of the emptiest,
-       then with four times as many, and so on.
-    4. Last, samples return home where the limits allow it.
+    1. Surplus samples leave their parts, and are placed near home. Swaps then level parts, first inside each
+       node, and then over all parts.
+    2. If a part is stuck, more samples leave at once. With much room, this continues from the swapped parts,
+       and parts count as stuck sooner, because this step is cheap. Otherwise it starts from the given parts.
+    3. Samples of parts still above a limit are placed again, longest first, together with those of as many of
+       the emptiest parts, then of four times as many, and so on.
+    4. Last, samples return home if the limits allow it.
 
-    With `swaps_only`, there is no other step but the last, whether or not parts are above their limits. Swaps
-    end where `most_stuck` parts are stuck, or more than `most_moved` samples have left their home. With such
-    a limit, only samples that this call has moved return.
+    With `swaps_only`, only swaps and the last step run, even if parts stay above their limits. Swaps end if
+    `most_stuck` parts are stuck, or more than `most_moved` samples would leave home. With such a limit on
+    moves, only samples that this call has moved return.
     """
     num_parts, given = len(limits.load), part_of.copy()
     kept = given if swaps_only and 0 < most_moved < NO_CAP else samples.home
@@ -664,7 +662,7 @@ def settle(
         if goes:
             _list_again(samples, lists, part_of)
         in_nodes = num_nodes if step != DEALS else ZERO
-        for node in range(in_nodes + 1):  # each of them, and then all parts
+        for node in range(in_nodes + 1):  # each node, and then all parts
             is_all = node == in_nodes
             first = ZERO if is_all else node * limits.per_node
             end = num_parts if is_all else min(first + limits.per_node, num_parts)
@@ -693,16 +691,16 @@ def settle(
 
 @inner
 def _take_out(limits: Limits, lists: Lists, part_of: np.ndarray, factor: int) -> bool:
-    """Writes NONE to samples of parts above their limit, and of `factor` times as many of the emptiest.
+    """Takes out all samples of parts above their limit, and of `factor` times as many of the emptiest parts.
 
-    Returns whether that is all parts.
+    Returns whether that many of the emptiest parts are all parts.
     """
     num_parts, count = len(limits.load), ZERO
     bits, keys = _bits(num_parts), np.empty(num_parts, dtype=np.int64)
     for part in range(num_parts):
         count += factor * (lists.load[part] > limits.load[part])
         keys[part] = ((lists.load[part] - limits.load[part]) << bits) | part
-    count = min(max(count, factor), num_parts)  # where none is above its limit, a sample has no place
+    count = min(max(count, factor), num_parts)  # if no part is above its limit, some sample has no part
     last = _sorted(keys)[count - 1]
     for sample in range(len(part_of)):
         part = part_of[sample]
@@ -713,21 +711,21 @@ def _take_out(limits: Limits, lists: Lists, part_of: np.ndarray, factor: int) ->
 
 @compiled
 def shortest_time(work: np.ndarray, speeds: np.ndarray, fewest: int, most: int) -> float:
-    """A time that the slowest part takes at least, given descending work and ascending speeds.
+    """Returns a lower bound on the time of the slowest part, for descending work and ascending speeds.
 
     `lower_bound` gives the proof.
     """
     num_samples, num_parts = len(work), len(speeds)
-    sums = np.zeros(num_samples + 1, dtype=np.int64)  # of the heaviest samples
+    sums = np.zeros(num_samples + 1, dtype=np.int64)  # sums of the heaviest samples
     for sample in range(num_samples):
         sums[sample + 1] = sums[sample] + work[sample]
-    # 1. The q fastest parts together, at q − 1; all of them give the mean.
+    # 1. fastest[q − 1] is the speed of the q fastest parts together. All parts give the mean.
     fastest = np.empty(num_parts)
     fastest[0] = speeds[num_parts - 1]
     for q in range(1, num_parts):
         fastest[q] = fastest[q - 1] + speeds[num_parts - 1 - q]
     bound = sums[num_samples] / fastest[num_parts - 1]
-    # 2. Some q parts hold j · q of the m heaviest samples, and the lightest ones up to their sizes.
+    # 2. Some q parts hold j · q of the m heaviest samples, and others no lighter than the lightest.
     for before in range(0, num_samples, num_parts):
         j = before // num_parts + 1
         for q in range(1, min(num_parts, num_samples - before) + 1):
@@ -735,7 +733,7 @@ def shortest_time(work: np.ndarray, speeds: np.ndarray, fewest: int, most: int) 
             load = sums[m] - sums[m - j * q] + sums[num_samples] - sums[num_samples - others]
             if load > bound * fastest[q - 1]:
                 bound = load / fastest[q - 1]
-    # 3. The q slowest parts hold the lightest samples at least, as many as sizes demand.
+    # 3. The q slowest parts hold at least the lightest samples, as many as the sizes demand.
     slowest = 0.0
     for q in range(1, num_parts if speeds[0] < 1.0 else 0):
         slowest += speeds[q - 1]
@@ -746,18 +744,18 @@ def shortest_time(work: np.ndarray, speeds: np.ndarray, fewest: int, most: int) 
 
 @compiled
 def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.ndarray:
-    """int64 `[samples]`, the part of each, by merging partial partitions, the two worst balanced first.
+    """Returns each sample's part, int64 `[samples]`, by repeatedly merging the two least balanced partitions.
 
-    A merge joins the heaviest part of one partition with the lightest of the other, and so on. Partitions
-    start with `width` samples of `work`, which is descending, each in a part of its own.
+    A merge joins the heaviest part of one partition with the lightest part of the other, and so on. Initial
+    partitions have `width` samples of `work`, which is descending, each in a part of its own.
 
-    Example: work [8, 7, 6, 5, 4] on two parts starts as (8, 0), (7, 0), (6, 0), (5, 0), (4, 0). The worst
-    balanced are the first two; merged, they are (8, 7). Then 6 and 5 become (6, 5). 4 joins 7 to (11, 8),
-    which meets (6, 5) to end as (8 + 6, 7 + 4 + 5) = (14, 16).
+    Example: work [8, 7, 6, 5, 4] on two parts starts as (8, 0), (7, 0), (6, 0), (5, 0), (4, 0). The first two
+    are the least balanced, and merge to (8, 7). Then 6 and 5 merge to (6, 5). 4 joins 7 in (11, 8), which
+    merges with (6, 5) to (7 + 4 + 5, 8 + 6) = (16, 14).
     """
     num_samples = len(work)
-    # 1. A partition is a chain of slots, one for each part with samples, the heaviest first: `below` leads to
-    # the next. A slot is named by its first sample; `after` leads to the other samples of the part.
+    # 1. A partition is a chain of slots, one for each part with samples, the heaviest first. `below` leads to
+    # the next slot. A slot is named by its first sample, and `after` leads to the part's other samples.
     load, tail, below, after = work.copy(), np.empty_like(work), np.empty_like(work), np.empty_like(work)
     for sample in range(num_samples):
         tail[sample], below[sample], after[sample] = sample, sample + 1, NONE
@@ -773,12 +771,12 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
     slots, sums = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
     ordered = np.empty(num_parts, dtype=np.int64)
     while count > 1:
-        # 2. Take the two partitions with the largest spreads, the distance of their heaviest and lightest.
+        # 2. Take the two partitions with the largest spreads, the heaviest part minus the lightest.
         one = heap[0] & mask
         count -= 1
         _sift(heap, at_of, mask, ZERO, count, heap[count])
         other = heap[0] & mask
-        # 3. Slot p of the first meets slot length − 1 − p of the second.
+        # 3. Slot p of the first joins slot length − 1 − p of the second.
         length, rows = min(size[one] + size[other], num_parts), size[one]
         alone = length - size[other]
         slot = top[other]
@@ -820,40 +818,40 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
 
 
 class Groups(NamedTuple):
-    """Samples that should be together; all arrays are int64. `number` and `marks` are room to work in."""
+    """Groups of samples that belong together; all arrays are int64. `number` and `marks` are work space."""
 
-    of: np.ndarray  # [samples], the group of each; a sample without others is a group
-    copy: np.ndarray  # [groups], cost of each part with samples of it beyond the first; 0 for a sample alone
+    of: np.ndarray  # [samples], group of each sample; a single sample is a group, too
+    copy: np.ndarray  # [groups], cost of each part of a group beyond the first; 0 for a single sample
     number: np.ndarray  # [groups], NONE outside of `_list_runs`
     marks: np.ndarray  # [groups], 0 outside of `_list_runs`
 
 
 class Runs(NamedTuple):
-    """Runs that a part may give to another: the first samples of any of its groups; last, a run of none.
+    """Runs that a part may give to another. A run has the first samples of a group. The last run is empty.
 
-    Run i ends with the i-th sample. All arrays but `sample` are int64 `[samples + 1]`.
+    Run i ends with the i-th sample. All arrays except `sample` are int64 `[samples + 1]`.
     """
 
-    sample: np.ndarray  # [samples], by group; those of a group that cost nothing to move come first
-    begin: np.ndarray  # where each run begins
-    group: np.ndarray  # NONE for the run of none
+    sample: np.ndarray  # [samples], by group; in a group, samples with free moves come first
+    begin: np.ndarray  # index where each run begins
+    group: np.ndarray  # NONE for the empty run
     work: np.ndarray
     other: np.ndarray
-    cost: np.ndarray  # of moves, and of copies
-    by_cost: np.ndarray
+    cost: np.ndarray  # cost of moves and copies
+    by_cost: np.ndarray  # runs, the cheapest first
 
 
 @inner
 def _list_runs(samples: Samples, limits: Limits, groups: Groups, lists: Lists, part: int, to: int) -> Runs:
-    """Lists what `part` may give to another part, and what each of that costs.
+    """Lists the runs that `part` may give to part `to`, and the cost of each.
 
-    Example: a part has samples 3 and 5 of a group, which is in no other part, and a copy costs 64. Sample 3
-    is away from home as it is. Its run is [3] at a cost of 64, and [3, 5] costs 1, the move of sample 5.
+    Example: a part has samples 3 and 5 of a group that no other part has. A copy costs 64, and a move 1, but
+    sample 3 is away from home already. Run [3] costs 64 for a copy, and [3, 5] costs 1 to move sample 5.
     """
     home, price, node_of = samples.home, samples.price, limits.node_of
     members, number, marks = lists.members, groups.number, groups.marks
     first, count = lists.start[part], lists.size[part]
-    # 1. Number groups in the order of their heaviest samples; odd are samples that cost something to move.
+    # 1. Number groups in the order of their heaviest samples. Samples with a cost to move have odd keys.
     keys, num_groups = np.empty(count, dtype=np.int64), ZERO
     for at in range(count):
         sample = members[first + at]
@@ -865,7 +863,7 @@ def _list_runs(samples: Samples, limits: Limits, groups: Groups, lists: Lists, p
     order, ends = bucket(keys, 2 * num_groups)
     for at in range(lists.start[to], lists.start[to] + lists.size[to]):
         marks[groups.of[members[at]]] = 1
-    # 2. Add the samples of each group up.
+    # 2. Add up the samples of each group, run by run.
     taken, begin = np.empty(count, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
     group_of, work = np.empty(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
     other, cost = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
@@ -908,15 +906,15 @@ def _find_exchange(
     least: int,
     most: int,
 ) -> tuple[int, int]:
-    """(run that `part` gives, run that comes back) of the exchange that saves most; NONE where none saves.
+    """Returns the exchange that saves the most: (run that `part` gives, run that comes back).
 
-    It takes `least` to `most` off the part.
+    It takes `least` to `most` work off the part. Both runs are NONE if no exchange saves cost.
 
-    Example: of part 0, [a a a a] of work 40 costs 4 moves and saves no copy; part 1 has [b b b b] of 32 at
-    the same price, and [c c c] of 36. With equal rows and 5 to 10 to take off, a goes for b at a cost of 8.
+    Example: part 0 may give [a a a a] of work 40, and part 1 [b b b b] of 32 or [c c c] of 36. Each run saves
+    a copy of 64, and costs 1 per move. With equal rows, and 5 to 10 to take off, a goes for b, saving 120.
     """
     size = lists.size
-    net_least = max(size[part] - limits.most, limits.fewest - size[to])  # rows that leave the part
+    net_least = max(size[part] - limits.most, limits.fewest - size[to])  # rows that leave the part, net
     net_most = min(size[part] - limits.fewest, limits.most - size[to])
     cheapest = returns.cost[returns.by_cost[0]]
     best, chosen, chosen_back, looks = ZERO, NONE, NONE, LOOKS_PER_ROW * (len(gives.cost) + len(returns.cost))
@@ -956,15 +954,16 @@ def place_units(
     ends: np.ndarray,
     order: np.ndarray,
 ) -> None:
-    """Places units of samples, in that order: at home where there is room, else in the part with most room.
+    """Places units of samples in `order`: at home if there is room, else in the part with the most room.
 
-    1. Of the homes of a unit that have room for it within the limits, it goes to that where most of it stays.
-    2. Else it goes to the part with most room, if that has enough up to `most_load`, which may be above the
-       limits; or to any such part.
-    3. Else the part that can take most of it takes that, and the rest is placed in the same way.
+    1. A unit goes to the home where most of it stays, among those with room for all of it within the limits.
+    2. Otherwise it goes to the part with the most room, if it fits up to `most_load`, which may exceed the
+       limit. If it does not fit there, it goes to the emptiest part where it fits.
+    3. Otherwise the part that can take the most samples of it takes those, at least one. The rest is placed
+       the same way.
 
-    Example: two parts of 4 rows, with loads up to 20. Units of 4, 2 and 2 samples with 4 of work each, all at
-    home in part 0: the first stays there, and the others go to part 1.
+    Example: two parts have 4 rows and loads up to 20. Units of 4, 2, and 2 samples, each with 4 of work, are
+    all at home in part 0. The first unit stays there, and the others go to part 1.
     """
     home, other, num_parts = samples.home, samples.other, len(limits.load)
     load, amount = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
@@ -994,7 +993,7 @@ def place_units(
                 at_home[home[by_unit[at]]] = 0
             if chosen == NONE:
                 count = ZERO
-                for at in range(NONE, end):  # first the top of the heap, which likely has room for all
+                for at in range(NONE, end):  # first try the top of the heap, which likely fits all
                     part = heap[max(at, 0)] & mask
                     fitting, most = ZERO, min(rows, limits.most - size[part])
                     room, other_room = most_load[part] - load[part], limits.other[part] - amount[part]
@@ -1012,7 +1011,7 @@ def place_units(
             amount[chosen] += others[count]
             size[chosen] += count
             first += count
-            if size[chosen] == limits.most:  # it leaves the heap
+            if size[chosen] == limits.most:  # a full part leaves the heap
                 end -= 1
                 if at_of[chosen] < end:
                     _sift(heap, at_of, mask, at_of[chosen], end, heap[end])
@@ -1023,11 +1022,11 @@ def place_units(
 
 @compiled
 def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarray) -> None:
-    """Makes exchanges that save costs and keep to the limits, between parts that share a group.
+    """Makes exchanges between parts that share a group, if they save costs and keep to the limits.
 
-    1. The parts that have some of a group are sorted, those with most of it first.
-    2. Each, from the last on, meets some of those before it that have other samples, too: the cheapest
-       exchange of what one has of any group for what the other has is made, if it saves costs.
+    1. The parts that have samples of a group are sorted, those with the most samples of it first.
+    2. From the last on, each part meets some parts before it, except parts that likely have only this group.
+       The two make the cheapest exchange of runs of any groups, if it saves costs.
     3. Parts that have not changed since they met for the same group do not meet again.
 
     Example: with equal rows, part 0 has [a a a b], part 1 [a b b b], all of the same work. A copy costs 64.
@@ -1069,7 +1068,7 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
                         break
                     first, last = members[start[to]], members[start[to] + size[to] - 1]
                     if groups.of[first] == group and groups.of[last] == group:
-                        continue  # likely all of the part
+                        continue  # the part likely has nothing else
                     tried += 1
                     if max(changed[part], changed[to]) <= last_try or looks < 0:
                         continue
@@ -1080,7 +1079,7 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
                     give, back = _find_exchange(limits, lists, part, may_give, to, may_return, least, most)
                     if give != NONE:
                         gives, returns = may_give.begin[give], may_return.begin[back]
-                        while gives <= give or returns <= back:  # one each, so that sizes stay close
+                        while gives <= give or returns <= back:  # alternately, so that sizes stay close
                             if gives <= give:
                                 _move(samples, lists, part_of, may_give.sample[gives], to)
                             if returns <= back:

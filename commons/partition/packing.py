@@ -1,4 +1,4 @@
-"""Micro-batches under a token cap: few of them, with equal loads."""
+"""Packs samples into few micro-batches under a token cap, with loads as equal as possible."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .problem import Problem, heaviest_first, indices_of_parts
 from .refined import place_from_scratch, refine
 from .workloads import MOST_TOKENS, as_integers, as_tokens, as_workloads, bits_of_loads, check_count
 
-# Bits of the sum of all work, by which micro-batches are in order.
+# Bits of the sum of all work. Micro-batches are sorted by loads of this precision.
 SUM_BITS = 62
-# The heaviest micro-batch of a rank is light enough this close above what is possible.
+# The heaviest micro-batch of a rank may exceed the lower bound by this share.
 TOLERANCE = 0.005
-# To try a number of micro-batches takes about samples × (that + 4096) nanoseconds. Numbers are tried for 0.8
-# seconds: one after another while there is time for all that are left, else by bisection.
+# Trying a number of micro-batches takes about samples × (number + 4096) nanoseconds. Numbers are tried for
+# 0.8 seconds: in order while there is time for all that remain, and otherwise by bisection.
 OVERHEAD, MOST_EFFORT = 4096, 800_000_000
 
 
@@ -35,26 +35,26 @@ def pack_micro_batches(
 ) -> list[np.ndarray]:
     """Divides samples into few micro-batches under a token cap, with loads as equal as possible.
 
-    The number of micro-batches is the smallest for which a division is found: never more than best-fit
-    decreasing by tokens needs, rounded up to the multiple. Where `min_count` suffices, it is that many. Of
-    thousands of samples, not all numbers are tried.
+    The number of micro-batches is the smallest for which a division is found, from `min_count` on. It is at
+    most the larger of `min_count` and what best-fit decreasing by tokens needs, rounded up to the multiple.
+    With thousands of samples, not all numbers are tried.
 
     Args:
-        workloads: Costs of the samples, `[samples]`, non-negative.
-        tokens: Tokens of each sample, whole numbers, `[samples]`.
-        max_tokens: Number of tokens that a micro-batch may have, at least 1. A sample above it gets a
+        workloads: Cost of each sample, `[samples]`, non-negative.
+        tokens: Number of tokens of each sample, `[samples]`, whole numbers.
+        max_tokens: Largest number of tokens in a micro-batch, at least 1. A sample with more tokens gets a
             micro-batch of its own, and a warning names it.
-        multiple_of: Number that divides the number of micro-batches.
-        min_count: Least number of micro-batches.
-        strict: True for an error where a sample is above the cap, or a micro-batch is empty.
+        multiple_of: Divisor of the number of micro-batches.
+        min_count: Smallest number of micro-batches.
+        strict: Whether a sample above the cap, or an empty micro-batch, is an error.
 
     Returns:
-        Indices of the samples of each micro-batch, int64, ascending; the lightest micro-batch comes first.
-        One is empty only where there are fewer samples than micro-batches.
+        Indices of the samples of each micro-batch, int64, ascending. The lightest micro-batch comes first. A
+        micro-batch is empty only if there are fewer samples than micro-batches.
 
     Raises:
         ValueError: A value is negative, NaN, or infinite; tokens are not whole numbers; a count is below 1;
-            `strict` refuses a micro-batch.
+            or `strict` refuses a sample or a micro-batch.
     """
     samples = check_samples(workloads, tokens, max_tokens, multiple_of, min_count)
     report_above_cap(*samples[1:], strict)
@@ -68,8 +68,8 @@ def pack_micro_batches(
 def pack(
     work: np.ndarray, tokens: np.ndarray, max_tokens: int, multiple_of: int, least: int
 ) -> list[np.ndarray]:
-    """As `pack_micro_batches`, of samples as `check_samples` returns them, and without a warning; `least` is
-    that of `least_counts`, or more."""
+    """Does the work of `pack_micro_batches`, without a warning, on samples that `check_samples` returned.
+    `least` is the result of `least_counts`, or more."""
     alone, shared = np.flatnonzero(tokens > max_tokens), np.flatnonzero(tokens <= max_tokens)
     count = -(-least // multiple_of) * multiple_of - len(alone)
     parts = _share(work[shared], tokens[shared], max_tokens, count, multiple_of) if count > 0 else []
@@ -79,8 +79,8 @@ def pack(
 
 
 def _share(work: np.ndarray, tokens: np.ndarray, max_tokens: int, count: int, step: int) -> list[np.ndarray]:
-    """Parts under the cap: the fewest of count, count + step, … for which a partition is found."""
-    # As `Problem.of` does, but checked once, not for each rank and count.
+    """Returns parts under the cap: the fewest of count, count + step, … for which a partition is found."""
+    # `Problem.of` would do the same, but check the samples again for each rank and count.
     most_parts = count + step * len(work)
     coarse = np.maximum(work >> (SUM_BITS - bits_of_loads(max(len(work), most_parts))), 1)
     heaviest = heaviest_first(coarse)
@@ -96,13 +96,13 @@ def _share(work: np.ndarray, tokens: np.ndarray, max_tokens: int, count: int, st
     found = attempt(count) if effort <= MOST_EFFORT else None
     if found is not None:
         return found
-    # 1. Best-fit decreasing needs `high` steps at most; try fewer.
+    # 1. Best-fit decreasing needs at most `high` more steps. Try up to that many.
     order, part_of = heaviest_first(tokens), np.empty_like(tokens)
     part_of[order] = _best_fit(tokens[order].tolist(), max_tokens)
     low, high = 1, max(-(-(int(part_of.max()) + 1 - count) // step), 0)
     most = count + high * step
     while low <= high:
-        left = (MOST_EFFORT - effort) // (len(work) * (most + OVERHEAD))  # attempts
+        left = (MOST_EFFORT - effort) // (len(work) * (most + OVERHEAD))  # attempts that time allows
         if left <= 0:
             break
         trial = low if high - low < left else (low + high) // 2
@@ -114,7 +114,7 @@ def _share(work: np.ndarray, tokens: np.ndarray, max_tokens: int, count: int, st
             found, high = parts, trial - 1
     if found is not None:
         return found
-    # 2. Start from best-fit decreasing, with a sample in each part.
+    # 2. Otherwise, refine best-fit decreasing, after moving one sample into each empty part.
     first = np.unique(part_of[order], return_index=True)[1]
     others = np.delete(order, first)[: most - len(first)]
     part_of[others] = len(first) + np.arange(len(others))
@@ -123,11 +123,11 @@ def _share(work: np.ndarray, tokens: np.ndarray, max_tokens: int, count: int, st
 
 
 def _best_fit(tokens: list[int], room: int) -> list[int]:
-    """The part of each sample, given descending tokens of at most `room`, the room of a part.
+    """Returns the part of each sample. `tokens` descend, and are at most `room`, the capacity of a part.
 
-    Each sample goes where least room is left, of equal ones into the first part; else into a new one.
+    A sample goes into the part with the least room that fits it, the first if tied, or else into a new part.
     """
-    parts, part_of, count = list[tuple[int, int]](), list[int](), 0  # the room of each part, ascending
+    parts, part_of, count = list[tuple[int, int]](), list[int](), 0  # (room left, part), ascending
     for needed in tokens:
         at = bisect_left(parts, (needed, 0))
         if at == len(parts):
@@ -136,7 +136,7 @@ def _best_fit(tokens: list[int], room: int) -> list[int]:
         else:
             left, part = parts.pop(at)
         part_of.append(part)
-        if left - needed >= tokens[-1]:  # else no sample fits into it
+        if left - needed >= tokens[-1]:  # otherwise no further sample fits
             insort(parts, (left - needed, part))
     return part_of
 
@@ -144,7 +144,7 @@ def _best_fit(tokens: list[int], room: int) -> list[int]:
 def check_samples(
     workloads: ArrayLike, tokens: ArrayLike, max_tokens: int, multiple_of: int = 1, min_count: int = 1
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns (work, tokens, max_tokens), int64 `[samples]`; raises the ValueErrors of all arguments."""
+    """Checks all arguments. Returns (work, tokens, max_tokens), with work and tokens int64 `[samples]`."""
     for name, count in (("multiple_of", multiple_of), ("min_count", min_count), ("max_tokens", max_tokens)):
         check_count(name, count)
     work = as_integers(as_workloads(workloads), SUM_BITS)
@@ -152,7 +152,7 @@ def check_samples(
 
 
 def report_above_cap(tokens: np.ndarray, max_tokens: int, strict: bool) -> None:
-    """Warns the caller's caller of samples that take a micro-batch of their own, or raises a ValueError."""
+    """Warns the caller's caller of samples above the cap, or raises a ValueError about them if `strict`."""
     above = np.flatnonzero(tokens > max_tokens)
     if not above.size:
         return
@@ -170,13 +170,13 @@ def report_above_cap(tokens: np.ndarray, max_tokens: int, strict: bool) -> None:
 
 
 def least_counts(tokens: np.ndarray, max_tokens: int, rank_of: np.ndarray, num_ranks: int) -> np.ndarray:
-    """Micro-batches that any division of each rank's samples needs, int64 `[ranks]`."""
+    """Returns a lower bound on the number of micro-batches of each rank, int64 `[ranks]`."""
     is_above, is_half = tokens > max_tokens, 2 * tokens > max_tokens
     shared = np.where(is_above, 0, tokens)
     smallest = np.full(num_ranks, max_tokens)
     np.minimum.at(smallest, rank_of[shared > 0], shared[shared > 0])
     num_above, num_half, num_shared, num_with_tokens = (
-        np.bincount(rank_of[chosen], minlength=num_ranks)  # no two above half fit together
+        np.bincount(rank_of[chosen], minlength=num_ranks)  # no two above half the cap fit together
         for chosen in (is_above, is_half & ~is_above, ~is_above, shared > 0)
     )
     by_number = -(-num_with_tokens // (max_tokens // smallest))
@@ -185,12 +185,12 @@ def least_counts(tokens: np.ndarray, max_tokens: int, rank_of: np.ndarray, num_r
 
 
 def has_empty(ranks: Sequence[Sequence[np.ndarray]]) -> bool:
-    """Whether a micro-batch of a rank has no samples."""
+    """Returns whether some rank has a micro-batch without samples."""
     return any(len(samples) == 0 for micro_batches in ranks for samples in micro_batches)
 
 
 def refuse_empty(ranks: Sequence[Sequence[np.ndarray]]) -> None:
-    """Raises a ValueError if a micro-batch of a rank has no samples."""
+    """Raises a ValueError if some rank has a micro-batch without samples."""
     if has_empty(ranks):
         num_samples = [sum(map(len, micro_batches)) for micro_batches in ranks]
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The checked form of a problem: sorted integer workloads, limits of every part, and the lower bound."""
+"""The checked form of a problem: sorted integer workloads, the limits of parts, and the lower bound."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Problem:
-    """Samples from the heaviest to the lightest, and what every part may take."""
+    """Samples from the heaviest to the lightest, and the limits of all parts."""
 
     speeds: np.ndarray  # float64 [parts], 1.0 for the fastest; the time of a part is its load ÷ its speed
     order: np.ndarray  # int64 [samples], the caller's index of each sample
     work: np.ndarray  # int64 [samples]
-    tokens: np.ndarray  # int64 [samples]; 0 where nothing caps them
-    fewest: int  # samples of a part
-    most: int
-    max_tokens: int = NO_CAP  # sum of a part's tokens
-    token_tolerance: float | None = None  # by which a part's tokens may exceed the mean
-    given: np.ndarray | int = 0  # load of each part beside its samples; below 0 for a head start
+    tokens: np.ndarray  # int64 [samples]; zeros if nothing limits tokens
+    fewest: int  # smallest number of samples in a part
+    most: int  # largest number
+    max_tokens: int = NO_CAP  # largest sum of a part's tokens
+    token_tolerance: float | None = None  # share by which a part's tokens may exceed the mean
+    given: np.ndarray | int = 0  # load of each part before its samples; negative for a head start
 
     @staticmethod
     def of(
@@ -50,9 +50,9 @@ class Problem:
         speeds: ArrayLike | None = None,
         token_tolerance: float | None = None,
     ) -> Problem:
-        """Checks the arguments, which raises the ValueErrors of public functions, and sorts the samples."""
+        """Checks the arguments, raising the ValueErrors of public functions, and sorts the samples."""
         check_count("num_partitions", num_partitions)
-        num_partitions = int(num_partitions)  # a narrower numpy integer would overflow, and recompile
+        num_partitions = int(num_partitions)  # a narrow numpy integer would overflow, and recompile
         values = as_workloads(workloads)
         relative = as_speeds(speeds, num_partitions)
         integers = as_integers(values, bits_of_loads(max(len(values), num_partitions)))
@@ -70,40 +70,40 @@ class Problem:
         return len(self.speeds)
 
     def by_tokens(self) -> Problem:
-        """The problem of balancing tokens in place of work; `order` holds samples of this problem."""
+        """Returns the problem of balancing tokens, not work. `order` refers to samples of this problem."""
         order = heaviest_first(self.tokens)
         amounts = self.tokens[order]
         return Problem(np.ones(self.num_parts), order, amounts, 0 * amounts, self.fewest, self.most)
 
     def sort(self, per_sample: np.ndarray) -> np.ndarray:
-        """Brings values per sample from the caller's order into that of `work`, as int64."""
+        """Reorders per-sample values from the caller's order into the order of `work`, as int64."""
         return np.ascontiguousarray(per_sample, dtype=np.int64)[self.order]
 
     def unsort(self, per_sample: np.ndarray) -> np.ndarray:
-        """Brings values per sample from the order of `work` into the caller's."""
+        """Reorders per-sample values from the order of `work` into the caller's order."""
         values = np.empty_like(per_sample)
         values[self.order] = per_sample
         return values
 
     def target(self, tolerance: float) -> int:
-        """The time at which the slowest part is fast enough: (1 + tolerance) × the lower bound."""
+        """Returns the time that the slowest part may take: (1 + tolerance) × the lower bound."""
         bound = self.shortest_time()
-        # More than all work in the slowest part is never needed, and would overflow.
+        # The time of all work in the slowest part is always enough, and more would overflow.
         most = max(bound, self.work.sum() / self.speeds.min())
         target = max(math.ceil(bound), int(min(bound * (1 + tolerance), most)))
-        # Loads that a time allows are rounded down. This much more, they are what gave the bound.
+        # `limits` rounds loads down. This much more time makes up for that.
         return target + (int(1 / self.speeds.min()) + 1 if are_unequal(self.speeds) else 0)
 
     def target_from(self, tolerance: float) -> int:
-        """`target` for samples that have a part: those that cost nothing, and count as 1, stay there."""
+        """Returns `target` with room for samples of no cost, which count as 1, to stay in their parts."""
         return self.target(tolerance) + int(np.count_nonzero(self.work == 1) / self.speeds.min())
 
     def shortest_time(self) -> float:
-        """A time that the slowest part takes at least; `lower_bound` gives the proof."""
+        """Returns a lower bound on the time of the slowest part; `lower_bound` gives the proof."""
         return shortest_time(self.work, np.sort(self.speeds), self.fewest, self.most)
 
     def limits(self, time: int, per_node: int = 1) -> Limits:
-        """The limits of parts that take no longer than `time`; nodes have `per_node` parts."""
+        """Returns limits under which no part takes longer than `time`. A node has `per_node` parts."""
         loads = (time * self.speeds).astype(np.int64) - self.given
         loads = np.maximum(np.minimum(loads, self.work.sum()), 1)
         nodes = np.arange(self.num_parts) // per_node
@@ -111,15 +111,15 @@ class Problem:
         return Limits(loads, caps, nodes, per_node, self.fewest, self.most)
 
     def time(self, part_of: np.ndarray) -> int:
-        """The time of the slowest part; `part_of` is int64 `[samples]`, in the order of `work`."""
+        """Returns the time of the slowest part. `part_of` is int64 `[samples]`, in the order of `work`."""
         return longest_time(sum_per_part(self.work, part_of, self.num_parts) + self.given, self.speeds)
 
     def time_within_limits(self, part_of: np.ndarray) -> int:
-        """`time`; NO_CAP where `fault` finds one."""
+        """Returns `time`, or NO_CAP if `fault` finds a fault."""
         return NO_CAP if self.fault(part_of) is not None else self.time(part_of)
 
     def fault(self, part_of: np.ndarray) -> str | None:
-        """Describes the first part that does not keep to the limits; None if all do. Order as of `work`."""
+        """Describes a sample without a part, or a broken limit. None means neither. Order as in `work`."""
         if (part_of == NONE).any():
             return f"sample {self.order[np.argmax(part_of == NONE)]} has no part"
         sizes = np.bincount(part_of, minlength=self.num_parts)
@@ -134,47 +134,47 @@ class Problem:
 
 
 def heaviest_first(values: np.ndarray) -> np.ndarray:
-    """int64 `[samples]`: samples from the largest int64 value down, equal ones in their order.
+    """Returns the int64 indices that sort int64 `values` from the largest down. Ties keep their order.
 
     Example: values [5, 7, 5] give [1, 0, 2].
     """
-    if (values[1:] <= values[:-1]).all():  # as tokens mostly are in the order of work
+    if (values[1:] <= values[:-1]).all():  # often true of tokens in the order of work
         return np.arange(len(values))
     digits = len(values).bit_length()
     if values.max(initial=0) >= 2 ** (62 - digits):
         return np.argsort(-values, kind="stable")
     keys = (-values << digits) | np.arange(len(values))
-    keys.sort()  # without ties, so that no stable sort is needed, which takes longer
+    keys.sort()  # keys have no ties, so no slower stable sort is needed
     return keys & (2**digits - 1)
 
 
 def longest_time(load: np.ndarray, speeds: np.ndarray) -> int:
-    """The time of the slowest part: the largest load ÷ speed, both `[parts]`."""
+    """Returns the time of the slowest part, the largest load ÷ speed. Both arrays are `[parts]`."""
     return int((load / speeds).max())
 
 
 def are_unequal(speeds: np.ndarray) -> bool:
-    """Whether some part is slower than the fastest, whose speed is 1."""
+    """Returns whether some part is slower than the fastest, whose speed is 1."""
     return bool(speeds.min() < 1.0)
 
 
 def indices_of_parts(part_of: np.ndarray, num_parts: int) -> list[np.ndarray]:
-    """For each part the ascending int64 indices of its samples; `part_of` int64 `[samples]`."""
-    indices, ends = bucket(np.require(part_of, requirements="W"), num_parts)  # else numba compiles anew
+    """Returns the ascending int64 indices of each part's samples. `part_of` is int64 `[samples]`."""
+    indices, ends = bucket(np.require(part_of, requirements="W"), num_parts)  # numba recompiles if read-only
     bounds = ends.tolist()
     return [indices[start:end] for start, end in zip([0, *bounds], bounds, strict=False)]
 
 
 def in_lists(place: Callable[P, np.ndarray]) -> Callable[P, list[np.ndarray]]:
-    """Makes a function that returns the part of each sample return each part's samples.
+    """Wraps a function that returns each sample's part, so that it returns each part's samples instead.
 
-    The function as it was is the attribute `part_of` of the new one.
+    The attribute `part_of` of the new function is the original one.
     """
     signature = inspect.signature(place)
 
     @functools.wraps(place)
     def partition(*args: P.args, **kwargs: P.kwargs) -> list[np.ndarray]:
-        part_of = place(*args, **kwargs)  # which checks the number
+        part_of = place(*args, **kwargs)  # this checks num_partitions
         return indices_of_parts(part_of, int(signature.bind(*args, **kwargs).arguments["num_partitions"]))
 
     partition.part_of = place  # type: ignore[attr-defined]
@@ -182,14 +182,14 @@ def in_lists(place: Callable[P, np.ndarray]) -> Callable[P, list[np.ndarray]]:
 
 
 def number_of_part(partition: Sequence[ArrayLike], num_samples: int) -> np.ndarray:
-    """The part that each sample is in, int64 `[samples]`.
+    """Returns the part of each sample, int64 `[samples]`.
 
     Raises:
-        ValueError: `partition` is not each index below `num_samples` once.
+        ValueError: `partition` does not hold each index below `num_samples` exactly once.
     """
     parts = [np.asarray(part).reshape(-1) for part in partition]
     indices = np.concatenate(parts) if parts else np.empty(0)
-    if not np.array_equal(np.sort(indices), np.arange(num_samples)):  # fractions and NaN are equal to none
+    if not np.array_equal(np.sort(indices), np.arange(num_samples)):  # fractions and NaN equal no index
         raise ValueError(
             f"partition has {len(indices)} indices, expected each of the {num_samples} samples once, from 0"
         )
@@ -199,7 +199,7 @@ def number_of_part(partition: Sequence[ArrayLike], num_samples: int) -> np.ndarr
 
 
 def token_goal(total: int, num_parts: int, tolerance: float) -> int:
-    """Tokens that a part should have at most: (1 + tolerance) × the mean, which no part need exceed by 1."""
+    """Returns a part's token goal: (1 + tolerance) × the mean, but at least the mean rounded up."""
     goal = (1 + check_tolerance(tolerance, "token_tolerance")) * (total / num_parts)
     return max(-(-total // num_parts), int(min(goal, NO_CAP)))
 
@@ -211,14 +211,14 @@ def _check_tokens(
     num_samples: int,
     num_partitions: int,
 ) -> np.ndarray:
-    """int64 `[samples]`, in the caller's order."""
+    """Checks the arguments. Returns tokens as int64 `[samples]`, in the caller's order, zeros if None."""
     if tokens is None:
         for name, value in (("max_tokens", max_tokens), ("token_tolerance", token_tolerance)):
             if value is not None:
                 raise ValueError(f"{name} is given without tokens")
         return np.zeros(num_samples, dtype=np.int64)
     if max_tokens is None and token_tolerance is None:
-        raise ValueError("tokens is given without max_tokens, or token_tolerance where there is one")
+        raise ValueError("tokens is given without max_tokens, or token_tolerance in functions that take it")
     if token_tolerance is not None:
         check_tolerance(token_tolerance, "token_tolerance")
     amounts = as_tokens(tokens, num_samples)

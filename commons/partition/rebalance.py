@@ -1,4 +1,4 @@
-"""Rebalancing: balances parts that already have samples, and moves few samples, or few groups of them."""
+"""Rebalancing: balances parts that already have samples, and moves few of them or keeps groups together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .refined import place_from_scratch
 from .token_levels import keep_to_tokens, level_tokens
 from .workloads import MOVES_PER_COPY, as_integers, as_workloads, check_count, check_tolerance
 
-# Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
+# Bits of the sum of all sizes. Sums of this many bits, times ACROSS_NODES, stay below 2**63.
 SIZE_BITS = 50
 
 
@@ -35,38 +35,38 @@ def rebalance(
     speeds: ArrayLike | None = None,
     token_tolerance: float | None = None,
 ) -> np.ndarray:
-    """Balances parts that already have samples, and moves as few of them as it can.
+    """Balances parts that already have samples, and moves as few samples as it can.
 
     Args:
-        workloads: Costs of the samples, `[samples]`, non-negative.
-        home: Part that each sample is in, `[samples]`.
+        workloads: Cost of each sample, `[samples]`, non-negative.
+        home: Current part of each sample, `[samples]`.
         num_partitions: Number of parts, at least 1.
-        tolerance: Share by which the largest load may exceed the lower bound. If no placement is that close,
-            the largest load is about (1 + 1.1 · tolerance) × that of `refined`, and never above that of
-            equal-size `karmarkar_karp` under the same limits.
-        sizes: Price of moving each sample, such as its bytes, `[samples]`, non-negative; None for 1 each.
-        ranks_per_node: Number of parts that share a node, in order. Samples leave their node last.
-        groups: Label of the group of each sample, integers, `[samples]`. A group comes together in one part
-            where the tolerance and the limits allow it. Samples with a negative label have no group. With
-            groups, `ranks_per_node` matters less.
-        moves_per_copy: Worth of having a group in one part fewer, in moves of its largest sample: the bytes
-            of embeddings that ranks exchange for an id ÷ the bytes of a sample for an id. A group with more
-            samples in each of its parts than this may stay in several.
-        equal_size, tokens, max_tokens, speeds: Options as of `longest_processing_time`.
+        tolerance: Share by which the largest load may exceed the lower bound. If no placement that close is
+            found, the largest load is about (1 + 1.1 · tolerance) × that of `refined`. It is then never above
+            that of equal-size `karmarkar_karp` under the same limits.
+        sizes: Cost of moving each sample, such as its bytes, `[samples]`, non-negative. None means 1 each.
+        ranks_per_node: Number of consecutive parts per node. None means 1. Samples leave their node last.
+        groups: Group label of each sample, integers, `[samples]`. A group comes together in one part if the
+            tolerance and the limits allow it. A sample with a negative label has no group. With groups,
+            `ranks_per_node` matters less.
+        moves_per_copy: Value of having a group in one part fewer, in moves of its largest sample. It is the
+            bytes of embeddings that ranks exchange per id ÷ the bytes of a sample per id. A group with more
+            samples than this in each of its parts may stay in several parts.
+        equal_size, tokens, max_tokens, speeds: Options of `longest_processing_time`.
         token_tolerance: Share by which the fullest part's tokens may exceed the mean. At most 4% of all
-            samples move for that, and others of their groups. No load grows above the largest, or above what
-            the tolerance allows. It needs `tokens`, not `max_tokens`.
+            samples move for that, plus others of their groups. No load rises above the larger of the largest
+            load and what `tolerance` allows. Needs `tokens`; `max_tokens` is optional.
 
     Returns:
-        Indices of each part, as of `longest_processing_time`. Without groups, the balance is never worse than
-        that of `home`, if that keeps to the limits, but for what `token_tolerance` allows. With groups, it is
-        within the tolerance, or no worse than without. Where a part of `home` has too many samples, its
-        lightest leave, and as many of its heaviest as the loads demand.
+        Indices of the samples of each part, int64, ascending. Without groups, if `home` keeps to the limits,
+        the balance is never worse than that of `home`, except as `token_tolerance` allows. With groups, it is
+        within the tolerance, or no worse than without groups. If a part of `home` has too many samples, its
+        lightest samples leave, and as many of its heaviest as the loads demand.
 
     Raises:
-        ValueError: As `longest_processing_time`. Or `home` is not one part, or `groups` not one integer, for
-            each sample; a tolerance or a size is negative; `ranks_per_node` is below 1; `moves_per_copy` is
-            not from 0 to 1000.
+        ValueError: `longest_processing_time` rejects an argument; `home` is not one part, or `groups` not one
+            integer, for each sample; a tolerance or a size is negative; `ranks_per_node` is below 1; or
+            `moves_per_copy` is not from 0 to 1000.
     """
     tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
@@ -76,7 +76,7 @@ def rebalance(
     per_node = min(int(ranks_per_node or 1), problem.num_parts)
     move = partial(_move, problem, samples, target, tolerance, per_node)
     if groups is not None:
-        from .groups import bring_together  # only who has groups needs it
+        from .groups import bring_together  # only callers with groups need it
 
         together = bring_together(problem, samples, per_node, groups, moves_per_copy, target, move)
         if together is not None:
@@ -87,17 +87,17 @@ def rebalance(
 
 
 def _move(problem: Problem, samples: Samples, target: int, tolerance: float, per_node: int) -> np.ndarray:
-    """int64 `[samples]`: a partition near home that keeps to the limits, and to the target if that can be."""
+    """Returns parts near home, int64 `[samples]`, within the limits, and within the target if possible."""
     part_of = samples.home.copy()
     keep_to_tokens(problem, samples, part_of, per_node)
     if settle(samples, problem.limits(target, per_node), part_of, *ALL):
         return part_of
-    # The next target is (1 + tolerance) × the longest time of a partition from scratch, and a tenth of the
-    # tolerance more, because the last step would take more moves than all before; but not above differencing.
+    # The next target is (1 + 1.1 · tolerance) × the time of a partition from scratch, but never above
+    # differencing. Without the extra tenth, the last step would take more moves than all before.
     found = [each for each in (part_of, samples.home) if problem.fault(each) is None]
     try:
         scratch = [place_from_scratch(problem, 0.0)]
-    except ValueError:  # none was found under the cap of tokens
+    except ValueError:  # no partition was found under the token cap
         if not found:
             raise
         scratch = []
@@ -115,7 +115,7 @@ def _move(problem: Problem, samples: Samples, target: int, tolerance: float, per
 
 
 def _priced(problem: Problem, home: ArrayLike, sizes: ArrayLike | None) -> Samples:
-    """Checks the arguments; returns the samples, in the order of the problem."""
+    """Checks `home` and `sizes`, and returns the samples in the order of `problem`."""
     homes = np.asarray(home)
     num_samples, num_parts = len(problem.work), problem.num_parts
     if homes.shape != (num_samples,):

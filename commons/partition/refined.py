@@ -1,4 +1,4 @@
-"""Partitions from scratch: longest first, and leveled by swaps."""
+"""Partitions from scratch: placed longest first, then leveled by swaps."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .problem import Problem, are_unequal, in_lists, indices_of_parts, number_of
 from .token_levels import level_tokens
 from .workloads import check_tolerance
 
-# Where parts have at most this many samples in the mean, the search is cheap but often gets stuck: it tries
-# several starts, and goes on to the bound, because other targets often lead to worse partitions.
+# With at most this many samples per part on average, the search is cheap but often gets stuck. So it tries
+# several starts, and always aims for the bound, because other targets often lead to worse partitions.
 FEW_SAMPLES = 8
-# With unequal sizes, differencing takes time in proportion to samples × parts. Where there are many of both
-# it is left out: it lowers the largest load by at most 0.01%.
+# With unequal sizes, differencing takes time in proportion to samples × parts. Above this product it is
+# skipped, because it lowers the largest load by at most 0.01% there.
 SHORT_DIFFERENCING = 2**17
-# Target times that are tried where the first one is out of reach.
+# Largest number of target times to try.
 MAX_TRIED_TIMES = 5
-# The first target is this share above the one that is wanted, and others end where that would be enough.
+# Shares of a time. The first try is NEXT_TO above the target. The search ends within RESOLUTION of a failure.
 NEXT_TO, RESOLUTION = 3e-5, 1e-4
 
 
@@ -40,22 +40,22 @@ def longest_processing_time(
     Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969.
 
     Args:
-        workloads: Costs of the samples, `[samples]`, non-negative.
+        workloads: Cost of each sample, `[samples]`, non-negative.
         num_partitions: Number of parts, at least 1.
         equal_size: True for part sizes that differ by at most one; False for sizes that follow the load.
-        tokens: Tokens of each sample, whole numbers, `[samples]`.
-        max_tokens: Number of tokens that a part may have. If that leaves a sample without a place, the
-            samples are balanced by their tokens instead.
-        speeds: Speed of each part, above 0, in any unit, `[parts]`. Loads are divided by the speeds, so that
-            times become equal.
+        tokens: Number of tokens of each sample, `[samples]`, whole numbers.
+        max_tokens: Largest number of tokens in a part. If a sample then has no place, the samples are
+            balanced by tokens instead.
+        speeds: Speed of each part, above 0, in any unit, `[parts]`. Times, load ÷ speed, are then balanced
+            instead of loads. None means equal speeds.
 
     Returns:
         Indices of the samples of each part, int64, ascending.
 
     Raises:
-        ValueError: A value is negative, NaN, or infinite; `num_partitions` is below 1; `speeds` are not one
-            number above 0 for each part; no placement can keep to the caps, or none was found. The last error
-            names a sample that fits nowhere.
+        ValueError: A value is negative, NaN, or infinite; `num_partitions` is below 1; `speeds` does not have
+            one number above 0 for each part; or no placement within the caps exists, or none is found.
+            The last error names a sample without a place.
     """
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds)
     return problem.unsort(place_from_scratch(problem))
@@ -73,13 +73,13 @@ def refined(
     speeds: ArrayLike | None = None,
     token_tolerance: float | None = None,
 ) -> np.ndarray:
-    """Runs `longest_processing_time`, then `refine`: the best balance of all functions here.
+    """Runs `longest_processing_time`, then `refine`, for the best balance of all functions here.
 
-    Where it has not reached the tolerance, it also starts from equal-size `karmarkar_karp`, and so is never
-    worse than that, or within the tolerance.
+    If that misses the tolerance, it also starts from equal-size `karmarkar_karp`. The result is therefore
+    within the tolerance, or no worse than that partition. With at most 8 samples per part on average, the
+    search continues past the tolerance to the lower bound.
 
     Arguments, result, and errors are those of the two functions; `token_tolerance` is that of `rebalance`.
-    With at most 8 samples per part on average, the search goes on to the lower bound, past the tolerance.
     """
     tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
@@ -101,15 +101,15 @@ def refine(
 ) -> list[np.ndarray]:
     """Swaps samples between heavy and light parts until the tolerance is met or no swap helps.
 
-    Where part sizes allow it, a swap may move one sample and return none. The result is never worse than
-    `partition`, and about within 1e-4 of what the swaps can reach.
+    If part sizes allow it, a swap may move one sample and return none. The result is never worse than
+    `partition`, and within about 1e-4 of the best that the swaps can reach.
 
     Arguments and result are those of `longest_processing_time`, and `partition` has the form of its result.
-    The search stops where the largest load ÷ speed is at most (1 + tolerance) × the lower bound.
+    The search stops once the largest load ÷ speed is at most (1 + tolerance) × the lower bound.
 
     Raises:
-        ValueError: As `longest_processing_time`. Or `tolerance` is negative; or `partition` does not hold
-            each sample once, or does not keep to the limits.
+        ValueError: `longest_processing_time` rejects an argument; `tolerance` is negative; or `partition`
+            does not hold each sample once, or breaks the limits.
     """
     tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, len(partition), equal_size, tokens, max_tokens, speeds)
@@ -122,7 +122,7 @@ def refine(
 
 
 def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.ndarray:
-    """int64 `[samples]`, the part of each: longest first, or by tokens; refined unless `tolerance` is None.
+    """Returns parts, int64 `[samples]`: longest first, else by tokens, and refined if `tolerance` is given.
 
     Raises:
         ValueError: neither start keeps to `max_tokens`.
@@ -146,9 +146,9 @@ def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.n
 
 
 def best_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
-    """int64 `[samples]`, the part of each, refined; NONE for samples without a place.
+    """Returns each sample's part, int64 `[samples]`, refined; NONE for samples without a place.
 
-    Never worse than differencing with equal sizes, where that keeps to the limits.
+    The result meets the target, or is no worse than equal-size differencing, if that keeps to the limits.
     """
     work, num_parts = problem.work, problem.num_parts
     if len(work) == 0:
@@ -170,11 +170,11 @@ def best_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
 
 
 def _lower_start(problem: Problem, part_of: np.ndarray, target: int) -> int:
-    """Changes `part_of` as `lower_within`; returns its longest time, NO_CAP where it breaks limits."""
+    """Runs `lower_within` on `part_of`. Returns the longest time, or NO_CAP if `part_of` breaks limits."""
     time = problem.time_within_limits(part_of)
     if target < time < NO_CAP:
         time = lower_within(problem, part_of, target)
-        if time > target and are_unequal(problem.speeds):  # the heavier, the faster: no time gets longer
+        if time > target and are_unequal(problem.speeds):  # larger loads on faster parts never take longer
             by_load = np.argsort(-sum_per_part(problem.work, part_of, problem.num_parts), kind="stable")
             number = np.empty_like(by_load)
             number[by_load] = np.argsort(-problem.speeds, kind="stable")
@@ -184,21 +184,21 @@ def _lower_start(problem: Problem, part_of: np.ndarray, target: int) -> int:
 
 
 def without_home(problem: Problem) -> Samples:
-    """The samples of a problem, of which none has a home."""
+    """Returns the samples of a problem without homes, so that moves are free."""
     return Samples(problem.work, problem.tokens, np.full_like(problem.work, NONE), 0 * problem.work)
 
 
 def place_longest_first(problem: Problem, time: int) -> np.ndarray:
-    """int64 `[samples]`, the part of each; NONE where none had a place. Parts have limits as of `time`."""
+    """Places samples longest first, under the limits for `time`: int64 `[samples]`, NONE for no place."""
     part_of = np.full_like(problem.work, NONE)
     place(without_home(problem), problem.limits(time), part_of, False)
     return part_of
 
 
 def lower_within(problem: Problem, part_of: np.ndarray, target: int) -> int:
-    """Changes `part_of` until no part takes longer than the target, or nothing helps; returns the longest.
+    """Changes `part_of` until the target is met, or nothing helps. Returns the longest time.
 
-    Where the target is out of reach, the middle between it and the best so far is tried next, and so on.
+    If the target is out of reach, the middle between it and the best time is tried next, and so on.
     """
     samples, time = without_home(problem), problem.time(part_of)
     tried, failed = target + int(NEXT_TO * max(time, 0)), target

@@ -1,7 +1,7 @@
-"""Caps of tokens, and even tokens: the search that levels loads, with the two measures exchanged.
+"""Keeps to token caps and levels tokens, by the search that levels loads, with both measures exchanged.
 
-Activations follow tokens, and balanced loads are not balanced tokens. Most placements leave room for both: of
-two samples, the shorter one has fewer tokens for its load, so parts with many short samples are full.
+Activation memory grows with tokens, and balanced loads are not balanced tokens. Shorter samples have more
+tokens for their load, so parts with many short samples have the most. Most placements can level both.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import numpy as np
 from .kernels import ALL, NONE, Limits, Samples, settle, sum_per_part
 from .problem import Problem, token_goal
 
-# Of 100 samples, this many more may leave home.
+# Of 100 samples, at most this many more may leave home.
 MORE_MOVED = 4
-# While parts are leveled, so many times as many may be away: most of them return in the end.
+# While parts are being leveled, this many times as many may be away. Most of them return in the end.
 MEANWHILE = 8
 
 
 def keep_to_tokens(problem: Problem, samples: Samples, part_of: np.ndarray, per_node: int) -> None:
-    """Changes `part_of` until parts are within `max_tokens`, if that can be: rebalancing by tokens."""
+    """Rebalances `part_of` by tokens if a part exceeds `max_tokens`, so that, if possible, no part does."""
     if sum_per_part(problem.tokens, part_of, problem.num_parts).max() > problem.max_tokens:
         by_tokens = problem.by_tokens()
         limits = by_tokens.limits(problem.max_tokens, per_node)
@@ -28,11 +28,11 @@ def keep_to_tokens(problem: Problem, samples: Samples, part_of: np.ndarray, per_
 def level_tokens(
     problem: Problem, samples: Samples, part_of: np.ndarray, target: int, per_node: int = 1
 ) -> None:
-    """Changes `part_of` so that no part has more tokens than the tolerance allows, as far as that can be.
+    """Changes `part_of` so that, as far as possible, no part exceeds the tolerance on tokens.
 
-    No part takes longer than the target, or than the slowest did before, nor has more than the fullest had.
-    Where whole samples cannot come within the tolerance of the mean, it is that of the least that the fullest
-    part can have: of a sample of eight times the mean, say.
+    No part's time ends above both the target and the longest time before. No part gets more tokens than the
+    fullest had. If whole samples cannot keep to the tolerance, as with a sample of eight times the mean, the
+    tolerance is relative to a lower bound on the fullest part's tokens instead of the mean.
     """
     tolerance, tokens, num_parts = problem.token_tolerance, problem.tokens, problem.num_parts
     if tolerance is None:
@@ -61,7 +61,7 @@ def level_tokens(
 def _settle(
     by_tokens: Problem, samples: Samples, part_of: np.ndarray, limits: Limits, *steps: int
 ) -> np.ndarray:
-    """int64 `[samples]`: `settle` with tokens in place of work, and work as the other measure."""
+    """Runs `settle` with tokens as work, and work as the other measure. Returns parts, int64 `[samples]`."""
     order = by_tokens.order
     exchanged = Samples(by_tokens.work, samples.work[order], samples.home[order], samples.price[order])
     part = part_of[order]

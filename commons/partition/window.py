@@ -1,4 +1,4 @@
-"""Several consecutive steps planned together."""
+"""Plans several consecutive steps together."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .problem import Problem, are_unequal, indices_of_parts, longest_time
 from .refined import best_from_scratch, lower_within, place_longest_first
 from .workloads import as_speeds, as_workloads, check_count
 
-# A step with giants leaves its other parts at least this share of the mean load. Less would take the lightest
-# samples, which are also wanted next to the giants.
+# Giants are samples above the mean load. A step with giants leaves its other parts at least this share of the
+# mean. Less would use up the lightest samples, which are also wanted next to the giants.
 LEAST_FILL = 0.2
-# Targets are this share of the limit, because the search may end a little above them; smaller ones are tried
-# where that was not enough.
+# Targets are this share of the limit, because the search may end slightly above them. Smaller shares are
+# tried if that was not enough.
 MARGINS = (0.998, 0.99, 0.97, 0.9)
 
 
@@ -31,41 +31,41 @@ def balance_window(
     *,
     speeds: ArrayLike | None = None,
 ) -> list[list[np.ndarray]]:
-    """Divides the samples of `num_steps` global batches into as many steps of `num_partitions` parts each.
+    """Divides the samples of `num_steps` global batches into `num_steps` steps of `num_partitions` parts.
 
-    Minimizes the time of all steps together: the sum of each step's largest load ÷ speed. A single step
-    cannot be faster than its largest sample. In a window, samples that large share one step, and the other
-    parts of that step get more to do than in other steps.
+    Minimizes the total time: the sum over all steps of the largest load ÷ speed. A single step cannot be
+    faster than its largest sample. In a window, the largest samples share a step, and the other parts of
+    that step get more work than in other steps.
 
-    Every step gets a target load for its parts, from the first step, which takes the largest samples, to the
-    last. Samples are placed longest first by what is missing to the target, and refined. Two other plans are
-    taken where they come out better: the same target for all steps, and consecutive samples in each step.
-    If none keeps the limit, samples are divided among steps evenly, and then among parts.
+    Every part of every step gets a target load, and the first step takes the largest samples. Samples are
+    placed longest first, each in the part furthest below its target, and swaps refine the result. Two other
+    plans are taken if they are better: the same target for all steps, and consecutive samples in each step.
+    If no plan keeps the limit, samples are divided evenly among steps, and then among the parts of a step.
 
     Args:
-        workloads: Costs of the samples of all steps, `[samples]`, non-negative.
-        num_partitions, speeds: Parts of a step, as for `longest_processing_time`.
+        workloads: Cost of each sample of all steps, `[samples]`, non-negative.
+        num_partitions, speeds: Number of parts in a step, and their speeds, as in `longest_processing_time`.
         num_steps: Number of steps, at least 1.
-        max_step_ratio: Largest total of a step ÷ the mean step's, at least 1; None for no limit. The limit
-            gives way where whole samples cannot keep it, such as to a giant that is above it alone.
-            `step_ratios` tells what was reached.
-        equal_size: True for sizes of all parts of all steps that differ by at most one.
+        max_step_ratio: Largest load of a whole step ÷ the mean over steps, at least 1. None means no limit.
+            The limit gives way if whole samples cannot keep it, for example if one sample is above it.
+            `step_ratios` returns the ratios reached.
+        equal_size: True for part sizes that differ by at most one across all steps.
 
     Returns:
         Indices of the samples of each step and part, int64, ascending.
 
     Raises:
-        ValueError: As `longest_processing_time`. Or `num_steps` or `max_step_ratio` is below 1.
+        ValueError: `longest_processing_time` rejects an argument; `num_steps` or `max_step_ratio` is below 1.
     """
     check_count("num_steps", num_steps)
     check_count("num_partitions", num_partitions)
-    num_steps, num_partitions = int(num_steps), int(num_partitions)  # narrower ones would overflow
+    num_steps, num_partitions = int(num_steps), int(num_partitions)  # narrow integers would overflow
     if max_step_ratio is not None and not max_step_ratio >= 1:
         raise ValueError(f"max_step_ratio is {max_step_ratio}, expected at least 1, or None for no limit")
     tiled = np.tile(as_speeds(speeds, num_partitions), num_steps)
     problem = Problem.of(workloads, num_partitions * num_steps, equal_size, speeds=tiled)
     limit = np.inf if max_step_ratio is None else max_step_ratio
-    plans = _make_plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
+    plans = _make_plans(problem, np.zeros((num_steps, num_partitions)))  # equal targets
     if num_steps == 1 or len(problem.work) % (num_steps * num_partitions) == 0:
         step_of = problem.order // max(len(problem.work) // num_steps, 1)
         plans.append(_plan_each_step(problem, step_of, num_partitions, equal_size))
@@ -77,7 +77,7 @@ def balance_window(
         if not is_beyond:
             break
     best = min(plans, key=lambda plan: _rank(problem, plan, num_steps, limit))
-    if _rank(problem, best, num_steps, limit)[0]:  # beyond it
+    if _rank(problem, best, num_steps, limit)[0]:  # beyond the limit
         fewest, most = problem.fewest * num_partitions, problem.most * num_partitions
         steps = replace(problem, speeds=np.ones(num_steps), fewest=fewest, most=most)
         even = _plan_each_step(problem, best_from_scratch(steps, 0.0), num_partitions, equal_size)
@@ -87,14 +87,14 @@ def balance_window(
 
 
 def step_ratios(workloads: ArrayLike, window: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-    """float64 `[steps]`: each step's total ÷ the mean step's, of a window as `balance_window` returns it."""
+    """Returns each step's load ÷ the mean, float64 `[steps]`. `window` is a result of `balance_window`."""
     values = as_workloads(workloads)
     totals = np.array([sum(values[part].sum() for part in step) for step in window])
     return totals / totals.mean() if totals.any() else np.ones(len(totals))
 
 
 def _rank(problem: Problem, part_of: np.ndarray, num_steps: int, limit: float) -> tuple[bool, float]:
-    """The smaller, the better the plan: by time within the limit, by the largest ratio beyond it."""
+    """Returns a sort key, the smaller the better: time if within the limit, else the largest ratio."""
     loads = sum_per_part(problem.work, part_of, problem.num_parts).reshape(num_steps, -1)
     totals = loads.sum(1)
     times = [longest_time(step_loads, problem.speeds[: len(step_loads)]) for step_loads in loads]
@@ -104,34 +104,33 @@ def _rank(problem: Problem, part_of: np.ndarray, num_steps: int, limit: float) -
 
 
 def _set_targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: float) -> np.ndarray:
-    """float64 `[steps, parts]`: the target load of each part; only giants take steps above the ratio.
+    """Returns target loads, float64 `[steps, parts]`. Only giants take a step above the ratio.
 
-    Example: two steps of 4 parts share a load of 400, in it a giant of 100, under a ratio of 1.25. The first
-    step may have 250: its targets are 100 for the giant, and 50 each for the rest. The second step gets 37.5
-    for each part.
+    Example: two steps of 4 parts share a load of 400, which includes a giant of 100, under a ratio of 1.25.
+    The first step may have 250, so its targets are 100 for the giant's part and 50 for each other part. Each
+    part of the second step gets 37.5.
     """
     work, rows = problem.work, problem.fewest
     left = int(work.sum())
     limit = max_ratio * left / num_steps if left else 0.0
-    # 1. A giant's part also gets an equal share of the lightest samples.
+    # 1. A giant's part also gets an equal share of the lightest samples, to fill its rows.
     num_giants = max(int(np.searchsorted(-work, -left / (num_partitions * num_steps))), 1)
     lightest = work[max(len(work) - num_giants * (rows - 1), 0) :] if rows > 1 else work[:0]
     with_fill = np.append(work + int(lightest.sum()) // num_giants, np.zeros(num_partitions, dtype=np.int64))
     targets = np.empty((num_steps, num_partitions))
-    first = 0  # of the samples that are in no step yet
+    first = 0  # index of the first sample in no step yet
     for step in range(num_steps):
-        # 2. Without giants, all further steps are alike.
+        # 2. Without giants, all remaining steps are alike.
         mean = left / (num_partitions * (num_steps - step))
         largest = int(with_fill[first])
         if largest <= mean:
             targets[step:] = mean
             break
-        # 3. Else all parts get as much as the largest sample.
+        # 3. Otherwise, all parts get as much as the largest sample, if ratio and remaining load allow it.
         total = int(min(num_partitions * largest, limit, left))
         targets[step] = total / num_partitions
         placed = num_partitions
-        # 4. Where the ratio, or what is left, is too small for that, some parts have a giant each, and the
-        # others share the rest.
+        # 4. If the ratio does not, some parts have a giant each, and the others share the rest.
         if total < min(num_partitions * largest, left):
             giants = with_fill[first : first + num_partitions]
             number = _count_giants(giants, total, LEAST_FILL * mean)
@@ -146,7 +145,7 @@ def _set_targets(problem: Problem, num_partitions: int, num_steps: int, max_rati
 
 
 def _count_giants(giants: np.ndarray, total: int, least: float) -> int:
-    """Counts giants above the load of the other parts, at least `least`; int64 `[parts]`, descending."""
+    """Counts the descending `giants` above an equal share of the rest. Other parts keep at least `least`."""
     number = 1
     sums = np.cumsum(giants)
     while number < len(giants) - 1:
@@ -158,16 +157,16 @@ def _count_giants(giants: np.ndarray, total: int, least: float) -> int:
 
 
 def _make_plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
-    """Plans, int64 `[samples]` each, whose loads come near the targets `[steps, parts]`.
+    """Returns plans, int64 `[samples]` each, with loads near the targets `[steps, parts]`.
 
-    Every part is in the step of its target; where parts are equally fast, a second plan sorts them by load,
-    so that the heaviest share a step. That takes no longer, but may make one step too large.
+    In the first plan, every part is in the step of its target. If parts are equally fast, a second plan sorts
+    parts by load, so that the heaviest share a step. That takes no longer, but may make a step too large.
     """
     if are_unequal(problem.speeds):
         speeds = problem.speeds[: targets.shape[1]]
         targets = np.array([_adapt_to_speeds(step_targets, speeds) for step_targets in targets])
     loads = np.rint(targets).astype(np.int64).ravel()
-    # Times are what loads are above their targets.
+    # The time of a part is its load minus its target.
     above = replace(problem, speeds=np.ones(len(loads)), given=-loads)
     part_of = place_longest_first(above, 0)
     lower_within(above, part_of, 0)
@@ -180,18 +179,18 @@ def _make_plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
 
 
 def _adapt_to_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:
-    """float64 `[parts]` of a step: giants on the fastest parts, the rest in proportion to their speeds."""
+    """Returns targets, float64 `[parts]`: giants on the fastest parts, the others proportional to speed."""
     placed = np.empty_like(targets)
     placed[np.argsort(-speeds, kind="stable")] = np.sort(targets)[::-1]
     others = placed == targets.min()
-    placed[others] *= speeds[others] / (math.fsum(speeds[others]) / others.sum())  # exact on every processor
+    placed[others] *= speeds[others] / (math.fsum(speeds[others]) / others.sum())  # fsum is exact everywhere
     return placed
 
 
 def _plan_each_step(
     problem: Problem, step_of: np.ndarray, num_partitions: int, equal_size: bool
 ) -> np.ndarray:
-    """Plans the samples of each step as without a window; `step_of` int64 `[samples]`, from 0 on."""
+    """Plans each step by itself, without a window. `step_of`, int64 `[samples]`, counts from 0."""
     part_of = np.empty(len(problem.work), dtype=np.int64)
     for step in np.unique(step_of):
         samples = np.flatnonzero(step_of == step)

@@ -1,4 +1,4 @@
-"""Checks of arguments that all partition functions share, and workloads as exact integers."""
+"""Argument checks that all partition functions share, and the rounding of workloads to exact integers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from numbers import Integral
 import numpy as np
 from numpy.typing import ArrayLike
 
-# Loads are sums of int64: exact in any order, so no machine's way of adding decides a tie. With so many bits,
-# loads times speeds, and loads ÷ speeds, are exact enough for float64.
+# Loads are sums of int64, exact in any order, so ties do not depend on how a machine adds. With this many
+# bits, load × speed and load ÷ speed are exact enough in float64.
 LOAD_BITS = 48
 # With a larger ratio, the times of the slowest parts would overflow.
 MAX_SPEED_RATIO = 1000
-# As float64, sums of tokens below this are exact.
+# Sums of tokens below this are exact in float64.
 MOST_TOKENS = 2**53
-# An embedding of 128 float32 travels as a value and as a gradient: 1,024 bytes for an id. Moving a sample
-# sends 16 bytes for an id, its item and its action. With a larger maximum, sums of prices could overflow.
+# An embedding of 128 float32 travels once as a value and once as a gradient: 1,024 bytes per id. Moving a
+# sample sends 16 bytes per id, its item and its action. With a larger maximum, sums of prices could overflow.
 MOVES_PER_COPY, MOST_MOVES_PER_COPY = 64.0, 1000.0
 _NARROW = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32))
 
 
 def check_count(name: str, count: int, minimum: int = 1) -> None:
-    """Raises ValueError, naming the argument, unless it is a whole number of at least `minimum`."""
+    """Raises a ValueError that names the argument, unless `count` is a whole number of at least `minimum`."""
     if not isinstance(count, Integral) or isinstance(count, bool) or count < minimum:
         raise ValueError(f"{name} is {count}, expected a whole number of at least {minimum}")
 
@@ -47,8 +47,8 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
     """Returns `workloads` as a float64 array `[samples]`.
 
     Raises:
-        ValueError: not one-dimensional, of narrow or complex numbers, or a value is negative, NaN or
-            infinite.
+        ValueError: `workloads` is not one-dimensional, is masked, has a narrow or complex type, or has a
+            value that is negative, NaN, or infinite.
     """
     if name == "workloads":
         check_wide(workloads, name)
@@ -62,13 +62,13 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
 
 
 def check_wide(numbers: object, name: str) -> None:
-    """Raises ValueError for an array or tensor of a type in which squares of lengths may have wrapped."""
+    """Raises ValueError for masked arrays, complex types, and types in which squares may have wrapped."""
     dtype = str(getattr(numbers, "dtype", "")).removeprefix("torch.")
     if isinstance(numbers, np.ma.MaskedArray):
         raise ValueError(f"{name} is a masked array, whose mask would be lost: fill it, or leave samples out")
     if dtype in _NARROW:
         raise ValueError(
-            f"{name} is of {dtype}, in which squares and FLOPs wrap without a word; compute it in int64, as "
+            f"{name} is of {dtype}, in which squares and FLOPs overflow silently; compute it in int64, as "
             "in lengths.long() ** 2 or lengths.astype(np.int64) ** 2"
         )
     if dtype.startswith("complex"):
@@ -76,22 +76,22 @@ def check_wide(numbers: object, name: str) -> None:
 
 
 def as_integers(values: np.ndarray, bits: int) -> np.ndarray:
-    """Rounds float64 `[samples]` to int64 of at least 1, scaled by a power of two to sums below 2**bits.
+    """Scales float64 `[samples]` by a power of two, so that sums stay below 2**bits, and rounds to int64.
 
-    The unit does not matter. Rounding changes a number by at most 2**(1 − bits) of the largest possible sum.
+    Results are at least 1. Rounding changes a number by at most 2**(1 − bits) of the largest possible sum.
     """
     shift = bits - 1 - math.frexp(values.max(initial=0))[1] - math.frexp(len(values))[1]
     return np.maximum(np.rint(np.ldexp(values, shift)), 1).astype(np.int64)
 
 
 def bits_of_loads(count: int) -> int:
-    """Bits of the sum of all work, of which a key has room beside a number up to `count`: of samples, or of
-    parts. A difference of two takes one more."""
+    """Returns the number of bits that the sum of all work may have, so that a key has room for it next to a
+    sample or part number up to `count`. A difference of two sums takes one more bit."""
     return min(LOAD_BITS, 61 - count.bit_length())
 
 
 def as_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
-    """Returns `tokens`, whole numbers of at least 0, as int64 `[samples]`; raises ValueError for others."""
+    """Returns `tokens` as int64 `[samples]`. Raises ValueError unless they are non-negative whole numbers."""
     amounts = as_workloads(tokens, "tokens")
     if len(amounts) != num_samples:
         raise ValueError(f"tokens has {len(amounts)} values for {num_samples} workloads")
@@ -104,7 +104,7 @@ def as_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
 
 
 def as_speeds(speeds: ArrayLike | None, num_partitions: int) -> np.ndarray:
-    """Returns speeds relative to the fastest, float64 `[parts]`; raises ValueError unless all can be."""
+    """Returns speeds relative to the fastest, float64 `[parts]`. Raises ValueError for invalid speeds."""
     if speeds is None:
         return np.ones(num_partitions)
     values = np.array(speeds, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Cost models of samples: FLOPs, and times fitted to measured steps."""
+"""Cost models of samples: FLOPs, or times fitted to measured steps."""
 
 from typing import TYPE_CHECKING
 

@@ -2,8 +2,8 @@
 
     python -m commons.perf_model.calibrate OUT.json LOG.jsonl...
 
-LOG.jsonl is `train.jsonl` in a run's `log_dir`, of the same model on the same machine. Lines that cover a
-single step (`TrainerArgs.log_interval = 1`) are the most informative.
+Each LOG.jsonl is the `train.jsonl` in a run's `log_dir`, of the same model on the same machine. Lines that
+cover a single step (`TrainerArgs.log_interval = 1`) are the most informative.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 
 from .cost import LINEAR, NUM_OTHERS, Cost, is_linear
 
-# First steps of a run. Their times include one-off costs: first allocations, compilation of kernels.
+# First steps of a run. Their times include one-off costs, such as first allocations and kernel compilation.
 WARM_UP_STEPS = 5
 
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Measured steps of single ranks, or means of several steps.
+    """Measured steps of single ranks, or means over several steps.
 
     Attributes:
         counts: float64 `[steps, 2 + columns]`: samples that the rank computed, their tokens, and the columns
             of `get_workloads`.
-        seconds: float64 `[steps]`, time of forward and backward, without waiting for other ranks.
+        seconds: float64 `[steps]`, time of forward and backward, without waits for other ranks.
     """
 
     counts: np.ndarray
@@ -38,7 +38,7 @@ class MeasuredSteps:
 
     @staticmethod
     def of(rows: Sequence[Sequence[float]]) -> MeasuredSteps:
-        """Builds from rows per step: the counts, then seconds; 0 if not measured.
+        """Builds steps from rows of counts, each followed by its seconds. Rows with 0 seconds are left out.
 
         Raises:
             ValueError: the rows have different numbers of columns.
@@ -51,7 +51,7 @@ class MeasuredSteps:
 
     @staticmethod
     def read(path: Path) -> list[tuple[float, ...]]:
-        """Reads the rows of the last run in a training log, for `of`, without its first steps.
+        """Reads the last run in a training log as rows for `of`, without the run's first steps.
 
         Raises:
             ValueError: the file is not a training log; the message names the line.
@@ -77,7 +77,7 @@ class MeasuredSteps:
         return rows
 
     def fit(self) -> Cost:
-        """Fits a cost to these steps; raises ValueError as `Cost.fit` does."""
+        """Fits a cost to these steps. Raises a ValueError as `Cost.fit` does."""
         return Cost.fit(self.counts, self.seconds)
 
     def errors(self, cost: Cost) -> np.ndarray:
@@ -85,14 +85,14 @@ class MeasuredSteps:
         return np.abs(cost.step_seconds(self.counts) / self.seconds - 1)
 
     def errors_of_loads(self, fitted_to: MeasuredSteps) -> np.ndarray:
-        """Returns the errors of times proportional to the columns' sum, at `fitted_to`'s median rate."""
+        """Returns each step's relative error if load × the median rate of `fitted_to` predicts its time."""
         loads, fitted_loads = (steps.counts[:, NUM_OTHERS:].sum(1) for steps in (self, fitted_to))
         per_load = np.median(fitted_to.seconds / np.maximum(fitted_loads, 1))
         return np.abs(loads * per_load / self.seconds - 1)
 
 
 def summary(cost: Cost, steps: MeasuredSteps) -> str:
-    """Returns the fitted cost, its error, and whether it is blind to what grows faster than tokens."""
+    """Returns a text with the cost and its error, and a warning if all columns are linear in tokens."""
     load_values = float(np.median(steps.errors_of_loads(steps)))
     per_sample, per_token, *per_unit = cost.coefficients
     columns = " + ".join(f"{unit:.3g} ns · w{column}" for column, unit in enumerate(per_unit))
@@ -106,7 +106,7 @@ def summary(cost: Cost, steps: MeasuredSteps) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Reads logs, writes the fitted cost, and prints it."""
+    """Reads logs, fits a cost to them, writes it, and prints a summary."""
     parser = argparse.ArgumentParser(prog="calibrate", description="Fits sample costs to logged steps.")
     parser.add_argument("out", type=Path, help="file to write, for TrainerArgs.balance_cost")
     parser.add_argument("logs", type=Path, nargs="+", help="train.jsonl of a run's log_dir")

@@ -18,7 +18,7 @@ _Mark = torch.cuda.Event | float
 
 
 class ComputeSpan:
-    """The computation of one step: its start, and its end once it has passed."""
+    """The time span of one step's computation. Its end is known after the backward."""
 
     def __init__(self) -> None:
         self.start: _Mark | None = None
@@ -27,11 +27,11 @@ class ComputeSpan:
 
     @property
     def end(self) -> _Mark | None:
-        """Its end; None before the backward has ended."""
+        """The end of the span. None means that the backward has not ended."""
         return self.end_of_graph if self.gradients_ready is None else self.gradients_ready
 
     def seconds(self) -> float:
-        """Returns its length, 0 without a backward; on CUDA, waits until the device has reached its end."""
+        """Returns the length of the span, 0 without a backward. On CUDA, the host waits for its end."""
         start, end = self.start, self.end
         if start is None or end is None:
             return 0.0
@@ -42,29 +42,29 @@ class ComputeSpan:
 
 
 class ComputeClock:
-    """Times forward and backward of a model's dense part, by hooks that stay on the model.
+    """Times the forward and backward of a model's dense part, with hooks that stay on the model.
 
-    `of` returns the one of a model. Call `begin` right before a training step: all who do before it get the
-    same span. Neither host nor device waits for a mark.
+    `of` returns a model's one clock. Call `begin` right before a training step. All callers before the same
+    step get the same span. Recording a mark makes neither host nor device wait.
 
-    A span starts when the embeddings of all sharded tables have arrived. It ends when their gradients are
-    ready to be sent. Without such tables it starts with the forward and ends with the backward's graph.
-    Waits for other ranks lie outside: dense gradients are reduced alongside the computation, and waited for
-    after it. With micro-batches the span reaches from the first one to the last.
+    A span starts when the embeddings of all sharded tables have arrived, and ends when their gradients are
+    ready to be sent. Without sharded tables, it starts with the forward and ends with the backward's graph.
+    Waits for other ranks lie outside, because dense gradients are reduced during the computation and waited
+    for after it. With micro-batches, the span reaches from the first one to the last.
 
-    Two waits can lie inside. If one table's gradients are ready long before another's, sending them does.
-    With micro-batches, so do the waits of the very first backward, in which DistributedDataParallel learns
-    the graph.
+    Two waits can lie inside the span. If one table's gradients are ready long before another's, the span
+    includes sending them. With micro-batches, it includes the waits of the very first backward, in which
+    DistributedDataParallel learns the graph.
 
     Args:
         model: the sharded model to time.
-        device: the device it runs on.
+        device: device that the model runs on.
     """
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         self._on_cuda, self._waited = device.type == "cuda", lambda: 0.0
         self._span = ComputeSpan()
-        self._arrived: set[torch.nn.Module] = set()  # sharded modules, in this span
+        self._arrived: set[torch.nn.Module] = set()  # sharded modules whose embeddings have arrived
         model.register_forward_pre_hook(self._model_begins)
         model.register_forward_hook(self._model_ends)
         for module in outermost_sharded(model):
@@ -72,10 +72,10 @@ class ComputeClock:
 
     @staticmethod
     def of(model: torch.nn.Module, device: torch.device, waited: Callable[[], float]) -> ComputeClock:
-        """Returns the clock of a model, made at the first call.
+        """Returns the clock of a model. The first call makes it.
 
-        `waited` returns the seconds that the host has waited for other ranks within forward and backward,
-        which are not counted.
+        `waited` returns the seconds that the host has waited for other ranks within forward and backward. The
+        clock subtracts them, except on CUDA.
         """
         if model not in _clock_of:
             _clock_of[model] = ComputeClock(model, device)
@@ -83,7 +83,7 @@ class ComputeClock:
         return _clock_of[model]
 
     def begin(self) -> ComputeSpan:
-        """Returns the span of the step that comes next, which its forward and backward fill in."""
+        """Returns the span of the next step, which that step's forward and backward fill in."""
         if self._span.start is not None:
             self._span = ComputeSpan()
             self._arrived = set()
@@ -97,7 +97,7 @@ class ComputeClock:
         return event
 
     def _model_begins(self, model: torch.nn.Module, inputs: Any) -> None:
-        if self._span.start is None and model.training:  # an evaluation between two steps is no part of one
+        if self._span.start is None and model.training:  # evaluation between two steps belongs to neither
             self._span.start = self._mark()
 
     def _model_ends(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -106,7 +106,7 @@ class ComputeClock:
             losses.register_hook(self._backward_begins)
 
     def _backward_begins(self, gradient: torch.Tensor) -> None:
-        # Callbacks run in queueing order: before the one that DistributedDataParallel queues later to wait.
+        # Callbacks run in the order of queueing, and DistributedDataParallel queues its wait after this one.
         torch.autograd.Variable._execution_engine.queue_callback(self._graph_ends)
 
     def _graph_ends(self) -> None:
@@ -121,7 +121,7 @@ class ComputeClock:
 
     def _embeddings_arrive(self, module: torch.nn.Module, found: Any) -> Any:
         if module.training and module not in self._arrived:
-            # Later arrivals are parts of it, for micro-batches.
+            # With micro-batches, later arrivals are parts of the embeddings that arrived first.
             self._arrived.add(module)
             self._span.start = self._mark()
         for tensor in _tensors(found):

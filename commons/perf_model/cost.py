@@ -1,4 +1,4 @@
-"""Cost of samples: a nonnegative sum over what is counted of them."""
+"""The cost of samples, as a nonnegative linear function of their counts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 _KIND = "cost of samples, tokens and workloads"
-# Counts before the columns of `get_workloads`: samples and tokens.
+# Number of counts before the columns of `get_workloads`: samples and tokens.
 NUM_OTHERS = 2
-# Enough to converge to the smallest sum of absolute errors.
+# Enough rounds to converge to the smallest sum of absolute errors.
 _REWEIGHTINGS = 30
 # The largest float64 below 2^63.
 _LARGEST = float(2**63 - 1024)
@@ -26,20 +26,20 @@ LINEAR = (
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a row: a nonnegative sum over its counts.
+    """The cost of a row, as a nonnegative linear function of its counts.
 
     The counts are samples (1 for a whole sample or its first piece, 0 for a later piece), tokens, and the
-    columns of `get_workloads`. "flops" adds the columns up. Other coefficients are nanoseconds of forward and
-    backward, fitted to measured steps.
+    columns of `get_workloads`. The cost "flops" adds up the columns. Coefficients fitted to measured steps
+    are nanoseconds of forward and backward.
 
     Attributes:
         coefficients: cost per sample, per token, and per unit of each column.
-        per_step: nanoseconds that a step takes whatever its samples. No placement changes them, so they are
-            part of no load.
+        per_step: nanoseconds that every step takes, whatever its samples. No placement changes this time, so
+            no load includes it.
         median_error: median relative error of the fit over the steps.
 
     Raises:
-        ValueError: a value is negative or not finite, a column is missing, or all coefficients are 0.
+        ValueError: a value is negative or not finite, no column has a coefficient, or all coefficients are 0.
     """
 
     coefficients: tuple[float, ...]
@@ -51,7 +51,7 @@ class Cost:
         for value in (*self.coefficients, self.per_step, self.median_error):
             if isinstance(value, bool) or not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{self} has {value}; expected finite numbers of at least 0")
-        object.__setattr__(self, "coefficients", tuple(map(float, self.coefficients)))  # integers would wrap
+        object.__setattr__(self, "coefficients", tuple(map(float, self.coefficients)))  # integers overflow
         if self.num_columns < 1:
             raise ValueError(f"{self} has no coefficient of a column of get_workloads; expected one")
         if not any(self.coefficients):
@@ -64,18 +64,18 @@ class Cost:
 
     @property
     def num_columns(self) -> int:
-        """Columns of `get_workloads` that it is a cost of."""
+        """The number of columns of `get_workloads` that have a coefficient."""
         return len(self.coefficients) - NUM_OTHERS
 
     def of(self, samples: np.ndarray | int, tokens: np.ndarray, work: np.ndarray) -> np.ndarray:
-        """Returns the cost of each row, int64 `[rows]`; what exceeds int64 counts as its largest number.
+        """Returns the cost of each row, int64 `[rows]`, limited to the range of int64.
 
-        Equal on every processor: multiplications and additions one by one, without sums over rows.
+        It multiplies and adds elementwise, in a fixed order, so the result is equal on every processor.
 
         Args:
-            samples: `[rows]`, 1 for a whole sample or its first piece, else 0; or one number for all.
-            tokens: int64 `[rows]`.
-            work: int64 `[rows, columns]`, of `get_workloads`.
+            samples: `[rows]`, 1 for a whole sample or its first piece, else 0; or one number for all rows.
+            tokens: int64 `[rows]`, tokens of each row.
+            work: int64 `[rows, columns]`, result of `get_workloads`.
         """
         cost = np.zeros(len(tokens))
         for coefficient, count in zip(self.coefficients, (samples, tokens, *work.T), strict=True):
@@ -84,11 +84,11 @@ class Cost:
         return np.rint(np.minimum(cost, _LARGEST)).astype(np.int64)
 
     def step_seconds(self, counts: np.ndarray) -> np.ndarray:
-        """Returns the time of ranks' steps, float64 `[...]`, given sums of counts, `[..., 2 + columns]`."""
+        """Predicts the seconds of steps, float64 `[...]`, from sums of counts, `[..., 2 + columns]`."""
         return (self.per_step + counts @ np.array(self.coefficients)) * 1e-9
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the cost as JSON."""
+        """Writes the cost to a JSON file, and makes the file's folder if it is missing."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"kind": _KIND, **dataclasses.asdict(self)}, indent=1) + "\n")
@@ -99,7 +99,7 @@ class Cost:
 
         Raises:
             FileNotFoundError: the file does not exist.
-            ValueError: the file has no cost.
+            ValueError: the file does not hold a cost.
         """
         path = Path(path)
         if not path.exists():
@@ -115,20 +115,20 @@ class Cost:
 
     @staticmethod
     def fit(counts: np.ndarray, seconds: np.ndarray) -> Cost:
-        """Fits nonnegative coefficients with the smallest sum of absolute relative errors.
+        """Fits the nonnegative coefficients with the smallest sum of absolute relative errors.
 
-        If all steps have the same number of samples, the cost per step and per sample cannot be separated.
-        Then `per_step` takes all of it, and the coefficient of samples is 0. So it is with every count.
+        If all steps have the same number of samples, the costs per step and per sample cannot be separated.
+        Then `per_step` includes both, and the coefficient of samples is 0. This holds for any constant count.
 
         Args:
             counts: float64 `[steps, 2 + columns]`, sums over the samples of one rank's step.
-            seconds: float64 `[steps]`, measured times; 0 where there is none.
+            seconds: float64 `[steps]`, measured times. 0 means that a step was not measured.
 
         Raises:
-            ValueError: fewer steps took any time than there are coefficients, or times do not grow with the
-                samples.
+            ValueError: there are fewer measured steps than unknowns (the coefficients and `per_step`), or
+                times do not grow with the samples.
         """
-        from .nonnegative_fit import fitted  # only who fits needs it
+        from .nonnegative_fit import fitted  # only a fit needs it
 
         counts, seconds = counts[seconds > 0], seconds[seconds > 0]
         least = counts.shape[1] + 1  # one per coefficient, and one for the step
@@ -150,26 +150,25 @@ class Cost:
 def sum_counts(
     samples: np.ndarray, tokens: np.ndarray, work: np.ndarray, rank_of: np.ndarray, num_ranks: int
 ) -> np.ndarray:
-    """Returns float64 `[ranks, 2 + columns]`: what each rank computes in a step, to fit costs to.
+    """Returns the sums of each rank's counts in a step, float64 `[ranks, 2 + columns]`, to fit costs to.
 
-    There is no constant among the counts: on a rank with less to compute, it could not be told from a lower
-    speed.
+    The counts include no constant, because on a lightly loaded rank it would look like a lower speed.
 
     Args:
         samples, tokens, work: counts of each row, as `Cost.of` takes them.
-        rank_of: int64 `[rows]`.
+        rank_of: int64 `[rows]`, rank of each row.
     """
     row_values = (samples, tokens, *work.T)
     return np.stack([np.bincount(rank_of, count, minlength=num_ranks) for count in row_values], 1)
 
 
 def median_error(predicted: np.ndarray, measured: np.ndarray) -> float:
-    """Returns the median of the relative errors."""
+    """Returns the median relative error of predictions."""
     return float(np.median(np.abs(predicted / measured - 1)))
 
 
 def is_linear(counts: np.ndarray) -> bool:
-    """Returns whether all columns follow from samples and tokens alone, where samples differ in length.
+    """Returns whether all columns are linear in samples and tokens, and these two are not proportional.
 
     Args:
         counts: float64 `[steps, 2 + columns]`, sums over samples.

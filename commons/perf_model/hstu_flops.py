@@ -10,17 +10,17 @@ from .token_counts import ATTENTION_TILE, Tokens, as_columns, as_token_counts, n
 
 @dataclass(frozen=True)
 class HSTUFlops:
-    """Forward FLOPs of the HSTU layers per sample, without embeddings and head.
+    """The forward FLOPs of HSTU layers per sample, without embeddings and head.
 
     Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
 
     Attributes:
         num_layers: number of HSTU layers.
         hidden_size: width of a token, d.
-        num_heads: attention heads, H.
+        num_heads: number of attention heads, H.
         head_dim: width of a head, dh.
-        is_causal: False if the tokens before the candidates all see each other.
-        disable_contextual_mask: True if contextual tokens are causal too, and do not all see each other.
+        is_causal: whether attention is causal. If not, all tokens before the candidates see each other.
+        disable_contextual_mask: whether contextual tokens are causal, too. If not, they all see each other.
 
     Raises:
         ValueError: a size is not positive.
@@ -42,22 +42,22 @@ class HSTUFlops:
     ) -> Tokens:
         """Returns the forward FLOPs of each sample in two columns; a multiply-add counts as two.
 
-        Per layer and sample of T tokens, the first has `2·T·d·4·H·dh` for the projections to u, v, q and k,
-        and `2·T·H·dh·d` for the output. The second has attention, `4·H·dh` per pair of tokens in whole tiles
-        of 32 × 32. Where it is causal, these are n·(n + 1)/2 tiles for n = ceil(T / 32); the masked half is
-        not computed.
+        For a sample of T tokens, each layer adds `2·T·d·4·H·dh` to the first column for the projections to u,
+        v, q and k, and `2·T·H·dh·d` for the output. The second column is attention, `4·H·dh` per pair of
+        tokens in whole tiles of 32 × 32. Causal attention has n·(n + 1)/2 tiles for n = ceil(T / 32), because
+        the masked half is not computed.
 
         Args:
-            tokens: `[batch_size]` integers, tokens of each sample.
-            contextual: contextual tokens of each sample, which matter above one tile; None for none.
-            candidates: candidate tokens of each sample, which matter without causal attention; None for none.
+            tokens: `[batch_size]` integers, number of tokens of each sample.
+            contextual: contextual tokens of each sample, which matter only above one tile. None means 0.
+            candidates: candidate tokens of each sample, which matter only if not causal. None means 0.
 
         Returns:
             `[batch_size, 2]` int64, with the container type and device of `tokens`.
 
         Raises:
             TypeError: `tokens` are not integers.
-            ValueError: a number of tokens is negative. Checked on the host only, because the check would
+            ValueError: a number of tokens is negative. Checked only on the host, because the check would
                 synchronize host and device on CUDA.
         """
         return self.prefix_work(tokens, tokens, contextual, candidates)
@@ -75,16 +75,16 @@ class HSTUFlops:
         contextual: Tokens | None = None,
         candidates: Tokens | None = None,
     ) -> Tokens:
-        """Returns the forward FLOPs of the first tokens' queries, against all keys of their samples.
+        """Returns the forward FLOPs of the first tokens, as queries against all keys of their samples.
 
-        A row of tiles that these tokens fill in part counts in proportion.
+        If the first tokens fill only part of a row of tiles, that part counts in proportion.
 
         Args:
-            first: `[batch_size]` integers, the first tokens of each sample; at most all.
+            first: `[batch_size]` integers, number of first tokens of each sample, at most `tokens`.
             tokens, contextual, candidates: counts of whole samples, as `work` takes them.
 
         Returns:
-            `[batch_size, 2]` int64; those of `work` where `first` is all tokens.
+            `[batch_size, 2]` int64, equal to `work` if `first` equals `tokens`.
         """
         first, as_int64 = as_token_counts(first), as_token_counts(tokens)
         prefix = self._prefix(as_int64, contextual, candidates)
@@ -99,7 +99,7 @@ class HSTUFlops:
         return self.num_layers * as_columns(per_token * first, 4 * attention_size * pairs)
 
     def _prefix(self, tokens: Tokens, contextual: Tokens | None, candidates: Tokens | None) -> Tokens:
-        """Returns the tiles at the start of a sample whose tokens all see each other."""
+        """Returns the number of tiles at the start of a sample whose tokens all see each other."""
         if not self.is_causal:
             return num_tiles(tokens if candidates is None else tokens - as_token_counts(candidates))
         if contextual is None or self.disable_contextual_mask:
@@ -107,9 +107,9 @@ class HSTUFlops:
         return num_tiles(as_token_counts(contextual))
 
     def _tiles(self, rows: Tokens, prefix: Tokens) -> Tokens:
-        """Returns the tiles that are computed for the first rows of tiles.
+        """Returns the number of tiles that are computed for the first `rows` rows of tiles.
 
-        Rows up to `prefix` all see as many, and each later one sees a tile more than the one before.
+        Each of the first `prefix` rows has `prefix` tiles. Each later row has one more than the row before.
         """
         in_prefix = rows.clip(max=prefix)
         return rows * (rows + 1) // 2 + in_prefix * prefix - in_prefix * (in_prefix + 1) // 2

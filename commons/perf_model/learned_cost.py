@@ -1,4 +1,4 @@
-"""Cost of samples and speed of ranks, fitted to the steps of a training while it runs."""
+"""Costs of samples and speeds of ranks, fitted to the steps of a training run while it runs."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import numpy as np
 from .cost import NUM_OTHERS, Cost, median_error
 from .nonnegative_fit import fitted
 
-# A fit takes at least this many times, of all ranks and steps together.
+# A fit needs at least this many times, over all ranks and steps.
 LEAST_TIMES = 24
-# This share of the steps, the newest, judges what was fitted to the others.
+# The newest steps judge fits to the older steps. This is their share of all steps.
 _JUDGED = 0.25
-# Learned costs take over once their error is at most this share of the workloads', and the other way round.
-# In between, nothing changes.
+# Learned costs replace workloads once their error is at most this share of the error of workloads. Workloads
+# replace learned costs by the same rule, so that small differences change nothing.
 _BETTER = 0.97
 _REWEIGHTINGS = 5
-# Turns in which speeds and costs are told apart, and steps on either side that a speed is the median of.
+# Rounds that separate speeds from costs, and steps on either side that enter a speed's median.
 _TURNS, _AROUND = 2, 4
-# Weight of the last coefficients, as a share of the weight of all steps: it decides where steps do not.
+# Weight of the last coefficients, as a share of the weight of all steps. They decide what steps leave open.
 _PRIOR = 1e-4
-# Smaller changes of a speed than this, and those within three standard errors of the median, are noise. (The
-# error is that of independent steps; a busy host slows a few in a row.)
+# A change of speed below this, or within three standard errors of the median, is noise. The error assumes
+# that steps are independent, although a busy host slows several steps in a row.
 _LEAST_CHANGE = 0.03
-# A speed changes by at most this share per plan, and stays within 1 / this and this.
+# A speed changes by at most this share per plan, and stays between 1 / _FARTHEST and _FARTHEST.
 MOST_CHANGE, _FARTHEST = 0.1, 100.0
 
 
 def refitted(cost: Cost | None, counts: np.ndarray, seconds: np.ndarray) -> Cost | None:
-    """Returns the cost fitted anew: of all counts if it predicts better than workloads do, else by workloads.
+    """Fits a new cost to all counts if they predict times better than workloads do, or else to workloads.
 
-    The better one is found on the newest steps, with fits to the ones before. The result differs in its last
-    bits between processors: let one rank fit.
+    The newest steps judge the two fits, which use the steps before them. Fewer than `LEAST_TIMES` times leave
+    `cost` as it is. The last bits of the result differ between processors, so only one rank should fit.
 
     Args:
-        cost: the last one; None before the first. Where steps hold no evidence for a coefficient, as rows
-            that are always equal, it is kept.
+        cost: previous cost. None means that this is the first fit. A coefficient is kept if the steps give no
+            evidence for it, such as the cost per sample if ranks always have equal rows.
         counts: float64 `[steps, ranks, 2 + columns]`, the oldest step first.
-        seconds: float64 `[steps, ranks]`, measured, above 0.
+        seconds: float64 `[steps, ranks]`, measured times, above 0.
     """
     if seconds.size < LEAST_TIMES:
         return cost
@@ -55,7 +55,7 @@ def refitted(cost: Cost | None, counts: np.ndarray, seconds: np.ndarray) -> Cost
 
 
 def follows_workloads(cost: Cost | None) -> bool:
-    """Returns whether times are proportional to workloads, or unknown."""
+    """Returns whether a cost is proportional to workloads. None, which means no fit yet, counts as one."""
     if cost is None:
         return True
     column_sums = cost.coefficients[NUM_OTHERS:]
@@ -63,10 +63,10 @@ def follows_workloads(cost: Cost | None) -> bool:
 
 
 def speeds_then(cost: Cost | None, counts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Returns float64 `[steps, ranks]`, the speeds of ranks around each step; arguments as for `refitted`.
+    """Returns the speeds of ranks around each step, float64 `[steps, ranks]`. Arguments are as in `refitted`.
 
-    In turns with the cost that explains most, so that neither passes for the other. A median of the steps
-    around each keeps the step in which a speed changed.
+    Fits of the cost alternate with fits of the speeds, so that neither is mistaken for the other. The median
+    over the steps around each step preserves the step in which a speed changes.
     """
     last = _coefficients(cost, counts)
     speeds = np.ones_like(seconds)
@@ -78,12 +78,12 @@ def speeds_then(cost: Cost | None, counts: np.ndarray, seconds: np.ndarray) -> n
 
 
 def _coefficients(cost: Cost | None, counts: np.ndarray) -> np.ndarray:
-    """float64 `[2 + columns]`, in seconds; 0 before anything was fitted."""
+    """Returns the coefficients in seconds, float64 `[2 + columns]`; zeros before the first fit."""
     return np.zeros(counts.shape[-1]) if cost is None else np.array(cost.coefficients) * 1e-9
 
 
 def _smoothed(ratios: np.ndarray) -> np.ndarray:
-    """float64 `[steps, ranks]`, ratios relative to the median rank's, and of the median step around each."""
+    """Returns ratios ÷ those of the median rank, smoothed by medians over steps, float64 `[steps, ranks]`."""
     middle = np.median(ratios, axis=1, keepdims=True)
     counts = (ratios > 0) & (middle > 0)  # a rank's samples may cost nothing
     relative = np.divide(ratios, middle, out=np.ones_like(ratios), where=counts)
@@ -92,7 +92,7 @@ def _smoothed(ratios: np.ndarray) -> np.ndarray:
 
 
 def _fitted_to_workloads(counts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """float64 `[2 + columns]`: seconds per unit of workload, the columns' sum; 0 for samples and tokens."""
+    """Fits seconds per unit of workload, the columns' sum, float64 `[2 + columns]`; 0 for other counts."""
     load = counts[..., NUM_OTHERS:].sum(-1).reshape(-1, 1)
     coefficients = np.zeros(counts.shape[-1])
     coefficients[NUM_OTHERS:] = fitted(load, seconds.reshape(-1), _REWEIGHTINGS)[0]
@@ -100,7 +100,7 @@ def _fitted_to_workloads(counts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def _fitted_to_all(counts: np.ndarray, seconds: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """float64 `[2 + columns]`: seconds per sample, per token, and per unit of each column.
+    """Fits seconds per sample, per token, and per unit of each column, float64 `[2 + columns]`.
 
     `counts` is `[..., 2 + columns]`, `seconds` `[...]`, `last` `[2 + columns]`.
     """
@@ -109,28 +109,28 @@ def _fitted_to_all(counts: np.ndarray, seconds: np.ndarray, last: np.ndarray) ->
     counted = np.flatnonzero(counts.any(0))
     parts = (counts[:, counted] / seconds[:, None]).mean(0)
     prior = last[counted]
-    if not prior.any():  # by workloads, if there are any
+    if not prior.any():  # start from workloads, if any were counted
         prior = (counted >= min(NUM_OTHERS, counted[-1])).astype(np.float64)
-    prior = prior / (prior @ parts)  # how times divide among the counts, whatever their level
+    prior = prior / (prior @ parts)  # only the proportions of the prior matter, not its level
     coefficients[counted] = fitted(counts[:, counted], seconds, _REWEIGHTINGS, prior, _PRIOR)
     return coefficients
 
 
 def followed_speed(speed: float, ratios: np.ndarray) -> float:
-    """Returns a rank's speed for the next plan: it follows times slowly, and not where noise explains them.
+    """Returns a rank's speed for the next plan. It follows times slowly, and ignores changes within noise.
 
     Args:
-        speed: the last one.
-        ratios: float64 `[steps]`, predicted ÷ measured time of the rank, relative to the median rank of the
+        speed: speed for the last plan.
+        ratios: float64 `[steps]`, predicted ÷ measured time of the rank, relative to the median rank of each
             step; above 0.
     """
     if not len(ratios):
         return speed
     estimate = float(np.median(ratios))
-    # Of a median, 1.25 σ/√n; σ is 1.48 × the median absolute deviation.
+    # The standard error of a median is 1.25 σ/√n, and σ is 1.48 × the median absolute deviation.
     error = 1.25 * 1.48 * float(np.median(np.abs(ratios - estimate))) / estimate / np.sqrt(len(ratios))
     noise = max(_LEAST_CHANGE, 3 * error)
-    if abs(estimate - 1) <= (noise if speed == 1.0 else noise / 2):  # not to and fro
+    if abs(estimate - 1) <= (noise if speed == 1.0 else noise / 2):  # hysteresis: no flipping back and forth
         estimate = 1.0
     estimate = min(max(estimate, 1 / _FARTHEST), _FARTHEST)
     if abs(estimate / speed - 1) <= noise and estimate != 1.0:

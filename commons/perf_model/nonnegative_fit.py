@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-# Against rounding, where columns are proportional to one another.
+# Keeps a fit unique despite rounding if columns are proportional to one another.
 _LEAST_PRIOR = 1e-12
-# Smaller shares of the times are rounding errors, and become 0.
+# Smaller shares of the times are rounding errors. They become 0.
 _ROUNDING = 1e-9
 
 
@@ -19,18 +19,18 @@ def fitted(
 ) -> np.ndarray:
     """Fits nonnegative coefficients with small absolute relative errors.
 
-    Iteratively reweighted least squares, source: Holland and Welsch, "Robust Regression Using Iteratively
-    Reweighted Least-Squares", 1977. Times far off the curve, which something else caused, lose weight.
+    Uses iteratively reweighted least squares. Source: Holland and Welsch, "Robust Regression Using
+    Iteratively Reweighted Least-Squares", 1977. Outliers, which have other causes, lose weight.
 
     Args:
         columns: float64 `[times, columns]`, nonnegative.
         seconds: float64 `[times]`, above 0.
-        reweightings: rounds.
-        prior: float64 `[columns]`, coefficients that decide where the times do not; None for 0.
+        reweightings: number of rounds.
+        prior: float64 `[columns]`, coefficients that decide what the times leave open. None means 0.
         prior_weight: weight of the prior, as a share of the weight of all times.
 
     Returns:
-        float64 `[columns]`; 0 where a column is 0.
+        float64 `[columns]`, the coefficients. A column of zeros without a prior gets 0.
     """
     relative = columns / seconds[:, None]
     scale = relative.mean(0)
@@ -48,7 +48,7 @@ def fitted(
 
 
 def _nonnegative_least_squares(gram: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """Solves least squares for nonnegative coefficients, given columnsᵀ·columns and columnsᵀ·target.
+    """Solves nonnegative least squares, given columnsᵀ·columns and columnsᵀ·target.
 
     Source: Bro and De Jong, "A Fast Non-Negativity-Constrained Least Squares Algorithm", 1997.
     """

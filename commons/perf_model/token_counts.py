@@ -1,4 +1,4 @@
-"""Numbers of tokens, of tiles of tokens, and columns of FLOPs, for the cost models."""
+"""Token counts, tile counts and columns of FLOPs, which the cost models share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Tokens = TypeVar("Tokens", "torch.Tensor", np.ndarray)
 
-# Attention is counted in whole square tiles of this many tokens, whatever the tiles of the kernel that runs.
+# Attention is counted in whole square tiles of this many tokens, whatever tiles a kernel uses.
 ATTENTION_TILE = 32
 
 
@@ -19,9 +19,9 @@ def as_token_counts(tokens: Tokens) -> Tokens:
     """Returns `tokens` as int64, in the same container type and on the same device.
 
     Raises:
-        TypeError: they are not a tensor or array of integers.
-        ValueError: one is negative. Checked on the host only, because the check would synchronize host and
-            device on CUDA.
+        TypeError: `tokens` are not a tensor or array of integers.
+        ValueError: a number of tokens is negative. Checked only on the host, because the check would
+            synchronize host and device on CUDA.
     """
     if isinstance(tokens, np.ndarray):
         if not np.issubdtype(tokens.dtype, np.integer):
@@ -29,7 +29,7 @@ def as_token_counts(tokens: Tokens) -> Tokens:
         on_host = True
         as_int64 = tokens.astype(np.int64)
     else:
-        import torch  # not for arrays: the advisor counts FLOPs without it
+        import torch  # only here, because the advisor counts FLOPs of arrays without torch
 
         if not isinstance(tokens, torch.Tensor):
             raise TypeError(f"tokens are a {type(tokens).__name__}; expected a tensor or array of integers")
@@ -48,7 +48,7 @@ def num_tiles(tokens: Tokens) -> Tokens:
 
 
 def as_columns(linear: Tokens, attention: Tokens) -> Tokens:
-    """Returns `[batch_size, 2]` from two `[batch_size]`, in the same container type."""
+    """Stacks two `[batch_size]` counts as columns, `[batch_size, 2]`, in the same container type."""
     if isinstance(linear, np.ndarray):
         return np.stack([linear, attention], -1)
     import torch

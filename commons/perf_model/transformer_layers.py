@@ -15,19 +15,19 @@ class TransformerConfig:
     Attributes:
         num_layers: number of layers.
         hidden_size: width of a token, d.
-        num_heads: query heads, H.
-        num_kv_heads: key and value heads, Hkv; H for multi-head attention, fewer for grouped heads.
-        head_dim: width of a head, dh; H·dh need not be d.
+        num_heads: number of query heads, H.
+        num_kv_heads: number of key and value heads, Hkv; H for multi-head attention, fewer for grouped heads.
+        head_dim: width of a head, dh. H·dh need not equal d.
         mlp_size: width of the hidden layer of the MLP, or of each expert, f.
         gated_mlp: whether the MLP, or each expert, has a third matrix that gates the hidden layer.
-        num_experts: MLPs of a layer that a router chooses from for each token, E; 0 for a single MLP and
-            no router.
+        num_experts: number of experts per layer that a router chooses from for each token, E. 0 means one MLP
+            and no router.
         experts_per_token: number of experts chosen per token, k; 0 without experts.
-        num_shared_experts: MLPs of a layer that every token goes through in addition, s; 0 without experts.
-        vocab_size: width of a language-model head applied to every token, V; 0 for none.
+        num_shared_experts: number of further experts per layer, which every token uses, s; 0 without experts.
+        vocab_size: width of a language-model head applied to every token, V. 0 means no head.
 
     Raises:
-        ValueError: a size is not positive, a count negative, the heads cannot be grouped evenly, or the
+        ValueError: a size is not positive, a count is negative, the heads cannot be grouped evenly, or the
             counts of experts contradict each other.
     """
 
@@ -61,14 +61,14 @@ class TransformerConfig:
 def transformer_work(config: TransformerConfig, tokens: Tokens) -> Tokens:
     """Returns the forward FLOPs of each sample in two columns; a multiply-add counts as two.
 
-    The first column is linear in tokens. Per layer and sample of T tokens it has `2·T·d·(H + 2·Hkv)·dh`
-    (projections to q, k, v) + `2·T·H·dh·d` (output) + `4·T·d·f` (MLP; 6 if gated), or with experts `2·T·d·E`
-    (router) and `k + s` times the MLP. Once `2·T·d·V` (language-model head). Only matrix products count: no
-    norms, softmax, biases or embedding lookups.
+    The first column is linear in tokens. For a sample of T tokens, each layer adds `2·T·d·(H + 2·Hkv)·dh` for
+    the projections to q, k and v, `2·T·H·dh·d` for the output, and `4·T·d·f` for the MLP (`6·T·d·f` if
+    gated). With experts, the MLP counts `k + s` times, and the router adds `2·T·d·E`. A language-model head
+    adds `2·T·d·V` once. Only matrix products count: no norms, softmax, biases or embedding lookups.
 
-    The second is causal attention (q kᵀ and A v): `4·H·dh` per pair of tokens in whole tiles of 32 × 32 that
-    are not all masked, n·(n + 1)/2 tiles for n = ceil(T / 32). So a sample's FLOPs do not depend on the
-    device. Fused kernels, which skip the masked half too, have tiles of their own.
+    The second column is causal attention (q kᵀ and A v): `4·H·dh` per layer and pair of tokens in 32 × 32
+    tiles that are not fully masked. These are n·(n + 1)/2 tiles for n = ceil(T / 32), on any device. Fused
+    kernels also skip the masked half, but have tile sizes of their own.
 
     Sources: Kaplan et al., "Scaling Laws for Neural Language Models", 2020, for the counting; Ainslie et
     al., "GQA", 2023, for grouped heads; Shazeer, "GLU Variants Improve Transformer", 2020, for the gated
@@ -77,14 +77,14 @@ def transformer_work(config: TransformerConfig, tokens: Tokens) -> Tokens:
 
     Args:
         config: dimensions of the decoder.
-        tokens: `[batch_size]` integers, tokens of each sample.
+        tokens: `[batch_size]` integers, number of tokens of each sample.
 
     Returns:
         `[batch_size, 2]` int64, with the container type and device of `tokens`.
 
     Raises:
         TypeError: `tokens` are not integers.
-        ValueError: a number of tokens is negative, or FLOPs do not fit an int64. Checked on the host only.
+        ValueError: a number of tokens is negative, or FLOPs do not fit an int64. Checked only on the host.
     """
     as_int64 = as_token_counts(tokens)
     d, attention_size = config.hidden_size, config.num_heads * config.head_dim
@@ -102,8 +102,8 @@ def transformer_work(config: TransformerConfig, tokens: Tokens) -> Tokens:
 
 
 def _check_fits(tokens: Tokens, per_token: int, per_square: int) -> None:
-    """Raises a ValueError if the FLOPs of the longest sample on the host do not fit an int64."""
-    on_host = str(getattr(tokens, "device", "cpu")) == "cpu"  # older arrays have no device
+    """Raises a ValueError if the longest sample's FLOPs do not fit an int64. Skips tokens on a device."""
+    on_host = str(getattr(tokens, "device", "cpu")) == "cpu"  # arrays have no device before NumPy 2
     longest = int(tokens.max()) if on_host and len(tokens) else 0
     if longest * per_token + per_square * (longest + ATTENTION_TILE) ** 2 >= 2**63:
         raise ValueError(
@@ -112,6 +112,6 @@ def _check_fits(tokens: Tokens, per_token: int, per_square: int) -> None:
 
 
 def transformer_flops(config: TransformerConfig, tokens: Tokens) -> Tokens:
-    """Returns the forward FLOPs of each sample, `[batch_size]` int64: the columns of `transformer_work` added
-    up; arguments and errors as there."""
+    """Returns the forward FLOPs of each sample, `[batch_size]` int64: the sum of the columns of
+    `transformer_work`, with the same arguments and errors."""
     return transformer_work(config, tokens).sum(-1)

@@ -1,4 +1,4 @@
-"""Train pipelines with the shuffle stage in them."""
+"""TorchRec's train pipelines with the shuffle stage."""
 
 from .train_pipelines import (
     PrefetchTrainPipeline,

@@ -1,4 +1,4 @@
-"""The shuffle stage: what a balanced pipeline does to a batch between its loader and its model."""
+"""The shuffle stage: the part of a balanced pipeline between its loader and its model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def _ends_no_epoch(method: Callable[P, T]) -> Callable[P, T]:
-    """Turns a StopIteration, by which a pipeline tells that all loaders have ended, into an error."""
+    """Turns a StopIteration of a method, which would signal the end of all loaders, into a RuntimeError."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -51,16 +51,16 @@ class ShuffleStage:
     | i + 1 | input distribution           | TorchRec     | training | data_dist |
     | i     | forward, backward, optimizer | `forward`    | training | default   |
 
-    Collectives per step: on the main thread, that of the shuffler's exchange; in the planning thread, those
-    of the `Planner`. Construction is collective.
+    In each step, the training thread runs the collective of the shuffler's exchange, and the planning thread
+    those of the `Planner`. Construction is collective.
 
     Attributes:
-        ahead: plans the next steps.
-        rank: this rank's place in the plan of `last_step`.
+        ahead: the `PlanAhead` that plans the next steps.
+        rank: this rank's index among the ranks of a plan.
 
     Raises:
         TypeError: `shuffler` is not a BatchShuffler.
-        ValueError: an unknown reduction, or one that an extension does not work with.
+        ValueError: the loss reduction is unknown, or an extension does not work with it.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class ShuffleStage:
     ) -> None:
         if not isinstance(shuffler, BatchShuffler):
             raise TypeError(
-                f"batch_shuffler is {shuffler!r}; expected a BatchShuffler, as MyShuffler() or "
-                'BatchShufflerFactory.create("my_model") makes one'
+                f"batch_shuffler is {shuffler!r}; expected a BatchShuffler, such as "
+                'MyShuffler() or BatchShufflerFactory.create("my_model")'
             )
         check_reduction(loss_reduction)
         self._loss_reduction, self._optimizer = str(loss_reduction), optimizer
@@ -87,16 +87,16 @@ class ShuffleStage:
         self.ahead = shuffler.ahead(device)
         self.rank = shuffler.group.rank
         self._computed: tuple[Step, torch.Tensor, torch.Tensor] | None = None
-        self._ended: Iterator[Any] | None = None  # the loader, until the last of its steps has run
+        self._ended: Iterator[Any] | None = None  # the loader that has ended, until its last step has run
 
     @_ends_no_epoch
     def next_batch(self, loader: Iterator[Any]) -> Step | None:
-        """Returns the next step, with this rank's rows on the host; None once all loaders have ended.
+        """Returns the next planned step, not yet copied to the device; None once all loaders have ended.
 
-        Then it does not ask the loader again until `end_epoch`, while the steps on their way are run.
+        After the end, it does not ask the loader again until `end_epoch`, while the last steps still run.
 
         Raises:
-            ValueError: a rank has no samples, and a copy of a row may not run in their place; on all ranks.
+            ValueError: a rank has no samples, and a copy of a row must not run instead. All ranks raise it.
         """
         step = None if loader is self._ended else self.ahead.next_step(loader, self._model.training)
         self._ended = loader if step is None else None
@@ -108,7 +108,7 @@ class ShuffleStage:
 
     @_ends_no_epoch
     def exchange(self, step: Step) -> Step:
-        """Carries out the plan of a step on the device; collective over the ranks to balance among.
+        """Carries out the plan of a step on the device. Collective over the ranks that balance together.
 
         Raises:
             TypeError: the step did not come from `next_batch`.
@@ -127,10 +127,10 @@ class ShuffleStage:
         """Runs the model on an exchanged batch; returns the loss to run backward on, and the model's output.
 
         Data-parallel training averages gradients over ranks. The loss is scaled so that this average is the
-        gradient of the mean over all loss tokens of the step. Without any loss token it is 0.
+        gradient of the mean over all loss tokens of the step (0 without any). A "global_mean" is kept.
 
         Raises:
-            TypeError: as `exchange`.
+            TypeError: the step did not come from `next_batch`.
         """
         check_planned(step)
         if step.mode is not self._model.training and self._shuffler.planner.ranks.rank == 0:
@@ -151,12 +151,12 @@ class ShuffleStage:
         total = loss_sum(losses, self._loss_reduction, own_tokens, mean_tokens, step.failures)
         if self._evaluates_copies(step):
             output = without_copies(output)
-        # A "global_mean" may count others than loss tokens, of which there may be none.
+        # A "global_mean" needs no scaling, and may be over something other than loss tokens.
         loss = in_32_bits(losses) if self._loss_reduction == "global_mean" else total * step.scale_to_mean
         return loss, total.detach(), output
 
     def _evaluates_copies(self, step: Step) -> bool:
-        """Whether this rank has no samples, and evaluates copies of a row, as batches cannot be padded."""
+        """Returns whether this rank evaluates copies of a row, for lack of both samples and padding."""
         return not (step.mode or step.plan.num_placed[self.rank] or step.rows.pads)
 
     @property
@@ -165,7 +165,7 @@ class ShuffleStage:
         return [extension.name for extension in self._shuffler.extensions if extension.runs_in_parts]
 
     def let_go(self, step: Step) -> None:
-        """Forgets the batch of a step that has run; raises a TypeError unless it is the last of `forward`."""
+        """Releases the batch of a step that has run. Raises a TypeError if `forward` did not run it last."""
         if self._computed is None or self._computed[0] is not step:
             raise TypeError(
                 "the pipeline's progress called the model past the stage, which scales its loss: call "
@@ -174,10 +174,10 @@ class ShuffleStage:
         step.let_go()
 
     def end_epoch(self) -> None:
-        """Has the next call start anew, after the last step of all loaders; on all ranks alike.
+        """Lets `next_batch` start the next epoch, after the last step. All ranks call it together.
 
         Raises:
-            Exception: the failure of one of the last steps, which no plan has shared; on this rank.
+            Exception: one of the last steps failed, and no plan told other ranks. Only this rank raises it.
         """
         self._ended = None
         failure, self.ahead.failure = self.ahead.failure, None
@@ -185,9 +185,9 @@ class ShuffleStage:
             raise failure
 
     def reset(self) -> None:
-        """Drops the steps that are planned, as a pipeline does with its batches; all ranks have to.
+        """Drops the planned steps, as a pipeline drops its batches. All ranks must call it.
 
-        A failure of the last step, which no plan has shared, is only logged.
+        A failure of the last step that no plan has carried to other ranks is only logged.
         """
         self.ahead.drop()
         if self.ahead.failure is not None:
@@ -195,7 +195,7 @@ class ShuffleStage:
         self.ahead.failure = self._ended = None
 
     def report(self) -> BalanceReport:
-        """Computes the report of the last step; bytes and times are this rank's."""
+        """Returns the report of the last step, with the bytes and times of this rank."""
         step, shuffler = self.last_step, self._shuffler
         sent, received = shuffler.traffic(step.plan)
         figures: dict[str, Any] = {}
@@ -215,17 +215,17 @@ class ShuffleStage:
 
     @property
     def last_step(self) -> Step:
-        """The step that ran last; RuntimeError if none has."""
+        """The step that ran last. Raises a RuntimeError if none has run."""
         return self._last()[0]
 
     @property
     def loss_sum(self) -> torch.Tensor:
-        """This rank's loss sum of the last step, a detached scalar; RuntimeError if none has run."""
+        """This rank's loss sum of the last step, a detached scalar. Raises a RuntimeError if none has run."""
         return self._last()[1]
 
     @property
     def own_loss_sum(self) -> torch.Tensor:
-        """The same, whatever was done to `loss_sum` in place."""
+        """A copy of `loss_sum` that in-place changes to `loss_sum` do not affect."""
         return self._last()[2]
 
     def _last(self) -> tuple[Step, torch.Tensor, torch.Tensor]:
@@ -235,12 +235,12 @@ class ShuffleStage:
 
 
 def check_planned(batch: Any) -> None:
-    """Raises a TypeError unless a pipeline's batch is a step, as it came from `next_batch`."""
+    """Raises a TypeError unless a pipeline's batch is a `Step`, as `next_batch` returns it."""
     if not isinstance(batch, Step):
         raise TypeError(
             f"the pipeline copied a {type_name(batch)} that was not planned: its copy_batch_to_gpu or "
-            "enqueue_batch has to take batches from self._next_batch(dataloader_iter), and to return what "
-            "`to` makes of them"
+            "enqueue_batch must take batches from self._next_batch(dataloader_iter), and return the results "
+            "of their `to`"
         )
 
 
@@ -256,7 +256,7 @@ def _warn_of_mode(trains: bool) -> None:
 
 
 def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
-    """Takes apart the return value of a model; raises a TypeError unless it is a tensor and anything else."""
+    """Returns a model's losses and output. Raises a TypeError unless they are a tensor and one more value."""
     if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[0], torch.Tensor):
         return returned[0], returned[1]
     if isinstance(returned, tuple | list):

@@ -1,4 +1,4 @@
-"""TorchRec's train pipelines with the shuffle stage in them, by name."""
+"""TorchRec's train pipelines with the shuffle stage, and the factory that creates them by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .shuffle_stage import ShuffleStage, check_planned
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 _WORKS = (TrainPipelineSparseDist, PrefetchTrainPipelineSparseDist)
-# Arguments that free fields of a batch once they are looked up.
+# Arguments of TorchRec's pipelines that free fields of a batch after their lookup.
 _FREE_EARLY = {"free_features_storage_early", "clear_data_dist_inputs"}
 # Arguments of TorchRec's pipelines that would bypass the stage.
 _REFUSED = {
@@ -33,38 +33,38 @@ _REFUSED = {
 
 
 class _WithStage:
-    """Facts about the last step, for all pipelines."""
+    """The properties that describe the last step, for all pipelines."""
 
     _stage: ShuffleStage
     _model: torch.nn.Module
 
     @property
     def loss_sum(self) -> torch.Tensor:
-        """The sum of losses over this rank's loss tokens of the last step: a detached scalar on the device.
+        """The sum of losses over this rank's loss tokens of the last step, a detached scalar on the device.
 
-        Divided by `loss_tokens` after a `dist.all_reduce`, it is the loss of the step, to be logged.
+        To log the loss of a step, sum this over ranks with `dist.all_reduce`, and divide by `loss_tokens`.
         """
         return self._stage.loss_sum
 
     @property
     def loss_tokens(self) -> int | float:
-        """Loss tokens of the last step on all ranks; a float where they are weights."""
+        """Loss tokens of the last step over all ranks; a float if they are weights."""
         return self._stage.last_step.plan.whole.num_loss_tokens
 
     @property
     def report(self) -> BalanceReport:
-        """The balance of the last step, and what balancing cost; computed when asked for."""
+        """The balance of the last step and the cost of balancing, computed on each access."""
         return self._stage.report()
 
     @property
     def num_samples(self) -> int:
-        """Samples, or pieces, that this rank computed: first rows of the output; those after are padding."""
+        """Number of samples or pieces that this rank computed: the output's first rows, before padding."""
         return int(self.plan.num_placed[self._stage.rank])
 
     @property
     def plan(self) -> ShufflePlan:
-        """The placement of the last step among the ranks that balance together, for `unshuffle`; of all ranks
-        with a shuffler that moves nothing."""
+        """The plan of the last step, for `unshuffle`. It covers the ranks that balance together, or all ranks
+        if no rank's shuffler moves samples."""
         return self._stage.last_step.plan
 
     def _check_attached(self, model: torch.nn.Module | None) -> None:
@@ -76,23 +76,23 @@ class _WithStage:
 
 
 class SequentialTrainPipeline(_WithStage, TrainPipeline):
-    """Runs one step after another, with planning overlapped.
+    """Runs one step after another, and overlaps only the planning.
 
     For debugging, and for models without sharded tables.
 
     Args:
-        model: takes a batch, returns `(losses, output)`.
-        optimizer: of the parameters that get gradients in backward.
-        device: where batches are copied to; its name will do.
-        batch_shuffler: places samples on ranks.
-        loss_reduction: how the model reduces its losses. "sum": their sum over this rank's loss tokens, or
-            the losses themselves, in any shape. "mean": a scalar, their mean over this rank's loss tokens (or
-            the micro-batch's). "global_mean": a scalar whose mean over the ranks is that over the loss tokens
-            of all ranks. The gradient is always that of the mean over all loss tokens of the step.
+        model: model that takes a batch and returns `(losses, output)`.
+        optimizer: optimizer of the parameters that get gradients in backward.
+        device: device that batches are copied to, or its name.
+        batch_shuffler: shuffler that places samples on ranks.
+        loss_reduction: form in which the model returns its losses. "sum": their sum over this rank's loss
+            tokens, or all losses in any shape. "mean": a scalar, their mean over this rank's (or the
+            micro-batch's) loss tokens. "global_mean": a scalar whose mean over ranks is the mean over all
+            ranks' loss tokens. The gradient is always that of the mean over all loss tokens of the step.
 
     Raises:
         TypeError: `batch_shuffler` is missing, or not a BatchShuffler.
-        ValueError: an unknown `loss_reduction`, or "global_mean" with micro-batches; or an argument of
+        ValueError: `loss_reduction` is unknown, or is "global_mean" with micro-batches; or an argument of
             TorchRec's pipelines is given.
     """
 
@@ -115,31 +115,31 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._optimizer = optimizer
         self._device = torch.device(device)
         self._stage = ShuffleStage(batch_shuffler, model, self._device, loss_reduction, optimizer)
-        self._step: Step | None = None  # exchanged, not computed: one that raises may be tried again
+        self._step: Step | None = None  # exchanged, not yet computed; kept for a retry if it raises
         self._lookups = [module for module in model.modules() if isinstance(module, ShardedModule)]
 
     def reset(self) -> None:
-        """Drops the batches on their way."""
+        """Drops the batches in flight."""
         self._step = None
         self._stage.reset()
 
     def detach(self) -> torch.nn.Module:
-        """Returns the model, which this pipeline leaves as it is; batches on their way stay."""
+        """Returns the model, which this pipeline never modifies. Batches in flight are kept."""
         return self._model
 
     def attach(self, model: torch.nn.Module | None = None, sparse_dist: bool = True) -> None:
         """Takes the model back after `detach`, as TorchRec's pipelines do.
 
         Raises:
-            ValueError: it is another model.
+            ValueError: `model` is not this pipeline's model.
         """
         self._check_attached(model)
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        """Runs one step, which trains if the model is in training mode; returns the model's output.
+        """Runs one step and returns the model's output. The step trains if the model is in training mode.
 
         Raises:
-            StopIteration: the loaders of all ranks have ended; on every rank in the same call.
+            StopIteration: the loaders of all ranks have ended. Every rank raises it in the same call.
         """
         if self._step is None:
             self._check_lookups()
@@ -161,13 +161,13 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
             with named_range("## backward ##"):
                 loss.backward()
             if isinstance(self._model, DMPCollection):
-                self._model.sync()  # TorchRec's pipelines do so, and otherwise the tables' replicas diverge
+                self._model.sync()  # as in TorchRec's pipelines; otherwise, tables' replicas diverge
             with named_range("## optimizer ##"):
                 self._optimizer.step()
         return output
 
     def _check_lookups(self) -> None:
-        """Raises a RuntimeError if another pipeline holds the model's lookups, for steps of its own."""
+        """Raises a RuntimeError if another pipeline has taken over the model's lookups for its own steps."""
         for module in self._lookups:
             if not inspect.ismethod(module.forward):
                 raise RuntimeError(
@@ -178,16 +178,16 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
 
 
 class ShuffleStageMixin(_WithStage):
-    """Puts the stage into a subclass of TorchRec's `TrainPipelineSparseDist`, the next base class.
+    """Adds the stage to a subclass of TorchRec's `TrainPipelineSparseDist`, which is the next base class.
 
-    `class Balanced(ShuffleStageMixin, TheirPipeline): pass` balances what `TheirPipeline` trains, where that
-    overrides `_backward`, `_next_batch` or `_optimizer_step` of `TrainPipelineSparseDist` or
-    `PrefetchTrainPipelineSparseDist`. A `_next_batch` runs one step earlier than without the stage, in the
-    same call on all ranks. One that communicates has to return None on all of them in the same call. The
-    arguments, in front of its own, are those of `SparseDistTrainPipeline`, as are the errors.
+    `class Balanced(ShuffleStageMixin, TheirPipeline): pass` adds balancing to `TheirPipeline`. That class may
+    override `_backward`, `_next_batch`, and `_optimizer_step` of `TrainPipelineSparseDist` or
+    `PrefetchTrainPipelineSparseDist`. `_next_batch` runs one step earlier than without the stage, in the same
+    call on all ranks. If it communicates, it must return None on all ranks in the same call. The constructor
+    has the arguments and errors of `SparseDistTrainPipeline`. It takes arguments of `TheirPipeline` by name.
 
     Raises:
-        TypeError: the base class is another pipeline, or stands in front of the mixin.
+        TypeError: the base class is another pipeline, or precedes the mixin.
     """
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -223,31 +223,31 @@ class ShuffleStageMixin(_WithStage):
                 )
         self._loader: _Loader | None = None
         if device.type == "cuda":
-            # A second pipeline on a model, for evaluation, takes over its lookups, and the stream they wait
-            # on. With streams of its own, it would read the first one's batches unsynchronized.
+            # A second pipeline on a model, such as for evaluation, takes over its lookups and the stream they
+            # wait on. With its own streams, it would read the first pipeline's batches unsynchronized.
             self._memcpy_stream, self._data_dist_stream = (_stream(device, use) for use in ("memcpy", "dist"))
 
     def reset(self) -> None:
-        """Drops the batches on their way."""
+        """Drops the batches in flight."""
         super().reset()  # type: ignore[misc]
         self._stage.reset()
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step as TorchRec's pipeline does.
 
-        After StopIteration, the next call starts an epoch, also on the same iterator object.
+        After a StopIteration, the next call starts a new epoch, even with the same iterator object.
         """
         try:
             return super().progress(dataloader_iter)  # type: ignore[misc]
         except StopIteration:
-            self._dataloader_exhausted = False  # which a `_next_batch` like TorchRec's reads
+            self._dataloader_exhausted = False  # read by a `_next_batch` like TorchRec's
             self._stage.end_epoch()
             raise
 
     def fill_pipeline(self, dataloader_iter: Iterator[Any]) -> None:
-        """Fills the pipeline as TorchRec does, and resumes where an error of the loader interrupted it.
+        """Fills the pipeline as TorchRec does, and resumes if a loader's error interrupted it.
 
-        TorchRec takes a batch that waits alone for the last one, and never starts the next one's lookup.
+        TorchRec takes a single waiting batch for the last, and would never start the next batch's lookup.
         """
         waits_alone = len(self.batches) == 1 and self._execute_all_batches  # type: ignore[attr-defined]
         has_next = waits_alone and self.enqueue_batch(dataloader_iter)  # type: ignore[attr-defined]
@@ -256,7 +256,7 @@ class ShuffleStageMixin(_WithStage):
         super().fill_pipeline(dataloader_iter)  # type: ignore[misc]
 
     def copy_batch_to_gpu(self, dataloader_iter: Iterator[Any]) -> tuple[Any | None, Any]:
-        """Returns the next batch on the device: planned before the copy, exchanged after it on its stream."""
+        """Returns the next planned batch on the device, exchanged right after its copy on the same stream."""
         batch, context = super().copy_batch_to_gpu(dataloader_iter)  # type: ignore[misc]
         if batch is not None:
             with self._stream_context(self._memcpy_stream):  # type: ignore[attr-defined]
@@ -264,7 +264,7 @@ class ShuffleStageMixin(_WithStage):
         return batch, context
 
     def dequeue_batch(self) -> None:
-        """Drops the batch that has run; raises a TypeError if it ran past the stage."""
+        """Drops the batch that has run. Raises a TypeError if it bypassed the stage."""
         self._stage.let_go(self.batches[0])  # type: ignore[attr-defined]
         super().dequeue_batch()  # type: ignore[misc]
 
@@ -272,13 +272,13 @@ class ShuffleStageMixin(_WithStage):
         """Takes the model back after `detach`, as TorchRec does.
 
         Raises:
-            ValueError: it is another model.
+            ValueError: `model` is not this pipeline's model.
         """
         self._check_attached(model)
         super().attach(model, sparse_dist)  # type: ignore[misc]
 
     def register_backward_hook(self, *arguments: Any, **named: Any) -> Any:
-        """Registers work at a place of the backward, as TorchRec does.
+        """Registers work at a point of the backward, as TorchRec does.
 
         Raises:
             ValueError: an extension runs the backward of a step in parts.
@@ -293,7 +293,7 @@ class ShuffleStageMixin(_WithStage):
     def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any | None:
         theirs = super()._next_batch  # type: ignore[misc]
         if theirs.__func__ is TrainPipelineSparseDist._next_batch:
-            # It takes a batch of None for the end; the stage, which then reads by itself, raises.
+            # TorchRec's method takes a batch of None for the end. The stage reads them itself, and raises.
             return self._stage.next_batch(dataloader_iter)
         if self._loader is None or dataloader_iter is not self._loader.batches:
             self._loader = _Loader(dataloader_iter, theirs)
@@ -311,8 +311,8 @@ class ShuffleStageMixin(_WithStage):
                     raise
                 raise RuntimeError(
                     f"{type(self).__name__} cannot trace the model ({type(error).__name__}: {error}). "
-                    "TorchRec follows the top-level forward symbolically, so it may not loop or branch on "
-                    "data, nor turn it into numbers. Look the tables up there and do the rest in a "
+                    "TorchRec follows the top-level forward symbolically, so it must not loop or branch on "
+                    "data, or turn it into numbers. Look the tables up there and do the rest in a "
                     'submodule, or use pipeline "none"'
                 ) from error
         for name in self._stage.runs_in_parts if self._pipelined_postprocs else ():  # type: ignore[attr-defined]
@@ -346,28 +346,29 @@ class _Loader:
 
 
 class SparseDistTrainPipeline(ShuffleStageMixin, TrainPipelineSparseDist):
-    """TorchRec's `TrainPipelineSparseDist` with the stage in it.
+    """TorchRec's `TrainPipelineSparseDist` with the shuffle stage.
 
-    Copy and exchange, and the embeddings' input distribution, run on streams of their own alongside the
-    previous steps' compute. Takes the arguments of `SequentialTrainPipeline` and of TorchRec's pipeline;
-    `progress` returns the same.
+    The copy and exchange run on one stream, and the embeddings' input distribution on another, while earlier
+    steps compute. The arguments are those of `SequentialTrainPipeline` and of TorchRec's pipeline. `progress`
+    returns the model's output.
 
     Raises:
-        ValueError: as `SequentialTrainPipeline`, or an argument of TorchRec's that would bypass the stage.
-        RuntimeError: at the first step, if the model cannot be traced, or has no sharded module that TorchRec
-            can pipeline.
+        ValueError: `loss_reduction` is invalid as in `SequentialTrainPipeline`; or an argument of TorchRec's
+            pipeline would bypass the stage, or does not work with an extension.
+        RuntimeError: the model cannot be traced, or has no sharded module that TorchRec can pipeline. The
+            first step raises it.
     """
 
 
 class PrefetchTrainPipeline(ShuffleStageMixin, PrefetchTrainPipelineSparseDist):
-    """TorchRec's `PrefetchTrainPipelineSparseDist` with the stage in it.
+    """TorchRec's `PrefetchTrainPipelineSparseDist` with the shuffle stage.
 
-    Rows of tables in host memory are fetched into the GPU's cache one step ahead, on a stream of its own.
-    Takes the arguments of `SequentialTrainPipeline` and of TorchRec's pipeline; `progress` returns the same.
+    Rows of tables in host memory are fetched into the GPU's cache one step ahead, on a separate stream. The
+    arguments and the result of `progress` are those of `SparseDistTrainPipeline`.
 
     Raises:
         ValueError: the device is not a GPU, or no table of the model has the cached kernel.
-        RuntimeError: at the first step, if the model has no sharded module that TorchRec can pipeline.
+        RuntimeError: the model has no sharded module that TorchRec can pipeline. The first step raises it.
     """
 
     def __init__(
@@ -395,8 +396,8 @@ class PrefetchTrainPipeline(ShuffleStageMixin, PrefetchTrainPipelineSparseDist):
 class TrainPipelineFactory(NamedFactory[TrainPipeline]):
     """Registers train pipelines and creates them by name.
 
-    `create(name, model=, optimizer=, device=, batch_shuffler=, loss_reduction=)`, where name is "none" (only
-    planning is overlapped), "native" (TorchRec's sparse-dist pipeline) or "prefetch" (the same with cached
+    Use `create(name, model=, optimizer=, device=, batch_shuffler=, loss_reduction=)`. The name is "none"
+    (overlaps only planning), "native" (TorchRec's sparse-dist pipeline), or "prefetch" (the same with cached
     tables; CUDA only).
     """
 
@@ -410,8 +411,7 @@ TrainPipelineFactory.register("prefetch", PrefetchTrainPipeline)
 
 
 def _check_base(pipeline: type) -> None:
-    """Raises a TypeError unless a pipeline with the stage derives from one of `_WORKS`, and from no other of
-    TorchRec's."""
+    """Raises a TypeError unless a pipeline derives from `_WORKS`, and from no other TorchRec pipeline."""
     others = [
         base
         for base in pipeline.__mro__
@@ -429,7 +429,7 @@ def _check_base(pipeline: type) -> None:
 
 
 def _raised_in_rewriting(error: Exception) -> bool:
-    """Returns whether TorchRec's rewriting of a model raised the error, and not the lookups after it."""
+    """Returns whether TorchRec's rewriting of a model raised the error, rather than a lookup after it."""
     return any(frame.name == "_rewrite_model" for frame in traceback.extract_tb(error.__traceback__))
 
 

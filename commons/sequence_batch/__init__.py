@@ -1,4 +1,4 @@
-"""Batches of sequences, and row selection on their jagged fields."""
+"""Batches of sequences, and tools that take any batch apart into rows and rebuild it."""
 
 from typing import TYPE_CHECKING
 

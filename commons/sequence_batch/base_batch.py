@@ -1,4 +1,4 @@
-"""The batch that the library's own models take: jagged features, labels, and a count of real rows."""
+"""The base class of the library's own batches: jagged features, labels, and a count of real rows."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ from .tree import Part, fields_of, is_rebuilding, move_to, rebuild, take_apart, 
 class BaseBatch(Pipelineable):
     """A batch of `batch_size` rows, of which the first `actual_batch_size` are samples and the rest padding.
 
-    A model's batch subclasses this and adds dataclass fields. Every KeyedJaggedTensor, JaggedTensor,
-    KeyedTensor and tensor in them, including those in dicts, lists and other dataclasses, has one row per
-    row of the batch, and each row travels with its sample when the batch is shuffled. Mark fields that all
-    samples share with `field(metadata={"per_sample": False})`. Plain values, such as numbers and names, are
-    shared.
+    A model's batch subclasses `BaseBatch` and adds dataclass fields. Every tensor, JaggedTensor,
+    KeyedJaggedTensor and KeyedTensor in a field, at any depth of dicts, lists and dataclasses, must have one
+    row for each row of the batch. A shuffle moves each row with its sample. Mark fields that all samples
+    share with `field(metadata={"per_sample": False})`. Plain values, such as numbers and names, are shared.
 
     Attributes:
         features: ids of the sparse features, `batch_size` rows per key.
-        batch_size: rows, padding included; at least 1.
-        feature_to_max_seqlen: the longest sequence that each feature may have.
-        contextual_feature_names: features that describe the user rather than the history.
-        labels: jagged, or a tensor of `batch_size` rows along dim 0, or flat and reshaping to
-            `[batch_size, -1]`. Padding rows have labels too: zeros. Only `[batch_size, tasks]` can
-            always be read in one way.
-        actual_batch_size: real rows; None means `batch_size`.
+        batch_size: number of rows, padding rows included; at least 1.
+        feature_to_max_seqlen: maximum sequence length of each feature, by name.
+        contextual_feature_names: names of the features that describe the user rather than the history.
+        labels: a jagged tensor, a tensor with `batch_size` rows along dim 0, or a flat tensor that reshapes
+            to `[batch_size, -1]`. Padding rows need labels too, usually zeros. Prefer `[batch_size, tasks]`,
+            because a flat tensor can be ambiguous.
+        actual_batch_size: number of real rows. None means `batch_size`.
 
     Raises:
-        ValueError: a field does not have `batch_size` rows; a KeyedJaggedTensor has a variable batch size per
-            key; or flat labels lack those of padding rows, or have others than zeros there.
-        TypeError: a field holds an array, or something else that would not travel with its samples.
+        ValueError: a size is out of range, a field does not have `batch_size` rows, a KeyedJaggedTensor has a
+            variable batch size per key, or flat labels may cover only the real rows.
+        TypeError: a field holds a NumPy array, or anything else that would not travel with its samples.
     """
 
-    # Attributes of an exchanged batch, which are no fields: other rows have others.
+    # Attributes that the exchange sets for the rows it delivers. They are not fields.
     set_by_exchange: ClassVar[tuple[str, ...]] = ("_counts_on_host", "pieces")
 
     features: KeyedJaggedTensor
@@ -71,7 +70,7 @@ class BaseBatch(Pipelineable):
         self.check_rows(self.per_sample_fields())
 
     def check_rows(self, fields: Mapping[str, FieldValue]) -> None:
-        """Raises a ValueError unless each of `per_sample_fields` has `batch_size` rows."""
+        """Raises a ValueError if a field from `per_sample_fields` does not have `batch_size` rows."""
         for name, value in fields.items():
             rows = num_rows(name, value)
             if rows != self.batch_size:
@@ -86,9 +85,9 @@ class BaseBatch(Pipelineable):
         return self.batch_size if self.actual_batch_size is None else self.actual_batch_size
 
     def per_sample_fields(self, tree: Part | None = None) -> dict[str, FieldValue]:
-        """Returns the fields with one row per sample, by path; flat labels as `[batch_size, -1]`.
+        """Returns the fields with one row per sample, by path. Flat labels become `[batch_size, -1]`.
 
-        `tree` is what `take_apart` makes of this batch, if it was taken apart before.
+        `tree` is the result of `take_apart` on this batch. None means that it is computed here.
         """
         try:
             per_sample = fields_of(tree or take_apart(self))
@@ -101,16 +100,16 @@ class BaseBatch(Pipelineable):
         return per_sample
 
     def index_select(self, indices: torch.Tensor | Sequence[int]) -> Self:
-        """Returns the batch of the given rows, in the given order; rows may repeat or be left out.
+        """Returns a batch of the given rows, in the given order. Rows may be repeated or left out.
 
-        Lists with an entry per row, or per sample, keep those of the given rows. Padding rows may be selected
-        after all real ones. An empty selection gives one padding row. On CUDA this synchronizes host and
-        device; the exchange, which must not, selects rows in another way.
+        Lists with one entry per row, or per sample, keep the entries of these rows. Padding rows may be
+        selected, but only after all real rows. An empty selection returns one padding row. On CUDA this
+        synchronizes host and device. The exchange must not, so it selects rows in another way.
 
         Raises:
-            TypeError: `indices` are not integers `[rows]`; a mask is not accepted.
-            ValueError: an index is outside the batch, a real row follows a padding row, the lengths of a
-                jagged field do not account for its values, or rows are pieces of samples.
+            TypeError: `indices` are not a flat sequence of integers. A boolean mask is not accepted.
+            ValueError: an index is out of range, a padding row precedes a real row, the lengths of a jagged
+                field do not match its values, or the rows are pieces of samples.
         """
         if self.pieces is not None:
             raise ValueError(
@@ -141,13 +140,13 @@ class BaseBatch(Pipelineable):
         return rebuild(tree, {**select_rows([packed], rows, out_rows), **lists}, sizes)
 
     def num_tokens(self) -> torch.Tensor:
-        """Returns the ids of each row over all sparse features, which are looked up, `[batch_size]` int64."""
+        """Returns the number of sparse-feature ids to look up for each row, `[batch_size]` int64."""
         return lengths_of(self.features).view(-1, self.batch_size).sum(0, dtype=torch.int64)
 
     def num_loss_tokens(self) -> torch.Tensor:
-        """Returns the label elements of each row that enter the loss, `[batch_size]` int64.
+        """Returns the number of label elements of each row that enter the loss, `[batch_size]` int64.
 
-        Padding rows have none. A batch without labels has one loss token per sample.
+        Padding rows have none. Without labels, each sample counts as one loss token.
         """
         labels = as_field(self.labels) if isinstance(self.labels, Leaf) else None
         if labels is None:
@@ -161,24 +160,24 @@ class BaseBatch(Pipelineable):
         return tokens
 
     def row_counts(self) -> dict[str, torch.Tensor]:
-        """Returns the numbers of each row that the model needs on the host, by name; none by default.
+        """Returns the numbers per row that the model needs on the host, by name. The default is none.
 
-        Each is `[batch_size]` non-negative integers below 2**31. Planning gathers them, which takes 4 bytes
-        per sample and name. So a model that sizes tensors by them need not read them from the device.
-        `feature_row_counts` has the lengths of the sparse features.
+        Each is a tensor of `[batch_size]` non-negative integers below 2**31. Planning gathers these numbers,
+        at 4 bytes per sample and name, so that a model can size tensors by them without reading from the
+        device. `feature_row_counts` returns the lengths of the sparse features for this purpose.
         """
         return {}
 
     def feature_row_counts(self) -> dict[str, torch.Tensor]:
-        """Returns the lengths of each key of `features`, `[batch_size]`, as "features.<key>" for
-        `row_counts`."""
+        """Returns the lengths of each key of `features`, `[batch_size]`, under the names "features.<key>",
+        for use in `row_counts`."""
         by_key = zip(self.features.keys(), lengths_of(self.features).view(-1, self.batch_size), strict=True)
         return {f"features.{key}": lengths for key, lengths in by_key}
 
     def row_counts_on_host(self) -> Mapping[str, np.ndarray]:
         """Returns `row_counts` as int64 arrays `[batch_size]`, 0 for padding rows.
 
-        An exchanged batch has them from its plan. For any other this is one host-device synchronization.
+        An exchanged batch has these arrays from its plan. Any other batch synchronizes host and device once.
         """
         if self._counts_on_host is not None:
             return self._counts_on_host
@@ -189,17 +188,17 @@ class BaseBatch(Pipelineable):
         return dict(zip(counts, together.cpu().numpy(), strict=True))
 
     def with_row_counts(self, counts: Mapping[str, np.ndarray]) -> Self:
-        """Returns this batch with the result of `row_counts_on_host`; the exchange calls it.
+        """Returns this batch with `counts` as the result of `row_counts_on_host`. The exchange calls this.
 
-        If the lengths of all keys are among them, `features` knows its totals per key, too. TorchRec would
-        read them from the device otherwise.
+        If `counts` has the lengths of all keys, and padding rows have no ids, `features` also gets its total
+        length per key, which TorchRec would otherwise read from the device.
         """
         made = copy.copy(self)
         made._counts_on_host = counts
         keys = self.features.keys()
         if all(f"features.{key}" in counts for key in keys):
             totals = [int(counts[f"features.{key}"].sum()) for key in keys]
-            if sum(totals) == len(self.features.values()):  # else they are others, or padding rows have ids
+            if sum(totals) == len(self.features.values()):  # else padding rows have ids, or counts differ
                 made.features = with_parts(self.features, length_per_key=totals)
         return made
 
@@ -222,10 +221,10 @@ class BaseBatch(Pipelineable):
         return moved
 
     def _check_flat_labels(self, real: int) -> None:
-        """Refuses flat labels that may be those of the real rows alone, which would go to the wrong samples.
+        """Raises a ValueError if flat labels may cover only the real rows, and so reach the wrong samples.
 
-        Labels of padding rows are zeros, or one other number below 0 that a loss ignores. With others in
-        their place, labels can be read in two ways. Those on a device are not looked at, which would wait.
+        Padding rows are labeled 0, or all with one negative number that the loss ignores. Any other numbers
+        there may be labels of samples. Labels on a device are not read, because that would synchronize.
         """
         labels = self.labels
         if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:

@@ -1,4 +1,4 @@
-"""Types of containers that batches are made of: how to take them apart, and to make them again."""
+"""The types of containers that batches are made of, and how to take them apart and rebuild them."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from .optional_types import NonTensorData, NonTensorStack, TensorDict, TensorDic
 Batch = TypeVar("Batch")
 Parts: TypeAlias = Mapping[Hashable, Any]
 
-# Types that hold no data of single samples; all samples share their values.
+# Types whose values belong to no single sample. All samples share them.
 _VALUES = (type(None), numbers.Number, np.generic, str, bytes, enum.Enum, pathlib.PurePath)
 _SPANS = (range, slice, datetime.date, datetime.timedelta, torch.Size)
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device)
 TAKE_APART = f"take it apart with {NAME}.sequence_batch.register_batch_type"
 DECLARE_SHARED = (
-    'field(metadata={"per_sample": False}) marks a field of a dataclass; of any other batch, name it in the '
-    "shuffler's shared_fields"
+    'mark a field of a dataclass with field(metadata={"per_sample": False}); for any other batch, name it in '
+    "the shuffler's shared_fields"
 )
 
 
 class ContainerType(NamedTuple):
-    """How to take containers of one type apart, and to rebuild them.
+    """The functions that take containers of one type apart and rebuild them.
 
     Attributes:
-        parts: returns the parts of a container, by key.
-        replaced: returns a container like the given one in which the given parts replace its own.
-        shared: keys of parts that all samples share.
+        parts: function that returns the parts of a container, by key.
+        replaced: function that returns a container like the given one, with the given parts replaced.
+        shared: keys of the parts that all samples share.
     """
 
     parts: Callable[[Any], Parts]
@@ -57,12 +57,12 @@ def register_batch_type(
     parts: Callable[[Batch], Parts],
     replaced: Callable[[Batch, Parts], Batch],
 ) -> None:
-    """Registers how to take instances of a type, and of its subclasses, apart and to rebuild them.
+    """Registers functions that take apart and rebuild the instances of a type and of its subclasses.
 
     Args:
-        batch_type: the type of a batch, or of a part of one.
-        parts: returns the parts of an instance, by name; parts may be containers.
-        replaced: returns a new instance in which the given parts replace those of the given instance.
+        batch_type: type of a batch, or of a part of one.
+        parts: function that returns the parts of an instance, by name. Parts may be containers themselves.
+        replaced: function that returns a new instance, with the given parts in place of the instance's own.
 
     Raises:
         TypeError: `batch_type` is not a type.
@@ -74,7 +74,7 @@ def register_batch_type(
 
 
 def container_type(value: Any) -> ContainerType | None:
-    """Returns how to take a value apart; None if it is no container."""
+    """Returns the container type of a value, or None if the value is not a container."""
     return _container_of(type(value))  # type: ignore[arg-type]
 
 
@@ -99,7 +99,7 @@ def _container_of(of: type) -> ContainerType | None:
 
 
 def is_plain(value: Any) -> bool:
-    """Returns whether a value holds no data of single samples."""
+    """Returns whether a value is of a type that holds no data of single samples."""
     if isinstance(value, set | frozenset):
         return all(is_plain(element) for element in value)
     return isinstance(value, (*_VALUES, *_SPANS, *_NAMED))
@@ -113,29 +113,29 @@ def join_path(path: str, key: Hashable) -> str:
 
 
 def type_name(value: Any) -> str:
-    """Returns the name of a value's type, with its module unless it is a builtin."""
+    """Returns the name of a value's type, including the module unless the type is a builtin."""
     of = type(value)
     return of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
 
 
 def replace_dataclass(value: Any, parts: Parts) -> Any:
-    """Returns a dataclass instance like `value` with some of its fields replaced.
+    """Returns a copy of the dataclass instance `value` with some of its fields replaced.
 
     Raises:
-        TypeError: its `__init__` takes something other than its fields, such as an InitVar.
+        TypeError: `__init__` takes anything other than the fields, such as an InitVar.
     """
     specs = {spec.name: spec for spec in dataclasses.fields(value)}
     given = {name for name, spec in specs.items() if spec.init}
     if set(_signature(type(value)).parameters) != given:  # type: ignore[arg-type]
         raise TypeError(
-            f"{type_name(value)} cannot be made again by dataclasses.replace: its __init__ takes something "
-            f"else than its fields; {TAKE_APART}"
+            f"{type_name(value)} cannot be rebuilt by dataclasses.replace: its __init__ takes something "
+            f"other than its fields; {TAKE_APART}"
         )
     made = dataclasses.replace(value, **{str(name): part for name, part in parts.items() if name in given})
     for name in specs.keys() - given:
         part = parts.get(name, getattr(value, name, None))
         if name in parts or not is_plain(part):
-            object.__setattr__(made, name, part)  # frozen or not
+            object.__setattr__(made, name, part)  # works on frozen dataclasses, too
     return made
 
 
@@ -159,19 +159,19 @@ def _mapping_parts(value: Mapping) -> Parts:
 def _replace_mapping(value: Any, parts: Parts) -> Any:
     if isinstance(value, dict) or hasattr(value, "__copy__"):
         made = copy.copy(value)
-    else:  # it keeps its items in an attribute, which a copy would share; the items themselves are not copied
+    else:  # copy.copy would share the attribute that holds the items; the memo keeps the items uncopied
         made = copy.deepcopy(value, {id(part): part for part in value.values()})
-    for key, part in parts.items():  # an `update` may merge what dicts within it hold, and share
+    for key, part in parts.items():  # `update` may merge into nested dicts, which both containers share
         made[key] = part
     attributes = getattr(made, "__dict__", {})
     for name in [name for name in attributes if is_cached_property(type(made), name)]:
-        del attributes[name]  # it was worked out of other rows
+        del attributes[name]  # it was computed from other rows
     attributes.update({key: parts[key] for key in parts if attributes.get(key) is value[key]})
     return made
 
 
 def is_cached_property(of: type, name: str) -> bool:
-    """Returns whether a type works an attribute out of others."""
+    """Returns whether an attribute of a type is a cached property."""
     return isinstance(inspect.getattr_static(of, name, None), functools.cached_property)
 
 

@@ -1,4 +1,4 @@
-"""Leaves of batches as fields, whose rows can be sent, and back; and remedies for other numbers of rows."""
+"""Converts a batch's leaves to fields, whose rows can be sent, and back. Advises on mismatched fields."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor, Memory
 from .row_schema import FieldValue, lengths_of, with_parts
 
 Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor
-# Leaves that hold nothing but what travels: subclasses may. A memory-mapped tensor arrives in memory.
+# Only these exact types arrive complete: subclasses may hold more. A memory-mapped tensor arrives in memory.
 _EXACT_TYPES = (torch.Tensor, MemoryMappedTensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor)
 
 
 def as_field(value: Any) -> FieldValue:
-    """Returns a leaf as a field: a jagged nested tensor as a JaggedTensor, a KeyedTensor as a tensor.
+    """Returns a leaf as a field. A jagged nested tensor becomes a JaggedTensor, and a KeyedTensor a tensor.
 
     Raises:
-        TypeError: a tensor whose rows do not simply follow one another, or something that would be lost when
-            they move.
+        TypeError: the rows cannot be sent one by one, or the leaf holds something that would be lost.
     """
     _check(value)
     field = value
@@ -36,12 +35,11 @@ def as_field(value: Any) -> FieldValue:
         nested: Any = value
         if value.layout != torch.jagged or nested.lengths() is not None:
             raise TypeError(
-                "a nested tensor has to have layout torch.jagged, and its rows without holes, to be "
-                "placed row by row: make it again by "
-                "torch.nested.nested_tensor(list(rows), layout=torch.jagged)"
+                "a nested tensor needs layout torch.jagged, and rows without holes, to be placed row by row: "
+                "rebuild it with torch.nested.nested_tensor(list(rows), layout=torch.jagged)"
             )
         values = nested.values().movedim(nested._ragged_idx - 1, 0)
-        offsets = nested.offsets()  # kept, so that streams that use the batch are told of them, too
+        offsets = nested.offsets()  # kept, so that `record_stream` covers them, too
         field = JaggedTensor(values=values, lengths=offsets.diff(), offsets=offsets)
     for _, tensor in tensors_of(field):
         _check(tensor)
@@ -49,7 +47,7 @@ def as_field(value: Any) -> FieldValue:
 
 
 def like(field: Any, leaf: Any) -> Any:
-    """Returns a field as the kind of leaf that `leaf` is; the inverse of `as_field`. All else stays."""
+    """Converts a field back to the type of `leaf`; the inverse of `as_field`. Other values are unchanged."""
     if isinstance(leaf, KeyedTensor) and isinstance(field, torch.Tensor):
         return KeyedTensor(leaf.keys(), leaf.length_per_key(), field)
     if not isinstance(leaf, torch.Tensor):
@@ -58,11 +56,11 @@ def like(field: Any, leaf: Any) -> Any:
         ragged_dim = cast(Any, leaf)._ragged_idx
         values = field.values().movedim(0, ragged_dim - 1)
         return torch.nested.nested_tensor_from_jagged(values, field.offsets(), jagged_dim=ragged_dim)
-    return field.flatten() if leaf.dim() == 1 else field  # flat labels of a `BaseBatch`, or as it is
+    return field.flatten() if leaf.dim() == 1 else field  # labels of a `BaseBatch` may be flat
 
 
 def kind_of_leaf(leaf: Leaf) -> str:
-    """Returns what sources must agree on beside a leaf's field."""
+    """Describes the properties of a leaf that ranks must agree on but that its field lacks."""
     if isinstance(leaf, torch.Tensor) and leaf.is_nested and getattr(leaf, "_ragged_idx", 1) != 1:
         return f"(ragged in dim {cast(Any, leaf)._ragged_idx})"
     if not isinstance(leaf, KeyedTensor):
@@ -72,10 +70,10 @@ def kind_of_leaf(leaf: Leaf) -> str:
 
 
 def num_rows(name: str, value: FieldValue) -> int:
-    """Returns the rows of a per-sample field.
+    """Returns the number of rows of a per-sample field.
 
     Raises:
-        ValueError: its rows are not samples.
+        ValueError: the field has no rows, or its rows are not samples.
     """
     if isinstance(value, KeyedJaggedTensor):
         if value.variable_stride_per_key():
@@ -95,7 +93,7 @@ def num_rows(name: str, value: FieldValue) -> int:
 
 
 def remedy_for_rows(fields: Mapping[str, FieldValue], rows: Mapping[str, int]) -> str:
-    """Returns what to do if fields have these different numbers of rows, by name."""
+    """Returns advice for a user whose fields have different numbers of rows, which `rows` holds by name."""
     jagged = [rows[name] for name, value in fields.items() if not isinstance(value, torch.Tensor)]
     expected = Counter(jagged or rows.values()).most_common(1)[0][0]
     name = next(name for name in rows if rows[name] != expected)
@@ -103,10 +101,10 @@ def remedy_for_rows(fields: Mapping[str, FieldValue], rows: Mapping[str, int]) -
 
 
 def remedy_for_field(name: str, fields: Mapping[str, FieldValue], expected: int) -> str:
-    """Returns what to do about a field with other than `expected` rows."""
-    common = "Give it a row per sample, or make it a JaggedTensor of as many per sample as there are"
+    """Returns advice for a user whose field `name` does not have `expected` rows."""
+    common = "Give it a row per sample, or make it a JaggedTensor if the number of values varies by sample"
     return (
-        f"{_fitting_form(name, fields, expected) or common}. If it is no data of samples, declare so: "
+        f"{_fitting_form(name, fields, expected) or common}. If it holds no data of samples, declare so: "
         f"{DECLARE_SHARED}; it then stays with its rank, and never moves"
     )
 
@@ -148,19 +146,19 @@ def _are_offsets(value: torch.Tensor) -> bool:
 
 
 def tensors_of(leaf: Any) -> list[tuple[str, torch.Tensor]]:
-    """Returns the tensors that a leaf, or an array, consists of, by what to append to its name."""
+    """Returns the tensors of a leaf or an array, each with a suffix for its name, such as ".values()"."""
     if isinstance(leaf, torch.Tensor | np.ndarray):
         return [("", cast(torch.Tensor, leaf))]
     if isinstance(leaf, KeyedTensor):
         return [(".values()", leaf.values())]
     parts = {"values": leaf.values(), "weights": leaf.weights_or_none()}
-    for name in ("lengths", "offsets"):  # it may have one of them, and is not asked to work out the other
+    for name in ("lengths", "offsets"):  # a leaf may have only one of them, and need not compute the other
         parts[name] = getattr(leaf, f"{name}_or_none", getattr(leaf, name))()
     return [(f".{name}()", tensor) for name, tensor in parts.items() if tensor is not None]
 
 
 def with_tensors(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns a leaf with other values, weights and lengths, each as `change` returns it."""
+    """Returns a leaf with `change` applied to its values, weights and lengths."""
     if isinstance(leaf, torch.Tensor):
         return change(leaf)
     if isinstance(leaf, KeyedTensor):
@@ -171,7 +169,7 @@ def with_tensors(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 def pinned(leaf: Any) -> Any:
     """Returns a leaf in pinned host memory."""
-    if isinstance(leaf, KeyedJaggedTensor):  # keeps what it has worked out
+    if isinstance(leaf, KeyedJaggedTensor):  # keeps what the leaf has cached
         return leaf.pin_memory()
     return with_tensors(leaf, torch.Tensor.pin_memory)
 
@@ -184,17 +182,17 @@ def record_stream(leaf: Any, stream: torch.Stream) -> None:
 
 
 def _check(part: Leaf) -> None:
-    """Refuses what would arrive without a part of it, and tensors whose rows cannot be sent as bytes."""
-    is_nested = isinstance(part, torch.Tensor) and part.is_nested  # its values are checked
+    """Raises a TypeError if a part would arrive incomplete, or if its rows cannot be sent as bytes."""
+    is_nested = isinstance(part, torch.Tensor) and part.is_nested  # its values are checked on their own
     if type(part) not in _EXACT_TYPES and not is_nested:
         plain = next(of for of in _EXACT_TYPES if isinstance(part, of)).__name__
         raise TypeError(
             f"a {type_name(part)} would arrive as a {plain}, without what the subclass adds; make it a "
-            f"{plain}, and what else it holds fields of their own"
+            f"{plain}, and make what the subclass adds fields of their own"
         )
     if isinstance(part, KeyedJaggedTensor) and part.inverse_indices_or_none() is not None:
         raise TypeError(
-            "a KeyedJaggedTensor has inverse_indices, which refer to rows of this batch alone; leave them "
+            "a KeyedJaggedTensor has inverse_indices, which only refer to rows of this batch; leave them "
             "out, and deduplicate after the exchange"
         )
     if not isinstance(part, torch.Tensor) or is_nested:
@@ -202,20 +200,20 @@ def _check(part: Leaf) -> None:
     if part.is_meta:
         raise TypeError("a tensor is on the device meta, and so has no contents to send; load it on the host")
     if part.layout != torch.strided:
-        raise TypeError(f"a tensor has layout {part.layout}, of which rows cannot be sent; make it dense")
+        raise TypeError(f"a tensor has layout {part.layout}, whose rows cannot be sent; make it dense")
     if part.is_quantized or not _is_copied(part.dtype):
         raise TypeError(
-            f"a tensor has dtype {part.dtype}, of which rows cannot be sent, because torch "
-            f"{torch.__version__} does not copy them by their bytes alone; send quantized values as integers "
-            "of at least 8 bits (int_repr), next to their scale, and others as bytes, view(torch.uint8)"
+            f"a tensor has dtype {part.dtype}, whose rows cannot be sent, because torch {torch.__version__} "
+            "does not copy them byte by byte; send quantized values as integers of at least 8 bits "
+            "(int_repr) next to their scale, and others as bytes, view(torch.uint8)"
         )
 
 
 @functools.cache
 def _is_copied(dtype: torch.dtype) -> bool:
-    """Returns whether torch copies tensors of a dtype. Versions differ, and none of them has a list.
+    """Returns whether torch copies tensors of a dtype. Versions of torch differ, and none lists its dtypes.
 
-    Selecting rows of other dtypes, or copying them to a device, would fail later, maybe on one rank alone.
+    Without this check, selecting or copying rows would fail later, possibly on one rank only.
     """
     try:
         torch.empty(1, dtype=dtype, device="cpu").clone()

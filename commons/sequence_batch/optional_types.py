@@ -1,7 +1,7 @@
-"""Types of TorchRec and tensordict, or stand-ins for those that cannot be imported.
+"""Types of TorchRec and tensordict, with stand-ins for types that cannot be imported.
 
-A controller needs neither: its batches may be dicts of tensors. Of the stand-ins, only `JaggedTensor` has
-instances: the rows of jagged nested tensors.
+A controller needs neither library, because its batches may be dicts of tensors. Only the stand-in for
+`JaggedTensor` has instances, which hold the rows of jagged nested tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 
 class _Absent:
-    """The type of nothing."""
+    """A stand-in for a missing type, without instances."""
 
 
 try:
@@ -40,7 +40,7 @@ except ImportError:
     KeyedJaggedTensor = KeyedTensor = Pipelineable = _Absent
 
     class JaggedTensor:  # type: ignore[no-redef]
-        """Rows of different lengths, `values` one row after another; without weights."""
+        """Rows of different lengths, one after another in `values`, without weights."""
 
         def __init__(
             self, values: torch.Tensor, lengths: torch.Tensor, weights: None = None, offsets: Any = None

@@ -1,12 +1,12 @@
-"""Rows of a batch, whatever its fields, as a few tensors of machine words.
+"""The rows of a batch, whatever its fields, as a few tensors of machine words.
 
-A batch has many fields of many dtypes. To select rows, or to move them between ranks, only takes copying
-bits, so fields share tensors of words: dense fields by the width of their words, jagged fields by the size of
-their elements. Rows then cost the same few tensor operations for fifty fields as for two, and the indices
-that select them take 8 bytes per element, however large it is.
+A batch has many fields of many dtypes. Selecting rows, or moving them between ranks, only copies bits, so
+fields share tensors of words. Dense fields share a tensor if their words have the same width, and jagged
+fields if their elements have the same size. Selecting or sending rows then takes as few tensor operations for
+fifty fields as for two. An index that selects an element takes 8 bytes, however large the element is.
 
-The lengths of rows are on the host, where all indices are worked out: `Selection` has them. What is left for
-the device is to copy words, in `gather_fields` and `to_chunks`.
+The lengths of rows are on the host, which computes all indices as a `Selection`. The device only copies
+words, in `gather_fields` and `to_chunks`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .row_schema import BUFFER_ALIGNMENT, WORD_DTYPES, FieldValue, Schema, Secti
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows of a batch as words.
+    """The rows of a batch as words.
 
     Attributes:
-        lengths: int64 `[rows, keys]`, lengths of every key of every jagged field; on the host.
-        sections: the words of each section of the schema, `[rows or elements, words]`.
+        lengths: int64 `[rows, keys]`, row lengths of every key of every jagged field, on the host.
+        sections: words of each section, `[rows, words]` if it is dense, `[elements, words]` if it is jagged.
     """
 
     schema: Schema
@@ -39,7 +39,7 @@ class PackedRows:
 
     @staticmethod
     def pack(fields: Mapping[str, Any], schema: Schema, lengths: np.ndarray) -> PackedRows:
-        """Returns all rows of a batch's per-sample fields; a lone field is not copied."""
+        """Packs all rows of a batch's per-sample fields. A section with one field is a view if possible."""
         sections = [
             _together([field.to_words(fields[field.name]) for field in section.fields], int(section.is_dense))
             for section in schema.sections
@@ -48,9 +48,9 @@ class PackedRows:
 
     @staticmethod
     def from_bytes(buffer: torch.Tensor, schema: Schema, lengths: np.ndarray) -> PackedRows:
-        """Returns the rows in a chunk that `to_chunks` made, as views of it.
+        """Returns the rows of a chunk from `to_chunks`, as views of `buffer`.
 
-        `buffer` is uint8, aligned to eight bytes, and may be longer than rows of these lengths need.
+        `buffer` is uint8, aligned to 8 bytes, and may be longer than rows of these lengths need.
         """
         sections, start = [], 0
         for section, size in zip(schema.sections, schema.sizes(lengths).sum(1).tolist(), strict=True):
@@ -63,22 +63,23 @@ class PackedRows:
 
 @dataclass(frozen=True)
 class Selection:
-    """Chunks of rows of several packed batches, as the indices that copy their words.
+    """The indices that copy chunks of rows out of several packed batches.
 
-    Example: two batches of a field with lengths [2, 1] and [3], and the rows [2, 0] of both together. Their
-    elements start at 3 and 0, and are 3 and 2. `indices` has [3, -3], the starts less the elements of the
-    runs before them; [3, 2], how many there are; and [3, 2], the lengths. The device repeats the first by the
-    second, [3, 3, 3, -3, -3], and adds 0, 1, …, so that it copies the elements [3, 4, 5, 0, 1].
+    Example: select rows [2, 0] of two batches, whose one field has lengths [2, 1] and [3]. Row 2 has 3
+    elements, starting at 3, and row 0 has 2, starting at 0. `indices` holds [3, -3], each start minus the
+    elements of the runs before it; [3, 2], the elements per run; and [3, 2], the lengths. The device repeats
+    the first by the second, [3, 3, 3, -3, -3], adds 0, 1, …, and copies elements [3, 4, 5, 0, 1].
 
     Attributes:
-        lengths: int64 `[rows, keys]`, of the selected rows, one chunk after another.
-        pads: whether some rows are padding, with zero length in jagged fields and zeros in dense ones: they
-            are the one row of a source after all others.
-        sizes: int64 `[sections, chunks]`, rows or elements of each section in each chunk.
-        indices: int64, of all sections one after another, and then the lengths by field and key. A dense
-            section has the rows. A jagged one has for each run of elements the first, less the elements
-            before the run, and then for each run how many there are.
-        index_sizes: how many indices each section has, in one or two parts, and then each field's lengths.
+        lengths: int64 `[rows, keys]`, lengths of the selected rows, one chunk after another.
+        pads: whether some rows are padding, with zero length in jagged fields and zeros in dense fields. They
+            are copies of one row, which follows the rows of all sources.
+        sizes: int64 `[sections, chunks]`, number of rows or elements of each section in each chunk.
+        indices: int64, indices of one section after another, and then the lengths by field and key. A dense
+            section has its rows. A jagged section has the starts of all runs of elements, each minus the
+            number of elements in earlier runs, and then the number of elements in each run.
+        index_sizes: sizes of the parts of `indices`: one part per dense section, two per jagged section, and
+            one for the lengths of each jagged field.
     """
 
     schema: Schema
@@ -92,12 +93,12 @@ class Selection:
     def of(
         schema: Schema, sources: Sequence[np.ndarray], chunks: Sequence[np.ndarray], num_padding: int = 0
     ) -> Selection:
-        """Selects rows of sources of one schema.
+        """Selects rows of sources that share a schema.
 
         Args:
-            sources: lengths of the rows of each, int64 `[rows, keys]`.
-            chunks: int64 `[selected]` each, positions among all rows of all sources.
-            num_padding: rows of padding after the last chunk.
+            sources: row lengths of each source, int64 `[rows, keys]`.
+            chunks: rows of each chunk, as positions among the rows of all sources, int64 `[selected]`.
+            num_padding: number of padding rows to append to the last chunk.
         """
         if num_padding:
             padding = np.full(num_padding, sum(map(len, sources)))
@@ -120,14 +121,14 @@ class Selection:
 
     @property
     def chunk_bytes(self) -> np.ndarray:
-        """int64 `[chunks]`, aligned bytes of each."""
+        """The aligned size of each chunk in bytes, int64 `[chunks]`."""
         return self.schema.chunk_bytes(self.sizes)
 
 
 def to_chunks(rows: PackedRows, selection: Selection) -> torch.Tensor:
-    """Copies chunks of rows into one uint8 buffer, each as `PackedRows.from_bytes` reads it.
+    """Copies chunks of rows into one uint8 buffer, each in the layout that `PackedRows.from_bytes` reads.
 
-    Takes as many device operations for many chunks as for one; no host-device synchronization.
+    Many chunks take as few device operations as one. Host and device do not synchronize.
     """
     flat = [_choose(*pair).view(-1).view(torch.uint8) for pair in _locate([rows], selection)[0]]
     num_bytes = selection.schema.section_bytes[:, None] * selection.sizes
@@ -141,10 +142,10 @@ def to_chunks(rows: PackedRows, selection: Selection) -> torch.Tensor:
 
 
 def gather_fields(sources: Sequence[PackedRows], selection: Selection) -> dict[str, FieldValue]:
-    """Copies rows of packed batches of one device into fields, bit for bit as they were packed.
+    """Copies the selected rows of packed batches into new fields, bit for bit.
 
-    Each tensor has memory of its own: TorchRec may free one early, a model may change it in place, and who
-    keeps it keeps no other. The selection is a single chunk. No host-device synchronization.
+    Each tensor has its own memory: TorchRec may free it early, a model may change it in place, and keeping it
+    must not keep others. The sources are on one device, the selection is one chunk, and the host never waits.
     """
     schema, parts = selection.schema, defaultdict[str, dict[str, Any]](dict)
     pairs, lengths = _locate(sources, selection)
@@ -170,10 +171,10 @@ def gather_fields(sources: Sequence[PackedRows], selection: Selection) -> dict[s
 def select_rows(
     sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int | None = None
 ) -> dict[str, FieldValue]:
-    """Copies the rows at these positions among all rows of all sources, then padding up to `num_rows`."""
+    """Copies the rows at `positions`, counted over all sources, and then padding rows up to `num_rows`."""
     num_padding = 0 if num_rows is None else num_rows - len(positions)
     if num_padding < 0:
-        raise ValueError(f"select_rows got num_rows={num_rows} for {len(positions)} rows; it drops none")
+        raise ValueError(f"select_rows got num_rows={num_rows} for {len(positions)} rows; it cannot drop any")
     lengths = [source.lengths for source in sources]
     return gather_fields(sources, Selection.of(sources[0].schema, lengths, [positions], num_padding))
 
@@ -181,7 +182,7 @@ def select_rows(
 def _locate(
     sources: Sequence[PackedRows], selection: Selection
 ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Iterator[torch.Tensor]]:
-    """Returns for each section the words of all sources, and which to copy; and each field's lengths."""
+    """Returns the words of all sources and the indices to copy for each section, and each field's lengths."""
     device = sources[0].sections[0].device
     parts = iter(_to_device(selection.indices, device).split(selection.index_sizes))
     found = []
@@ -204,7 +205,7 @@ def _locate(
 def _select(
     section: Section, words: torch.Tensor, index: torch.Tensor, selection: Selection
 ) -> Sequence[torch.Tensor]:
-    """Returns the chosen words of each field of a section, in memory of their own."""
+    """Returns the selected words of each field of a section, each field in its own memory."""
     if section.is_dense:
         rows = _choose(words, index)
         widths = [field.element_bytes // section.width for field in section.fields]
@@ -220,7 +221,7 @@ def _select(
 
 
 def _choose(words: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Returns these rows of words, `[chosen, words]`."""
+    """Returns the rows of `words` at `index`, `[chosen, words]`."""
     if words.shape[1] == 1:  # torch selects from flat tensors faster
         return words.view(-1).index_select(0, index).view(-1, 1)
     return words.index_select(0, index)
@@ -233,10 +234,10 @@ def _runs(
     lengths: np.ndarray,
     ends: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the runs of elements to copy of a jagged section, each of one key of one row: the first element
-    of each, less the elements of the runs before it, and how many; int64 `[runs]`.
+    """Returns the runs of elements to copy from a jagged section: starts and sizes, each int64 `[runs]`.
 
-    A source has runs key by key and row by row. The selection has them chunk by chunk, then likewise.
+    A run is one key of one row. Its start is reduced by the elements of the runs before it. Sources order
+    runs by key, then row, and the selection orders them by chunk, key, then row.
     """
     starts, before = [], 0
     for of_source in sources:
@@ -253,16 +254,16 @@ def _runs(
 
 
 def read_lengths(fields: Mapping[str, Any], schema: Schema, num_rows: int) -> np.ndarray:
-    """Returns the checked lengths of a batch, int64 `[rows, keys]`; the host waits for those on a device."""
+    """Returns the checked row lengths, int64 `[rows, keys]`. The host waits for lengths on a device."""
     return checked_lengths(fields, schema, num_rows, read_together(jagged_parts(fields, schema)))
 
 
 def jagged_parts(fields: Mapping[str, Any], schema: Schema) -> list[torch.Tensor]:
-    """Returns for each jagged field its flat lengths, and where its first row starts, empty for 0; for
-    `checked_lengths`, once they are on the host.
+    """Returns two tensors per jagged field for `checked_lengths` to check on the host: its flat lengths, and
+    the start of its first row, which is empty if the field has no offsets.
 
     Raises:
-        ValueError: lengths are not flat int32 or int64.
+        ValueError: the lengths of a field are not flat int32 or int64.
     """
     parts = []
     for field in schema.jagged_fields:
@@ -273,7 +274,7 @@ def jagged_parts(fields: Mapping[str, Any], schema: Schema) -> list[torch.Tensor
                 f"field {field.name!r} has {lengths.dtype} lengths of shape {tuple(lengths.shape)}; expected "
                 "a flat tensor of int32 or int64"
             )
-        # Offsets that it was made with, or has worked out; it is not asked to.
+        # Only offsets that the value already has: it need not compute them.
         offsets = value.offsets_or_none() if hasattr(value, "offsets_or_none") else None
         parts += [lengths, lengths[:0] if offsets is None else offsets[:1]]
     return parts
@@ -282,11 +283,10 @@ def jagged_parts(fields: Mapping[str, Any], schema: Schema) -> list[torch.Tensor
 def checked_lengths(
     fields: Mapping[str, Any], schema: Schema, num_rows: int, parts: Sequence[np.ndarray], whose: str = ""
 ) -> np.ndarray:
-    """Returns lengths, int64 `[rows, keys]`, once those of every jagged field account for all that it holds.
+    """Returns the row lengths, int64 `[rows, keys]`, after checking them against each jagged field.
 
     Raises:
-        ValueError: a field has values before, after or between its rows, which belong to no sample; or it has
-            more or fewer weights than values.
+        ValueError: the rows of a field do not cover its values exactly, or there is not one weight per value.
     """
     for field, lengths, start in zip(schema.jagged_fields, parts[::2], parts[1::2], strict=True):
         value, total, first = fields[field.name], lengths.sum(), start.sum()
@@ -306,7 +306,7 @@ def checked_lengths(
 
 
 def read_together(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """Returns integer tensors of any shapes on the host, as int64; the host waits once."""
+    """Returns integer tensors of any shapes as int64 arrays on the host, which waits only once."""
     if not tensors:
         return []
     together = _together([tensor.reshape(-1) for tensor in tensors]).cpu().long().numpy()
@@ -315,12 +315,12 @@ def read_together(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
 
 
 def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:
-    """Returns for each row b the `lengths[b]` indices `starts[b]`, `starts[b] + step`, …; int64 `[total]`.
+    """Returns `lengths[b]` indices for each row b: `starts[b]`, `starts[b] + step`, …; int64 `[total]`.
 
     Args:
         starts, lengths: `[B]` integers.
-        total: the sum of `lengths`; passed in so that nothing is read from the device.
-        step: the difference between an index of a row and the next.
+        total: sum of `lengths`, passed in so that nothing is read from the device.
+        step: difference between consecutive indices of a row.
     """
     lengths = lengths.long()
     before = lengths.cumsum(0) - lengths
@@ -329,7 +329,7 @@ def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 
 
 
 def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Copies int64 arrays `[any]` to a device at once, from pinned memory so that the host does not wait."""
+    """Copies flat int64 arrays to a device at once, from pinned memory so that the host does not wait."""
     together = torch.from_numpy(np.concatenate(arrays).astype(np.int64, copy=False))
     return list(_to_device(together, device).split([len(array) for array in arrays]))
 
@@ -341,5 +341,5 @@ def _to_device(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _together(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    """Returns the tensors one after another; a single one is not copied."""
+    """Concatenates tensors. A single tensor is not copied."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors), dim)

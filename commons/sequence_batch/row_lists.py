@@ -1,7 +1,7 @@
-"""Lists of plain values in a batch, such as texts or ids of requests.
+"""Lists of plain values in a batch, such as texts or request ids.
 
-A process that has the whole batch moves entries with their rows. An exchange, which sends tensors alone,
-takes lists that are equal on all ranks for shared, as names of features are, and refuses others.
+A process that has the whole batch moves entries with their rows. An exchange sends only tensors. It treats a
+list that is equal on all ranks, such as the names of features, as shared, and refuses all other lists.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ RECIPE = (
 
 
 def lists_of(tree: Part) -> dict[str, PlainList]:
-    """Returns the outermost lists and tuples that hold plain values alone, by path, but shared ones.
+    """Returns the outermost lists and tuples of plain values that are not declared as shared, by path.
 
-    A dict of plain values whose keys are numbers counts as a list: they may be numbers of samples.
+    A dict of plain values with numeric keys counts as a list, because the keys may be numbers of samples.
     """
     if tree.is_shared:
         return {}
@@ -41,7 +41,7 @@ def lists_of(tree: Part) -> dict[str, PlainList]:
 
 
 def lists_in_attributes(tree: Part) -> dict[str, PlainList]:
-    """Returns the lists that only attributes of mappings and sequences hold, by path."""
+    """Returns the lists of plain values that only attributes of mappings and sequences hold, by path."""
     found: dict[str, PlainList] = {}
     for owner, name, attribute in held_in_attributes(tree):
         is_list = isinstance(attribute, list | tuple) and len(attribute) > 0
@@ -52,7 +52,7 @@ def lists_in_attributes(tree: Part) -> dict[str, PlainList]:
 
 
 def row_lists(tree: Part, counts: Collection[int]) -> dict[str, PlainList]:
-    """Returns the lists of `lists_of` with as many entries as one of `counts`, which are rows or samples."""
+    """Returns the lists of `lists_of`, except dicts, whose number of entries is in `counts`."""
     found = lists_of(tree).items()
     return {path: of for path, of in found if len(of) in counts and not isinstance(of, dict)}
 
@@ -60,7 +60,7 @@ def row_lists(tree: Part, counts: Collection[int]) -> dict[str, PlainList]:
 def select_entries(
     lists: Mapping[str, PlainList], rows: Sequence[int] | np.ndarray, num_rows: int
 ) -> dict[str, PlainList]:
-    """Returns the entries of these rows in each list but those beyond it, then None up to `num_rows`."""
+    """Returns each list's entries at `rows`, as far as it has them, and None for each new padding row."""
     selected: dict[str, PlainList] = {}
     for path, entries in lists.items():
         chosen = [entries[int(row)] for row in rows if row < len(entries)]
@@ -70,7 +70,7 @@ def select_entries(
 
 
 def hash_lists(lists: Mapping[str, PlainList]) -> dict[str, int]:
-    """Returns a 63-bit hash of each list, the same in every process."""
+    """Returns a 63-bit hash of each list, which is the same in every process."""
     return {path: hash_bytes(_text(entries).encode()) for path, entries in lists.items()}
 
 
@@ -78,18 +78,18 @@ def hash_shared(tree: Part) -> dict[str, int]:
     """Returns a hash of each host tensor and array that all samples share, by path."""
     found = {}
     for part in filter(lambda part: part.is_shared, tensors_and_arrays(tree)):
-        with suppress(TypeError, RuntimeError):  # of a layout without bytes
+        with suppress(TypeError, RuntimeError):  # some layouts and objects have no bytes
             found[part.path] = hash_bytes(b"".join(_bytes_of(tensor) for _, tensor in tensors_of(part.value)))
     return found
 
 
 def check_no_samples(tree: Part, num_rows: int | None = None) -> None:
-    """Checks that tensors in a list, or under numbers, are fields, not samples of a batch of so many rows.
+    """Checks that no list, or dict with numeric keys, of alike entries with tensors can hold samples.
 
-    Without a number of rows, which a rank alone may have, any that are alike may be samples.
+    It can if it has at least two entries, and `num_rows` entries unless `num_rows` is None.
 
     Raises:
-        TypeError: both are possible. Tuples, and dicts with names, are fields.
+        TypeError: entries may be fields or samples. Entries of tuples, and of dicts with names, are fields.
     """
     for part in tree.each():
         if part.is_shared or isinstance(part.value, tuple) or not are_samples(part):
@@ -97,14 +97,14 @@ def check_no_samples(tree: Part, num_rows: int | None = None) -> None:
         if num_rows is None or len(part.value) == num_rows:
             of = f", in a batch of {num_rows} rows" if num_rows else ""
             raise TypeError(
-                f"{part.path or 'the batch'} is a {type_name(part.value)} of {len(part.value)} alike entries"
-                f"{of}: they may be fields or samples. Make it a tuple, or a dict with names, if they are "
-                f"fields. If they are samples, {RECIPE}"
+                f"{part.path or 'the batch'} is a {type_name(part.value)} of {len(part.value)} similar "
+                f"entries{of}: they may be fields or samples. Make it a tuple, or a dict with names, if they "
+                f"are fields. If they are samples, {RECIPE}"
             )
 
 
 def are_samples(part: Part) -> bool:
-    """Returns whether a part is a list, or a dict by number, of several alike entries with tensors."""
+    """Returns whether a list, or a dict with numeric keys, has two or more alike entries with tensors."""
     if not _may_be_list(part) or len(part.value) < 2 or len(part.parts) < len(part.value):
         return False
     kinds = {_kind_of(entry) for entry in part.parts.values()}
@@ -112,19 +112,19 @@ def are_samples(part: Part) -> bool:
 
 
 def is_plain_throughout(part: Part) -> bool:
-    """Returns whether a part holds plain values alone."""
+    """Returns whether a part holds only plain values."""
     return all(below.container is not None or is_plain(below.value) for below in part.each())
 
 
 def _may_be_list(part: Part) -> bool:
-    """Returns whether entries have numbers in place of names."""
+    """Returns whether a part's entries have numbers rather than names."""
     if isinstance(part.value, dict) and part.value:
         return all(isinstance(key, int | np.integer) or str(key).isdigit() for key in part.value)
     return part.container is SEQUENCE
 
 
 def _kind_of(part: Part) -> Any:
-    """Returns what fields of one kind have in common, but for their number of rows."""
+    """Returns a key that entries share if they differ only in their contents and sizes."""
     if isinstance(part.value, torch.Tensor | np.ndarray):
         return type(part.value), part.value.dtype, part.value.ndim
     return type(part.value), tuple((key, _kind_of(below)) for key, below in part.parts.items())
@@ -140,7 +140,7 @@ def _bytes_of(part: Any) -> bytes:
 
 
 def _text(value: Any) -> str:
-    """Returns a text of plain values that does not depend on addresses, or on the order of a set."""
+    """Returns a text of plain values that depends on neither memory addresses nor the order of a set."""
     if isinstance(value, set | frozenset):
         return f"{{{', '.join(sorted(map(_text, value)))}}}"
     if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):

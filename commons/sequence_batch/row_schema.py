@@ -1,4 +1,4 @@
-"""The fields that rows consist of, and the tensors of words that hold them when they are packed."""
+"""The fields of a row, and the layout of the tensors of words that hold packed rows."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ BUFFER_ALIGNMENT = max(WORD_DTYPES)
 
 @dataclass(frozen=True)
 class Field:
-    """The values, or the weights, of one field of a batch: what ranks must agree on to exchange its rows.
+    """The format of one field's values, or of its weights, on which ranks must agree to exchange rows.
 
-    An element, of the widest words that divide it, is a value of a jagged field or a row of a dense one.
+    An element is a value of a jagged field or a row of a dense field, in the widest words that divide it.
 
     Attributes:
-        name: the field's name in the batch.
+        name: path of the field in the batch.
         kind: "keyed" (KeyedJaggedTensor), "jagged" (JaggedTensor) or "dense" (tensor).
         keys: keys of a KeyedJaggedTensor; one empty name otherwise.
         trailing_shape: shape of one element.
-        lengths_dtype: None for a dense field.
+        lengths_dtype: dtype of the lengths. None means a dense field, which has none.
         is_weights: whether these are the weights.
     """
 
@@ -47,7 +47,7 @@ class Field:
 
     @staticmethod
     def of(name: str, value: FieldValue) -> list[Field]:
-        """Returns the values of a field, and the weights if it has some."""
+        """Returns the format of a field's values, and the format of its weights if it has any."""
         if isinstance(value, torch.Tensor):
             return [Field(name, "dense", ("",), value.dtype, tuple(value.shape[1:]))]
         keyed = isinstance(value, KeyedJaggedTensor)
@@ -69,42 +69,42 @@ class Field:
 
     @cached_property
     def element_bytes(self) -> int:
-        """Bytes of one element."""
+        """The size of one element in bytes."""
         return self.dtype.itemsize * math.prod(self.trailing_shape)
 
     @cached_property
     def width(self) -> int:
-        """Bytes of one word."""
+        """The size of one word in bytes."""
         return next(width for width in WORD_DTYPES if self.element_bytes % width == 0)
 
     def to_words(self, value: FieldValue) -> torch.Tensor:
-        """Returns these values or weights of a field as words, `[elements, words]`."""
+        """Returns the values, or the weights, of a field as words, `[elements, words]`."""
         tensor = value
         if not isinstance(tensor, torch.Tensor):
             tensor = tensor.weights() if self.is_weights else tensor.values()
         flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
         if flat.storage_offset() * self.dtype.itemsize % self.width or flat.stride(0) != 1:
-            # torch views as words only what starts at a multiple of one; a lone element may have any stride.
+            # A view as words must start at a multiple of their size. A lone element may have any stride.
             flat = flat.clone(memory_format=torch.contiguous_format)
         return flat.view(WORD_DTYPES[self.width]).view(tensor.shape[0], self.element_bytes // self.width)
 
     def from_words(self, words: torch.Tensor) -> torch.Tensor:
         """Returns the elements in contiguous `words`, `[elements, words]`, as a view of them."""
-        if words.numel() == 0:  # torch refuses views of another dtype at some offsets, even of nothing
+        if words.numel() == 0:  # at some offsets, torch refuses to view even empty tensors as another dtype
             return words.new_empty((len(words), *self.trailing_shape), dtype=self.dtype)
         return words.view(-1).view(self.dtype).view(len(words), *self.trailing_shape)
 
 
 class Section(NamedTuple):
-    """Fields that one tensor of words holds.
+    """The fields that share one tensor of words.
 
-    Dense fields with words of one width lie side by side, `[rows, words]`. Jagged ones with elements of one
-    size follow one another, `[elements, words]`: all rows of a field's first key, then all of the second, ...
+    Dense fields with words of one width lie side by side, `[rows, words]`. Jagged fields with elements of one
+    size follow one another, `[elements, words]`: all rows of a field's first key, then all of its second, …
 
     Attributes:
-        width: bytes of one word.
-        words: words of one row of dense fields, or of one element of jagged ones.
-        keys: int64 `[columns]`, where the keys of its jagged fields are among those of the schema.
+        width: size of one word in bytes.
+        words: number of words in a row of the dense fields, or in an element of the jagged fields.
+        keys: int64 `[columns]`, positions of the jagged fields' keys among all keys of the schema.
     """
 
     fields: list[Field]
@@ -116,41 +116,40 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Schema:
-    """The per-sample fields of a batch, and with them the layout of its packed rows.
+    """The per-sample fields of a batch, which determine the layout of its packed rows.
 
-    Lengths of rows are int64 `[rows, keys]`, of every key of every jagged field.
+    Row lengths are int64 `[rows, keys]`, with a column for every key of every jagged field.
     """
 
     fields: tuple[Field, ...]
 
     @staticmethod
     def of(fields: Mapping[str, FieldValue]) -> Schema:
-        """Returns the schema of a batch's per-sample fields; equal ones are one object."""
+        """Returns the schema of a batch's per-sample fields. Equal schemas are one object."""
         return _interned(tuple(field for name, value in fields.items() for field in Field.of(name, value)))
 
     @cached_property
     def jagged_fields(self) -> tuple[Field, ...]:
-        """Fields whose rows differ in length, each once."""
+        """The fields whose rows differ in length. Their weights are left out."""
         return tuple(field for field in self.fields if not (field.is_dense or field.is_weights))
 
     @cached_property
     def keys(self) -> dict[str, np.ndarray]:
-        """Where the keys of each jagged field are among those of all, int64 `[keys]` by its name."""
+        """The positions of each jagged field's keys among all keys, int64 `[keys]`, by field name."""
         ends = np.cumsum([len(field.keys) for field in self.jagged_fields])[:-1]
         by_field = np.split(np.arange(self.num_keys), ends)
         return {field.name: keys for field, keys in zip(self.jagged_fields, by_field, strict=False)}
 
     @cached_property
     def num_keys(self) -> int:
-        """Keys of all jagged fields together: each row has as many lengths."""
+        """The number of keys of all jagged fields, and so the number of lengths of each row."""
         return sum(len(field.keys) for field in self.jagged_fields)
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
-        """The tensors that hold the fields.
+        """The sections that hold the fields.
 
-        The widest words come first: in a buffer in which one section follows another, each starts at a
-        multiple of its words.
+        The widest words come first, so that each section in a buffer starts at a multiple of its word size.
         """
         members: dict[tuple[int, int], list[Field]] = {}
         for field in self.fields:
@@ -165,32 +164,33 @@ class Schema:
         return tuple(sections)
 
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
-        """Returns how many rows of words each row has, int64 `[sections, rows]`: 1, or its elements."""
+        """Returns the number of rows of words that each row takes, int64 `[sections, rows]`: 1 if dense, else
+        its number of elements."""
         ones = np.ones(len(lengths), dtype=np.int64)
         return np.stack([ones if of.is_dense else lengths[:, of.keys].sum(1) for of in self.sections])
 
     @cached_property
     def section_bytes(self) -> np.ndarray:
-        """Bytes of a row of words of each section, int64 `[sections]`."""
+        """The size in bytes of one row of words in each section, int64 `[sections]`."""
         return np.array([section.width * section.words for section in self.sections])
 
     def row_bytes(self, lengths: np.ndarray) -> np.ndarray:
-        """Returns the bytes of rows, int64 `[rows]`: their values and weights, and an int32 per length."""
+        """Returns the size of each row in bytes, int64 `[rows]`: values, weights, and an int32 per length."""
         return self.section_bytes @ self.sizes(lengths) + LENGTH_WIDTH * self.num_keys
 
     def chunk_bytes(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the bytes of chunks in a buffer, int64 `[chunks]`, each a multiple of `BUFFER_ALIGNMENT`.
+        """Returns the size of each chunk in bytes, int64 `[chunks]`, rounded up to `BUFFER_ALIGNMENT`.
 
-        `sizes` are the rows of words of each, int64 `[sections, chunks]`.
+        `sizes` counts the rows of words of each section in each chunk, int64 `[sections, chunks]`.
         """
         return -(self.section_bytes @ -sizes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
 
     def num_elements(self, lengths: np.ndarray) -> list[int]:
-        """Returns the elements of each jagged field in rows of these lengths."""
+        """Returns the number of elements of each jagged field in rows of these lengths."""
         return [int(lengths[:, keys].sum()) for keys in self.keys.values()]
 
     def difference(self, other: Schema) -> str:
-        """Returns one line that tells where `other` differs from this schema; empty if it does not."""
+        """Returns one line on the first difference between `other` and this schema; "" if there is none."""
         if other is self:
             return ""
         mine, theirs = ({str(field): field for field in schema.fields} for schema in (self, other))
@@ -206,21 +206,21 @@ class Schema:
 
 
 def hash_bytes(data: bytes) -> int:
-    """Returns a 63-bit hash, the same in every process."""
+    """Returns a 63-bit hash, which is the same in every process."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def lengths_of(value: JaggedTensor | KeyedJaggedTensor) -> torch.Tensor:
-    """Returns the lengths of a jagged value, without its keeping them if it was made of offsets.
+    """Returns the lengths of a jagged value, without caching them in it if it was built from offsets.
 
-    A copy to the device would take them along, from memory that is not pinned, and wait.
+    Cached lengths would be in unpinned memory, and a copy of the value to the device would wait for them.
     """
     lengths = value.lengths_or_none() if hasattr(value, "lengths_or_none") else value.lengths()
     return value.offsets().diff() if lengths is None else lengths
 
 
 def with_parts(value: Any, **parts: Any) -> Any:
-    """Returns a jagged value with other "values", "weights", "lengths", or what else makes one."""
+    """Returns a jagged value with other "values", "weights", "lengths", or further constructor arguments."""
     parts = {"values": value.values(), "lengths": lengths_of(value)} | parts
     weights = parts.pop("weights", value.weights_or_none())
     if isinstance(value, KeyedJaggedTensor):
@@ -228,5 +228,5 @@ def with_parts(value: Any, **parts: Any) -> Any:
     return JaggedTensor(weights=weights, **parts)
 
 
-# Batches of a training run share a schema, and what is worked out of it.
+# Batches of a training run share one schema object, and with it all cached properties.
 _interned = functools.lru_cache(maxsize=256)(Schema)

@@ -1,4 +1,4 @@
-"""The rows of any batch: of a `BaseBatch`, or any container of tensors with one row per sample."""
+"""The rows of any batch: a `BaseBatch`, or any container of tensors with one row per sample."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from .row_lists import (
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
 from .tree import Part, check_replaceable, fields_of, paths, rebuild, take_apart
 
-# Integers in which squares and FLOPs of lengths wrap.
+# Integer types in which squares and FLOPs of lengths overflow.
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
 _HOST = torch.device("cpu")
 
 
 class Rows:
-    """The rows of a batch, from one walk over it until it is made again of other rows.
+    """The rows of a batch, which is taken apart once and rebuilt from other rows on demand.
 
-    `replaced`, `to`, `pin_memory` and `copy` return rows with other `fields`. Their `tree` remains that of
-    the given batch, the pattern by which `batch` is made of the fields once it is asked for. A batch that is
-    no `BaseBatch` cannot tell its padding, and so has none.
+    `replaced`, `to`, `pin_memory` and `copy` return rows with other `fields`. They keep the `tree` of the
+    given batch as a pattern. `batch` is rebuilt from this pattern when first read. Only a `BaseBatch` can
+    mark rows as padding, so no other batch has any.
 
     Args:
-        batch: of any type that can be exchanged.
-        shared: paths of what all samples share, as in "context.temperature" or "[2]".
+        batch: batch of any type that can be exchanged.
+        shared: paths of the parts that all samples share, such as "context.temperature" or "[2]".
 
     Attributes:
-        pads: whether the batch can tell its padding rows, and so may get some.
+        pads: whether the batch can mark rows as padding, and so may get padding rows.
     """
 
     def __init__(self, batch: Any, shared: Collection[str] = ()) -> None:
@@ -58,7 +58,7 @@ class Rows:
 
     @cached_property
     def fields(self) -> dict[str, FieldValue]:
-        """The fields that travel with the samples, by path, as `as_field` makes them.
+        """The fields that travel with the samples, by path, as `as_field` returns them.
 
         Raises:
             TypeError: nothing in the batch has rows, or something would stay behind when samples move.
@@ -73,7 +73,7 @@ class Rows:
         )
 
     def tensor_fields(self) -> dict[str, FieldValue]:
-        """Returns the tensors, jagged and keyed ones among the fields."""
+        """Returns the fields that are tensors, jagged tensors or keyed tensors, by path."""
         return self.batch.per_sample_fields(self.tree) if self.pads else fields_of(self.tree)
 
     @cached_property
@@ -84,13 +84,13 @@ class Rows:
 
     @cached_property
     def num_rows(self) -> int:
-        """Rows of the batch.
+        """The number of rows of the batch.
 
         Raises:
-            ValueError: the fields disagree.
+            ValueError: the fields disagree on the number of rows.
         """
         if self.pads:
-            self.batch.check_rows(self.fields)  # which may have changed since it was made
+            self.batch.check_rows(self.fields)  # the batch may have changed since it was made
             return self.batch.batch_size
         rows = {name: num_rows(name, value) for name, value in self.fields.items()}
         if len(set(rows.values())) > 1:
@@ -104,7 +104,7 @@ class Rows:
 
     @cached_property
     def num_samples(self) -> int:
-        """Rows that are samples, which come first."""
+        """The number of rows that are samples. They precede all padding rows."""
         return self.batch.num_samples if self.pads else self.num_rows
 
     @property
@@ -131,13 +131,13 @@ class Rows:
         return type(self)(batch, self._shared)
 
     def packed(self, lengths: np.ndarray | None = None) -> PackedRows:
-        """Returns all rows as words; the host waits for `lengths`, int64 `[rows, keys]`, unless given."""
+        """Returns all rows as words. Without `lengths`, int64 `[rows, keys]`, the host waits to read them."""
         if lengths is None:
             lengths = read_lengths(self.fields, self.schema, self.num_rows)
         return PackedRows.pack(self.fields, self.schema, lengths)
 
     def replaced(self, fields: dict[str, FieldValue], num_rows: int, num_samples: int) -> Self:
-        """Returns other rows, of which `batch` makes the same kind of batch."""
+        """Returns rows with these fields, from which `batch` rebuilds a batch of the same kind."""
         pattern, made = self.tree, copy.copy(self)
         vars(made).pop("batch", None)
         made.tree, made.fields, made.num_rows, made.num_samples = pattern, fields, num_rows, num_samples
@@ -150,34 +150,34 @@ class Rows:
         return rebuild(self.tree, self.fields | self.shared_leaves | self.others(), sizes)
 
     def others(self) -> dict[str, Any]:
-        """Returns what else moves with the rows, by path; nothing here."""
+        """Returns other parts that move with the rows, by path. This class has none."""
         return {}
 
     def select(self, sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int) -> Any:
-        """Returns a batch of the same kind with the rows at these positions among those of all sources, and
-        then padding up to `num_rows`."""
+        """Returns a batch of the same kind with the rows at `positions`, counted over all sources, and then
+        padding rows up to `num_rows`."""
         fields = select_rows(sources, positions, num_rows)
         return self.replaced(fields, num_rows, len(positions)).batch
 
     def copies(self, count: int) -> Self:
-        """Returns copies of the first row; the host waits for their lengths."""
+        """Returns `count` copies of the first row. The host waits for the lengths of the rows."""
         return self.replaced(select_rows([self.packed()], np.zeros(count, dtype=np.int64)), count, count)
 
     def copy(self) -> Self:
-        """Returns the rows in memory of their own; no host-device synchronization."""
+        """Returns a copy of the rows in memory of its own, without synchronizing host and device."""
         fields = {name: with_tensors(value, torch.Tensor.clone) for name, value in self.fields.items()}
         return self.replaced(fields, self.num_rows, self.num_samples)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        """Returns the rows on `device`, with the tensors that samples share."""
+        """Returns the rows, and the tensors that all samples share, on `device`."""
         return self._moved(lambda leaf: leaf.to(device=device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        """Returns the rows in pinned host memory, with the tensors that samples share."""
+        """Returns the rows, and the tensors that all samples share, in pinned host memory."""
         return self._moved(pinned)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Tells the allocator that `stream` uses the rows, and the tensors that samples share."""
+        """Tells the allocator that `stream` uses the rows, and the tensors that all samples share."""
         for leaf in (*self.fields.values(), *self.shared_leaves.values()):
             record_stream(leaf, stream)
 
@@ -188,15 +188,15 @@ class Rows:
         return moved
 
     def on_host(self) -> Self:
-        """Returns these rows if they are on the host, else a copy, for which this waits."""
+        """Returns these rows if they are on the host, or else a copy, for which the host waits."""
         return self if self.device == _HOST else self.to(_HOST)
 
     def to_count(self) -> Rows:
-        """Returns the rows for counting, where squares of their integers do not wrap.
+        """Returns rows to count costs from, in which squares of integers do not overflow.
 
-        Lengths are int64, and so are integers with one number per row, or per element of a jagged field.
-        Lengths and fields with one number per row are copies, which costs may be computed in place of. All
-        else are new objects, so that the loaded batch gets neither offsets that they keep nor added items.
+        Lengths are int64. So are integers with one number per row, or per element of a jagged field. Lengths
+        and fields with one number per row are copies, so that user code may overwrite them. All other objects
+        are new but share memory, so that the loaded batch gets no cached offsets and no added items.
         """
         shown: dict[str, FieldValue] = {}
         for path, value in self.fields.items():
@@ -211,8 +211,8 @@ class Rows:
         return self.replaced(shown, self.num_rows, self.num_samples)
 
     def num_tokens(self) -> torch.Tensor:
-        """Returns the tokens of each row, `[rows]` int64: as a `BaseBatch` counts them, or its jagged
-        elements."""
+        """Returns the tokens of each row, `[rows]` int64. A `BaseBatch` counts its own. Other batches count
+        all their jagged elements."""
         if self.pads:
             return self.batch.num_tokens()
         tokens = torch.zeros(self.num_rows, dtype=torch.int64, device=self.device)
@@ -222,7 +222,7 @@ class Rows:
         return tokens
 
     def num_loss_tokens(self) -> torch.Tensor:
-        """Returns the loss tokens of each row, `[rows]` int64: as a `BaseBatch` counts them, or one."""
+        """Returns the loss tokens of each row, `[rows]` int64: those of a `BaseBatch`, or else one each."""
         if self.pads:
             return self.batch.num_loss_tokens()
         return torch.ones(self.num_rows, dtype=torch.int64, device=self.device)
@@ -232,15 +232,15 @@ class Rows:
         return hash_lists(lists_of(self.tree) | lists_in_attributes(self.tree))
 
     def shared_hashes(self) -> dict[str, int]:
-        """Returns a hash of each tensor that is declared as shared, by path; the batch is on the host."""
+        """Returns a hash of each tensor declared as shared, by path. The batch must be on the host."""
         return hash_shared(self.tree)
 
     def check(self) -> None:
-        """Checks that the batch has the shared paths, and that it can be made again with other rows.
+        """Checks that the batch has all shared paths, and that it can be rebuilt from other rows.
 
         Raises:
-            ValueError: it has no such path, or is a `BaseBatch`.
-            TypeError: as `check_no_samples` and `check_replaceable`, or a `BaseBatch` is a part of it.
+            ValueError: a shared path is missing, or the batch is a `BaseBatch` and has shared paths.
+            TypeError: a part is a `BaseBatch`, a field name is reserved, or another check of the parts fails.
         """
         if self._shared and self.pads:
             raise ValueError(

@@ -1,10 +1,10 @@
-"""Batches of any type as trees, whose leaves are tensors.
+"""Trees of batches of any type, with tensors as leaves.
 
-Dataclasses, named tuples, tuples, lists, dicts and TensorDicts may be nested in any way. Other types are
-added by `register_batch_type`. A part is named by its path, as in `sparse.ids`, `[0].lengths` or
-`['user/age']`: attributes and keys that are identifiers follow a dot, all others are in brackets.
+Dataclasses, named tuples, tuples, lists, dicts and TensorDicts may be nested in any way.
+`register_batch_type` adds other types. The name of a part is its path, such as `sparse.ids`, `[0].lengths` or
+`['user/age']`. Attributes and keys that are identifiers follow a dot, and all other keys are in brackets.
 
-`take_apart` walks over a batch once. All that the library asks of a batch, it asks the tree of that walk.
+`take_apart` walks over a batch once. The library then reads the tree rather than the batch.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from .optional_types import NonTensorStack
 from .row_schema import FieldValue
 
 _NOTHING: Mapping[Any, Any] = {}
-# Whether containers are made again, of parts that were checked when the batch was made.
+# True while containers are rebuilt from parts that were checked when the batch was made.
 is_rebuilding: ContextVar[bool] = ContextVar("is_rebuilding", default=False)
-_PLAINEST = frozenset({type(None), bool, int, float, str})  # skipped without a look
+_PLAINEST = frozenset({type(None), bool, int, float, str})  # left out of trees
 
 
 class Part(NamedTuple):
     """A part of a batch, or a whole batch.
 
     Attributes:
-        path: its name in the batch; empty for the batch. That of a leaf says what its field does not.
+        path: path in the batch, empty for the batch itself. A leaf's path ends with its `kind_of_leaf`.
         value: the part itself.
-        is_shared: whether all samples share it, so that it does not travel: it is declared to, or within what
-            is.
-        container: how it was taken apart; None for a leaf and what cannot be.
-        parts: those that it has, by key, without plain numbers and texts.
+        is_shared: whether all samples share the part, so that it does not travel. The part, or one that
+            contains it, is declared as shared.
+        container: container type of the part. None means a leaf, or a value that cannot be taken apart.
+        parts: parts within this one, by key, without plain numbers, texts and None.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Part(NamedTuple):
     parts: Mapping[Hashable, Part]
 
     def each(self) -> Iterator[Part]:
-        """Yields this part, and all below it."""
+        """Yields this part and all parts below it."""
         yield self
         for part in self.parts.values():
             yield from part.each()
@@ -68,11 +68,11 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
     """Returns the tree of a batch.
 
     Args:
-        value: a batch, or what `path` names in one.
-        shared: paths of what all samples share. So is what dataclass fields hold that are marked
-            `metadata={"per_sample": False}`.
-        path: of `value` in its batch.
-        is_shared: whether `value` is.
+        value: batch, or the part of a batch that `path` names.
+        shared: paths of the parts that all samples share. Dataclass fields that are marked
+            `metadata={"per_sample": False}` are shared as well.
+        path: path of `value` in its batch.
+        is_shared: whether all samples share `value`.
     """
     is_shared = is_shared or path in shared
     if isinstance(value, Leaf):
@@ -89,9 +89,9 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
 
 
 def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Any, Any] = _NOTHING) -> Any:
-    """Returns the batch with other parts, or fields of leaves, by path. Unchanged containers are kept.
+    """Returns the batch with the parts at the paths in `new` replaced. New leaves may be fields.
 
-    `numbers` replaces parts of the batch itself that the tree leaves out.
+    Unchanged containers are kept. `numbers` replaces plain values of the batch that the tree leaves out.
     """
     if tree.path in new:
         return like(new[tree.path], tree.value)
@@ -107,7 +107,7 @@ def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Any, Any] = _NO
 
 
 def transform(batch: Batch, function: Callable[[Any], Any]) -> Batch:
-    """Returns the batch with every leaf, shared ones too, replaced by `function(leaf)`."""
+    """Returns the batch with every leaf, including shared ones, replaced by `function(leaf)`."""
     tree = take_apart(batch)
     return rebuild(
         tree, {part.path: function(part.value) for part in tree.each() if isinstance(part.value, Leaf)}
@@ -120,10 +120,10 @@ def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> B
 
 
 def fields_of(tree: Part) -> dict[str, FieldValue]:
-    """Returns the leaves that travel with samples, converted by `as_field`, by name.
+    """Returns the leaves that travel with samples, by path, as `as_field` converts them.
 
     Raises:
-        TypeError: as `as_field`; or something may hold data of samples, and would stay behind when they move.
+        TypeError: `as_field` refuses a leaf, or a value may hold data of samples that would stay behind.
     """
     fields = {}
     for part in tree.each():
@@ -137,7 +137,7 @@ def fields_of(tree: Part) -> dict[str, FieldValue]:
         elif part.container is None and part.path and not is_plain(part.value):
             remedy = "make it a tensor" if isinstance(part.value, np.ndarray) else TAKE_APART
             if isinstance(part.value, NonTensorStack):
-                remedy = "it has a value that is no tensor for each row; make it a tensor"
+                remedy = "its values are not tensors, one for each row; make it a tensor"
             raise TypeError(
                 f"{part.path} is a {type_name(part.value)}, which would stay behind when its samples move: "
                 f"{remedy}, or declare what all samples share: {DECLARE_SHARED}"
@@ -146,7 +146,7 @@ def fields_of(tree: Part) -> dict[str, FieldValue]:
 
 
 def paths(tree: Part) -> set[str]:
-    """Returns the paths of all parts of a batch, plain numbers and texts too."""
+    """Returns the paths of all parts of a batch, including plain numbers and texts."""
     return {
         join_path(part.path, key)
         for part in tree.each()
@@ -156,11 +156,10 @@ def paths(tree: Part) -> set[str]:
 
 
 def check_replaceable(tree: Part) -> None:
-    """Checks that rebuilding the containers in a batch, as every move does, changes and leaves out nothing.
+    """Checks that rebuilding a batch's containers, as every move does, neither changes nor loses anything.
 
     Raises:
-        TypeError: an `__init__` or `__post_init__` would change something, or something is only an attribute:
-            see `check_attributes`.
+        TypeError: `dataclasses.replace` fails or would change a part, or `check_attributes` fails.
     """
     for part in tree.each():
         if part.container is None or part.container.replaced is not replace_dataclass:
@@ -169,27 +168,28 @@ def check_replaceable(tree: Part) -> None:
         parts, parts_again = part.container.parts(part.value), part.container.parts(again)
         changed = [key for key, value in parts.items() if not _is_same(parts_again[key], value)]
         for name, attribute in _attributes(part.value):
-            # A default of the class would show again; what __post_init__ sets may be a time, say.
+            # A default of the class would replace the attribute. A value that __post_init__ sets may differ,
+            # because it may be a time.
             is_default = hasattr(again, name) and name not in vars(again)
             if is_default and is_plain(attribute) and getattr(again, name) != attribute:
                 changed.append(name)
         for key in changed[:1]:
             raise TypeError(
-                f"{join_path(part.path, key)} changes when dataclasses.replace makes a "
-                f"{type_name(part.value)} again, as moving its samples does; change it before the batch is "
-                f"made, not in __init__ or __post_init__, or make it a field, or {TAKE_APART}"
+                f"{join_path(part.path, key)} changes when dataclasses.replace rebuilds a "
+                f"{type_name(part.value)}, as moving its samples does; change it before the batch is made, "
+                f"not in __init__ or __post_init__, or make it a field, or {TAKE_APART}"
             )
     check_attributes(tree)
 
 
 def check_attributes(tree: Part) -> None:
-    """Checks that containers hold no tensor or array in an attribute alone, which no move would take along.
+    """Checks that no container holds a tensor or array only as an attribute, which no move would take along.
 
-    A later batch may have what the first had not. Fine are attributes of a dataclass that `__post_init__`
-    makes of fields, or that are private: a new instance works them out again.
+    A later batch may fail although the first did not. Private attributes of a dataclass, and attributes that
+    `__post_init__` computes from fields, are allowed, because a new instance computes them again.
 
     Raises:
-        TypeError: one does.
+        TypeError: a container has such an attribute.
     """
     for part, name, attribute in held_in_attributes(tree):
         inside = {id(below.value) for below in part.each()}
@@ -209,8 +209,8 @@ def check_attributes(tree: Part) -> None:
 
 
 def held_in_attributes(tree: Part) -> Iterator[tuple[Part, str, Any]]:
-    """Yields what dataclasses, mappings and sequences hold in attributes that are no parts of them, with the
-    owner and the attribute's name."""
+    """Yields (owner, name, value) for all `_attributes` of the dataclasses, mappings and sequences in a
+    batch."""
     for part in tree.each():
         is_container = isinstance(part.value, MutableMapping | list | tuple)
         if part.container and (is_container or part.container.replaced is replace_dataclass):
@@ -218,13 +218,13 @@ def held_in_attributes(tree: Part) -> Iterator[tuple[Part, str, Any]]:
 
 
 def tensors_and_arrays(tree: Part) -> list[Part]:
-    """Returns every tensor, jagged or keyed tensor and array, shared ones too."""
+    """Returns every part that is a tensor, a jagged or keyed tensor, or an array, including shared parts."""
     return [part for part in tree.each() if isinstance(part.value, Leaf | np.ndarray)]
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what an object's `__dict__` and slots hold beside its fields, but what it has worked out and
-    cached, and what the exchange sets (`set_by_exchange` of its type)."""
+    """Yields (name, value) of an object's attributes in `__dict__` and slots, except for its fields, its
+    cached properties, and attributes that the exchange sets (`set_by_exchange` of its type)."""
     known = {spec.name for spec in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
     known.update(getattr(type(value), "set_by_exchange", ()))
     slots = [getattr(of, "__slots__", ()) for of in type(value).__mro__]
@@ -236,7 +236,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_same(again: Any, value: Any) -> bool:
-    """Returns whether a part is as it was. A new tensor is not: with other values it might differ."""
+    """Returns whether a rebuilt part is unchanged. A new tensor is not: for other rows it might differ."""
     return again is value or (
         type(again) is type(value) and not tensors_and_arrays(take_apart(value)) and again == value
     )

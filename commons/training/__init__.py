@@ -1,8 +1,8 @@
-"""The training run: its arguments, its loop, its figures."""
+"""Training runs: arguments, training loop, metrics, and entry point."""
 
 try:
     import gin  # noqa: F401
-except ModuleNotFoundError as error:  # PyPI's package of that name is another one
+except ModuleNotFoundError as error:  # PyPI's package named gin is unrelated
     raise ModuleNotFoundError(
         'gin-config is not installed; it comes with the extra "train": in a checkout, pip install ".[train]"',
         name="gin",

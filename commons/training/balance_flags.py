@@ -1,4 +1,4 @@
-"""Flags of `TrainerArgs` that balance: the shuffler's settings, and the extensions that they ask for."""
+"""The balancing flags of `TrainerArgs`: the shuffler's settings, and the extensions that flags enable."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..distributed.shuffler_settings import ShufflerSettings
 if TYPE_CHECKING:
     from .training_args import TrainerArgs
 
-# Values of `balance_cost` that name no file.
+# Values of `balance_cost` that are not the name of a file.
 FLOPS, LEARNED = "flops", "learned"
 
-# What each flag sets: a field of `ShufflerSettings`, or an argument of an extension, by its class. Any
-# flag of an extension that differs from its default asks for it; one without an argument does no more.
+# The flags of each class, and the field or argument of the class that each flag sets, if any. A flag that
+# differs from its default enables its extension, but `balance_cost` does so only if it is LEARNED.
 SETS = {
     "distributed.ShufflerSettings": {
         "balance_partitioner": "partitioner",
@@ -42,7 +42,7 @@ CORE, *EXTENSIONS = SETS
 
 
 def check_no_window(window: int, max_step_ratio: float | None) -> None:
-    """Raises a ValueError for flags that plan several steps together, and names what else balances them."""
+    """Raises a ValueError for flags that plan several steps together, and names the alternatives."""
     instead = (
         "its default, because each step is planned by itself. Where steps stay unbalanced, cut long samples "
         "into pieces (Pieces), give each rank more rows, or load samples of similar length together "
@@ -54,10 +54,10 @@ def check_no_window(window: int, max_step_ratio: float | None) -> None:
 
 
 def check_flags(args: TrainerArgs) -> None:
-    """Checks the flags together.
+    """Checks all flags together.
 
     Raises:
-        ValueError, ModuleNotFoundError: as `make_extensions`; or flags have no effect with others.
+        ValueError, ModuleNotFoundError: a flag is invalid, by itself or with others, or lacks its package.
     """
     with errors_name_flags():
         given = {argument: getattr(args, flag) for flag, argument in SETS[CORE].items()}
@@ -67,12 +67,12 @@ def check_flags(args: TrainerArgs) -> None:
 
 
 def make_extensions(args: TrainerArgs, tells_groups: str = "") -> Sequence[Extension]:
-    """Makes the extensions that flags ask for.
+    """Makes the extensions that flags enable.
 
-    `tells_groups` is a shuffler's method that asks for `SampleGroups`, for messages; empty without.
+    `tells_groups` names a shuffler's method that enables `SampleGroups`, for messages, or is empty.
 
     Raises:
-        ValueError: a value is out of range, or extensions exclude each other; the message names the flags.
+        ValueError: a value is out of range, or extensions exclude each other. The message names the flags.
         ModuleNotFoundError: an extension's package is missing.
     """
     extensions, all_asked = [], []
@@ -97,8 +97,8 @@ def make_extensions(args: TrainerArgs, tells_groups: str = "") -> Sequence[Exten
 
 @contextmanager
 def errors_name_flags(*parts: str) -> Iterator[None]:
-    """Re-raises a `SettingError` of some parts, or of any, as a ValueError that names the flags."""
-    searched = parts or (*EXTENSIONS, CORE)  # the core last, so that its names win
+    """Re-raises a `SettingError` as a ValueError that names the flags of `parts`, or of all parts."""
+    searched = parts or (*EXTENSIONS, CORE)  # the core comes last, so that its names win
     flag_of = {argument: f"TrainerArgs.{flag}" for part in searched for flag, argument in SETS[part].items()}
     try:
         yield
@@ -115,6 +115,6 @@ def _class_of(part: str, reason: str) -> type[Extension]:
         if not f"{module}.".startswith(f"{error.name}."):
             raise
         found = None
-    if found is None:  # without its files, a folder still is a module
+    if found is None:  # a folder without files still imports
         raise ModuleNotFoundError(f"{reason} needs {module}, which is not installed", name=module)
     return found

@@ -1,4 +1,4 @@
-"""Measures the cost of samples: trains a model for a while and times its steps."""
+"""Calibration: measures the cost of samples by training a model for a while and timing its steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .training_args import OptimizerArgs, TrainerArgs
 from .training_state import Progress, training_batches
 from .training_task import TrainingTask
 
-# Fewer steps say too little, however long they take.
+# Fewer steps would not suffice to fit the cost, however long they take.
 LEAST_STEPS = 20
 
 
@@ -29,13 +29,13 @@ def measure_steps(
     device: torch.device,
     seconds: float,
 ) -> MeasuredSteps:
-    """Trains on batches as loaded, whose loads differ most, and returns the timed steps of all ranks.
+    """Trains on unbalanced batches, whose loads differ most, and returns the timed steps of all ranks.
 
-    Collective. Takes `seconds`, or longer for `LEAST_STEPS` steps. Saves nothing of what it trains. On CUDA
-    each step waits for the device. "native" runs instead of the pipeline "prefetch".
+    Runs for `seconds`, or longer to time `LEAST_STEPS` steps. Saves nothing that it trains. On CUDA, each
+    step waits for the device. The "native" pipeline replaces "prefetch". Collective.
 
     Raises:
-        ValueError: the training or the evaluation set is empty, or one rank loads for all.
+        ValueError: the training or evaluation set is empty, or one rank loads for all.
     """
     if args.single_rank_load:
         raise ValueError(
@@ -43,7 +43,7 @@ def measure_steps(
         )
     task.check_datasets()
     name = "native" if args.pipeline_type == "prefetch" else args.pipeline_type
-    if args.batch_shuffler not in ("", task.shuffler_name):  # of the user's own, with columns of its own
+    if args.batch_shuffler not in ("", task.shuffler_name):  # a user's shuffler, which has its own columns
         shuffler = task.make_shuffler(replace(args, enable_balanced_shuffler=True))
         task = replace(task, flops=shuffler.get_workloads, get_tokens=shuffler.get_tokens)
     args = replace(args, enable_balanced_shuffler=False, pipeline_type=name)
@@ -56,10 +56,10 @@ def measure_steps(
     num_steps = 0
     model.train()
     start = time.perf_counter()
-    hidden = True if dist.get_rank() else None  # None hides it where there is no terminal
+    hidden = True if dist.get_rank() else None  # None hides the bar without a terminal
     with tqdm(total=round(seconds), unit="s", desc="calibrate", disable=hidden) as bar:
         while True:
-            # Rank 0's, so that all ranks stop after the same step.
+            # All ranks use rank 0's clock, so that they stop after the same step.
             passed = float(channel.all_gather(np.array([time.perf_counter() - start]))[0, 0])
             bar.update(min(round(passed), round(seconds)) - bar.n)
             if passed > seconds and num_steps >= WARM_UP_STEPS + LEAST_STEPS:

@@ -1,4 +1,4 @@
-"""HitRate, Recall and NDCG of a ranking of all items, whose embeddings are spread over the ranks."""
+"""HitRate, Recall, and NDCG of rankings of all items, whose embeddings are sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from torchrec.distributed.types import ShardedModule
 from ..unbounded_ids import NO_ID, ShardedUnboundedEmbeddingCollection
 from .metrics import EvaluationMetrics, RetrievalMetrics, parsed_names
 
-# Queries of all ranks scored together, and rows of a table: 64 MiB of scores.
+# Numbers of queries, over all ranks, and of table rows that are scored together: 64 MiB of scores.
 QUERIES_PER_CHUNK = 512
 ROWS_PER_BLOCK = 1 << 15
 
-# Items with rows on this rank: ids int64 `[items]`, their row numbers int64 `[items]`, rows `[any, dim]`.
+# Items with rows on this rank: ids and row indices, both int64 `[items]`, and the rows, `[any, dim]`.
 _Shard = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class CatalogueMetrics(EvaluationMetrics):
     """Ranks all items of a catalog for each query, by the dot product of vectors of length 1.
 
-    Every rank scores the queries of all ranks against its rows of the item table. Each query's own rank
-    merges the best of every rank. Items of equal score have no particular order. In a table of unbounded ids,
-    items without a row are never found.
+    Every rank scores the queries of all ranks against its own rows of the item table. Each query's own rank
+    then merges the best items of all ranks. Items with equal scores are in no particular order. In a table of
+    unbounded ids, items without a row are never found.
 
     Args:
-        names: names for `parsed_names`.
-        setting: name of the setting they come from, for errors.
-        table: name of the item table, in an `EmbeddingCollection` sharded by rows or one of unbounded ids.
-        catalogue: `[items]`, ascending ids of the items to rank.
-        l2_norm_eps: smallest length to divide an embedding by.
+        names: names that `parsed_names` accepts.
+        setting: name of the setting that contains the names, for errors.
+        table: name of the item table, of an `EmbeddingCollection` sharded by rows, or of unbounded ids.
+        catalogue: `[items]` ids of the items to rank, ascending.
+        l2_norm_eps: smallest length that an embedding is divided by.
         device: device of the outputs.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: a name is unknown.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class CatalogueMetrics(EvaluationMetrics):
         self._model = model
 
     def update(self, output: Any) -> None:
-        """Takes queries `[queries, dim]` float32 of length 1, and the right items `targets` `[queries]`."""
+        """Adds float32 `queries` `[queries, dim]` of length 1, and the right items `targets` `[queries]`."""
         self._queries.append(output.queries)
         self._targets.append(output.targets)
 
     @torch.no_grad()
     def compute(self) -> dict[str, float]:
-        """Returns each metric's mean by its name as given; NaN if no rank had a query. Collective.
+        """Returns each metric's mean by its given name, or NaN if no rank had a query. Collective.
 
-        Ranks may have different numbers of queries, or none. Gathers and scores `QUERIES_PER_CHUNK` of them
-        at a time, against `ROWS_PER_BLOCK` rows, with three collectives for each chunk.
+        Ranks may have different numbers of queries, or none. Gathers `QUERIES_PER_CHUNK` queries at a time,
+        with three collectives per chunk, and scores them against blocks of `ROWS_PER_BLOCK` rows.
 
         Raises:
             RuntimeError: no model was bound.
-            ValueError: the model has no such table.
+            ValueError: the model has no sharded table of this name.
         """
         dim, shards = self._held_items()
         queries = torch.cat([torch.empty(0, dim, device=self._device), *self._queries])
@@ -94,9 +94,9 @@ class CatalogueMetrics(EvaluationMetrics):
         return self._gains.compute()
 
     def _best_of_all_ranks(self, queries: torch.Tensor, rows: int, shards: list[_Shard]) -> torch.Tensor:
-        """The best items for `queries` `[at most rows, dim]`: int64 `[queries, k]`, best first.
+        """Returns the best items for `queries` `[at most rows, dim]`: int64 `[queries, k]`, best first.
 
-        `rows` is the number of queries that every rank sends, padded.
+        Every rank pads its queries to `rows`.
         """
         ranks = dist.get_world_size()
         padded = functional.pad(queries, (0, 0, 0, rows - len(queries)))
@@ -106,13 +106,13 @@ class CatalogueMetrics(EvaluationMetrics):
         for best_here in self._best_here(gathered, shards):
             best_everywhere = torch.empty_like(best_here)
             dist.all_to_all_single(best_everywhere, best_here)
-            # From [rank, query, k] to one row per query.
+            # From [rank, query, k] to [query, rank × k].
             merged.append(best_everywhere.view(ranks, rows, -1).transpose(0, 1).flatten(1)[: len(queries)])
         scores, items = merged
         return items.gather(1, scores.topk(self._k, dim=1).indices)
 
     def _best_here(self, queries: torch.Tensor, shards: list[_Shard]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores `[queries, k]` and ids of this rank's best items; −∞ and `NO_ID` where there are fewer."""
+        """Returns scores and ids of this rank's best items, `[queries, k]`, padded with −∞ and `NO_ID`."""
         scores = queries.new_full((len(queries), self._k), -torch.inf)
         ids = torch.full_like(scores, NO_ID, dtype=torch.int64)
         for ids_of_block, vectors in self._blocks(shards):
@@ -121,14 +121,14 @@ class CatalogueMetrics(EvaluationMetrics):
         return scores, ids
 
     def _blocks(self, shards: list[_Shard]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields some items at a time: ids `[items]`, and vectors `[items, dim]` of length 1."""
+        """Yields blocks of items: their ids `[items]`, and their vectors `[items, dim]` of length 1."""
         for ids, places, rows in shards:
             for start in range(0, len(ids), ROWS_PER_BLOCK):
                 block = slice(start, start + ROWS_PER_BLOCK)
                 yield ids[block], functional.normalize(rows[places[block]].float(), eps=self._l2_norm_eps)
 
     def _held_items(self) -> tuple[int, list[_Shard]]:
-        """The width of the item table, and this rank's part of it."""
+        """Returns the width of the item table, and this rank's shards of it."""
         if self._model is None:
             raise RuntimeError(
                 "metrics over a catalogue read the model's table: bind the sharded model first"

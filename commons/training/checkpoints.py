@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written in the background, published when whole, and read by any number of ranks."""
+"""Checkpoints on disk: written in the background, published once complete, read by any number of ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..distributed.rank_group import RankGroup
 from .host_copies import HostCopies
 from .plain_reader import METADATA_FILE, PlainPlanner, PlainReader
 
-# Lists the other files with their sizes and checksums; written after all of them.
+# Lists all other files with their sizes and checksums, and is written last.
 CONTENTS_FILE = "contents.json"
 # The settings that the state was trained with.
 SETTINGS_FILE = "settings.json"
@@ -38,18 +38,18 @@ _LEFT_OVER = re.compile(r"step_\d+(\.old)?\.unfinished")
 
 
 class Checkpoints:
-    """Writes checkpoints in a thread while training goes on, and reads them. Construction is collective.
+    """Writes checkpoints in a thread while training continues, and reads them. Construction is collective.
 
-    Training waits while `save` copies the state to host memory; files are written after that. The memory of
-    that copy is kept for the next one. Collectives run in the thread that writes, on the job's control group,
-    which all objects share: only one may save or load at a time.
+    `save` blocks training only to copy the state to host memory, which is kept for the next copy. The thread
+    then writes the files. It runs collectives on the job's control group, which all objects share, so only
+    one of them may save or load at a time.
 
     Args:
         path: folder of the checkpoints, visible to all ranks.
-        keep: checkpoints to keep; None for all.
+        keep: number of checkpoints to keep. None means all.
     """
 
-    _writer: ClassVar[Callable[[], Checkpoints | None]] = lambda: None  # the last one that saved
+    _writer: ClassVar[Callable[[], Checkpoints | None]] = lambda: None  # the object that saved last
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
         self.path = path
@@ -62,13 +62,13 @@ class Checkpoints:
         self._writing: Future[float] | None = None
 
     def newest(self) -> tuple[Path | None, list[str]]:
-        """Returns the newest checkpoint whose files are as they were written; None if there is none.
+        """Returns the newest checkpoint whose files are undamaged, or None if there is no checkpoint.
 
-        Also returns one line for each newer checkpoint, with what is wrong with it. Reads every file of the
-        checkpoints in question; ranks share that. Collective.
+        Also returns one line for each newer checkpoint, which says how it is damaged. Checks the checksum of
+        every file of each checkpoint that it tries, and divides the files among the ranks. Collective.
 
         Raises:
-            ValueError: there are checkpoints, and all are damaged.
+            ValueError: all checkpoints are damaged.
         """
         found: list[Path] = self._on_rank_0(self._folder.checkpoints)
         problems: list[str] = []
@@ -79,13 +79,13 @@ class Checkpoints:
             problems.append(f"{checkpoint} is damaged and is skipped: {problem}")
         if problems:
             raise ValueError(
-                f"{self.path} has no checkpoint that is whole. To start over, move them elsewhere. "
+                f"{self.path} has no intact checkpoint. To start over, move them elsewhere. "
                 + "; ".join(problems)
             )
         return None, []
 
     def _problem_with(self, checkpoint: Path) -> str:
-        """Returns the reason a checkpoint must not be read, on all ranks; empty if it may be. Collective."""
+        """Returns, on all ranks, the reason a checkpoint must not be read, or an empty string. Collective."""
         contents, problem = self._on_rank_0(lambda: _read_contents(checkpoint))
         mine = sorted(contents)[self._rank :: dist.get_world_size()]
         problems = self._together(
@@ -94,22 +94,22 @@ class Checkpoints:
         return problem or next(filter(None, problems), "")
 
     def clean(self) -> None:
-        """Removes unfinished checkpoints of earlier runs; only for the one run that writes to the folder."""
+        """Removes unfinished checkpoints. Only the one run that writes to the folder may call this."""
         if self._rank == 0:
             self._folder.clean()
 
     def save(self, step: int, state: dict[str, Any], settings: dict[str, Any] | None = None) -> None:
-        """Starts to write a checkpoint of `state`. Collective; call `finish` between two saves.
+        """Starts to write a checkpoint of `state`. Collective. Call `finish` before the next save.
 
-        A state with a number that is not finite is not written, because no training could go on from it.
+        A state with non-finite tensor values is not written, because no training could continue from it.
 
         Args:
-            step: computed steps.
-            state: state that `load` reads.
-            settings: values that JSON can hold.
+            step: number of completed steps.
+            state: state that `load` will read.
+            settings: settings of the training, as values that JSON can represent.
 
         Raises:
-            RuntimeError: `finish` was not called since the last save, by this object or another.
+            RuntimeError: the last save, by this object or another, has not been finished.
         """
         writer = Checkpoints._writer()
         if writer is not None and writer._writing is not None:
@@ -127,15 +127,15 @@ class Checkpoints:
             except BaseException as error:
                 future.set_exception(error)
 
-        # A daemon: a rank that fails must not wait for the others' part of a checkpoint.
+        # A daemon, because a rank that fails must not wait for the other ranks' parts of a checkpoint.
         threading.Thread(target=write, name="checkpoint", daemon=True).start()
         self._writing = future
 
     def finish(self) -> float | None:
-        """Waits for the last `save`; returns the seconds that writing took, None if there was none.
+        """Waits for a pending `save`, and returns the seconds that writing took, or None if none is pending.
 
         Raises:
-            Exception: the reason it was not written, on every rank. Earlier checkpoints are untouched.
+            Exception: writing failed. All ranks raise the cause. Earlier checkpoints are untouched.
         """
         if self._writing is None:
             return None
@@ -146,7 +146,7 @@ class Checkpoints:
         """Reads a checkpoint into `state`, filling its tensors in place. Collective.
 
         Raises:
-            ValueError: the checkpoint does not match `state`, or holds anything but plain data.
+            ValueError: the checkpoint does not match `state`, or contains anything but plain data.
         """
         try:
             with _first_cause():
@@ -160,10 +160,10 @@ class Checkpoints:
             ) from error
 
     def keys(self, checkpoint: Path) -> set[str]:
-        """Returns the names of what a checkpoint holds; nested names are joined by dots. Collective.
+        """Returns the names of a checkpoint's entries, with nested names joined by dots. Collective.
 
         Raises:
-            ValueError: the checkpoint holds anything but plain data.
+            ValueError: the checkpoint's metadata contains anything but plain data.
         """
         return self._on_rank_0(lambda: set(PlainReader(checkpoint).read_metadata().state_dict_metadata))
 
@@ -187,7 +187,7 @@ class Checkpoints:
             contents = dict(ChainMap(*checksums))
             self._on_rank_0(lambda: self._folder.publish(unfinished, contents, self._keep))
         except Exception:
-            if self._rank == 0:  # what a full disk has taken of it would be missing for the next
+            if self._rank == 0:  # else a partial checkpoint would keep a full disk full
                 self._folder.clean()
             raise
         return time.perf_counter() - start
@@ -197,7 +197,7 @@ class Checkpoints:
         return self._together(lambda: action() if self._rank == 0 else None)[0]
 
     def _together(self, action: Callable[[], Any]) -> list[Any]:
-        """Runs `action` on all ranks and returns their results, by rank; raises any rank's error on all."""
+        """Runs `action` on all ranks, and returns the results by rank. All ranks raise any rank's error."""
         result, failure = None, None
         try:
             result = action()
@@ -207,21 +207,21 @@ class Checkpoints:
 
 
 class _Writer(FileSystemWriter):
-    """Writes a rank's part of a checkpoint to one file, in the thread that calls.
+    """Writes a rank's part of a checkpoint to one file, in the calling thread.
 
-    An error in any other thread of DCP's is lost, and the checkpoint with it.
+    An error in one of DCP's own threads would be lost, and the checkpoint with it.
     """
 
     def __init__(self, path: Path) -> None:
-        # Nothing is to be copied ahead: the state is on the host.
+        # Copies nothing ahead, because the state is already on the host.
         super().__init__(path, thread_count=1, per_thread_copy_ahead=0)
-        self.written: set[str] = set()  # names of files
+        self.written: set[str] = set()  # file names
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Writes what the plan says of this rank."""
+        """Writes this rank's part of the plan."""
         try:
             results = super().write_data(plan, planner)
-        except RuntimeError as error:  # torch.save's, which hides that the disk is full
+        except RuntimeError as error:  # torch.save hides that the disk is full
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
         self.written = {result.storage_data.relative_path for result in results.wait()}
         return results
@@ -229,7 +229,7 @@ class _Writer(FileSystemWriter):
 
 @contextmanager
 def _first_cause() -> Iterator[None]:
-    """Re-raises DCP's CheckpointException, which is no Exception, as a RuntimeError with its first cause."""
+    """Re-raises CheckpointException, a BaseException, as a RuntimeError naming the lowest failing rank."""
     try:
         yield
     except CheckpointException as error:
@@ -238,7 +238,7 @@ def _first_cause() -> Iterator[None]:
 
 
 def _check_finite(tensors: Mapping[tuple[Hashable, ...], torch.Tensor]) -> None:
-    """Raises a ValueError that names a tensor of a staged state with values that are not finite."""
+    """Raises a ValueError that names the first tensor of a staged state with non-finite values."""
     for path, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.numel():
             smallest, largest = torch.aminmax(tensor)  # unlike isfinite, it allocates nothing
@@ -247,7 +247,7 @@ def _check_finite(tensors: Mapping[tuple[Hashable, ...], torch.Tensor]) -> None:
 
 
 class CheckpointFolder:
-    """A folder of checkpoints, for one process. Each is a folder `step_N` that appears by one rename.
+    """A folder of checkpoints, managed by one process. A single rename publishes each one as `step_N`.
 
     Interrupted jobs leave folders named `step_N.unfinished`, which are never read.
     """
@@ -256,7 +256,7 @@ class CheckpointFolder:
         self._path = path
 
     def begin(self, step: int, settings: dict[str, Any]) -> Path:
-        """Returns a folder to write a checkpoint to, with its settings, after making room for it."""
+        """Removes unfinished checkpoints, and returns a new unfinished folder that has the settings file."""
         self.clean()
         unfinished = self._path / f"step_{step}{_UNFINISHED}"
         unfinished.mkdir(parents=True)
@@ -264,12 +264,12 @@ class CheckpointFolder:
         return unfinished
 
     def publish(self, unfinished: Path, contents: dict[str, _Checksum], keep: int | None) -> Path:
-        """Turns a written folder of `begin` into a checkpoint, and removes old ones.
+        """Turns a folder from `begin` into a checkpoint, and removes checkpoints beyond the newest `keep`.
 
-        Removes newer ones, too: they were damaged, or training went back to before them.
+        Also removes checkpoints of later steps: they are damaged, or training went back to before them.
 
         Raises:
-            FileNotFoundError: a file that a rank has written, and `contents` lists, is not in the folder.
+            FileNotFoundError: the folder lacks a file that a rank wrote and `contents` lists.
         """
         if missing := sorted(set(contents) - {path.name for path in unfinished.iterdir()}):
             raise FileNotFoundError(
@@ -297,13 +297,13 @@ class CheckpointFolder:
                     shutil.rmtree(path, ignore_errors=True)
 
     def _doom(self, checkpoint: Path) -> None:
-        """Renames a checkpoint that `clean` will remove: half removed, it must not look like one."""
+        """Renames a checkpoint for `clean` to remove, so that it never looks intact while half removed."""
         doomed = checkpoint.with_name(f"{checkpoint.name}.old{_UNFINISHED}")
         shutil.rmtree(doomed, ignore_errors=True)
         os.rename(checkpoint, doomed)
 
     def checkpoints(self) -> list[Path]:
-        """Returns the checkpoints, newest first, whole or damaged."""
+        """Returns the checkpoints, intact or damaged, newest first."""
         if not self._path.exists():
             return []
         found = [path for path in self._path.iterdir() if _NAME.fullmatch(path.name)]
@@ -328,7 +328,7 @@ def _size_and_checksum(path: Path) -> _Checksum:
 
 
 def _change_of(path: Path, written: _Checksum) -> str:
-    """Returns how a file has changed since it was written; empty if it is the same."""
+    """Returns how a file has changed since it was written, or an empty string if it has not."""
     try:
         size = path.stat().st_size
         if size != written[0]:
@@ -339,7 +339,7 @@ def _change_of(path: Path, written: _Checksum) -> str:
 
 
 def _read_contents(checkpoint: Path) -> tuple[dict[str, _Checksum], str]:
-    """A checkpoint's list of files; nothing and the reason if it cannot be read."""
+    """Returns a checkpoint's list of files, or an empty list and the reason it cannot be read."""
     try:
         contents = json.loads((checkpoint / CONTENTS_FILE).read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -360,7 +360,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Makes the names in a folder survive a crash of the machine."""
+    """Flushes a folder's entries to disk, so that they survive a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -24,15 +24,15 @@ from .training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
 from .training_state import Progress, training_batches
 from .training_task import TrainingTask
 
-# A comparison overrides these: dropout, rounding, and Adam's division by gradients near zero differ anyway.
+# Overrides for --check-equal: dropout, rounding, and Adam's division by tiny gradients would differ.
 COMPARABLE = [
     "NetworkArgs.hidden_dropout = 0.0",
     "NetworkArgs.dtype_str = 'float32'",
     "OptimizerArgs.optimizer_str = 'sgd'",
 ]
-# A comparison's, unless the command line has another. By SGD, a rate of Adam changes too little.
+# For --check-equal, unless the command line has a rate: a rate meant for Adam changes too little under SGD.
 COMPARABLE_RATE = "OptimizerArgs.learning_rate = 0.1"
-# A calibration overrides these: loads should differ, and the cost file may not exist yet.
+# Overrides for --calibrate: loads should differ, and the cost file may not exist yet.
 UNBALANCED = [
     "TrainerArgs.enable_balanced_shuffler = False",
     "TrainerArgs.single_rank_load = False",
@@ -42,11 +42,11 @@ UNBALANCED = [
 
 
 def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.device], TrainingTask]) -> None:
-    """Parses the command line, and trains the task that `make_task` creates from its gin settings.
+    """Parses the command line, and trains the task that `make_task` creates from the gin settings.
 
-    With `--calibrate FILE`, trains for a while to measure the cost of samples, and writes that instead. With
-    `--check-equal STEPS`, trains so many steps with balancing off and on, and compares them instead. A gin
-    file without `OptimizerArgs`, as for inference, evaluates the checkpoint in `ckpt_load_dir`.
+    With `--calibrate FILE`, only trains for a while to measure the cost of samples, and writes it to the
+    file. With `--check-equal STEPS`, only trains that many steps with balancing off and on, and compares the
+    two. Without `OptimizerArgs`, as in a gin file for inference, evaluates the checkpoint of `ckpt_load_dir`.
     """
     arguments = _arguments(description)
     measures = arguments.calibrate is not None
@@ -59,7 +59,7 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
     gin.parse_config_files_and_bindings([arguments.gin_config_file], bindings)
     trainer = from_gin(TrainerArgs)
     optimizer = _optimizer(trainer, must_train=measures or compares)
-    from_gin(TensorModelParallelArgs)  # refuses what does not run here
+    from_gin(TensorModelParallelArgs)  # refuses settings that do not run here
     with rank_process() as device:
         if compares and optimizer is not None:
             report = check_equal(_pipelines(trainer, optimizer, device, make_task), arguments.check_equal)
@@ -85,10 +85,10 @@ def _pipelines(
     device: torch.device,
     make_task: Callable[[TrainerArgs, torch.device], TrainingTask],
 ) -> MakePipeline:
-    """Returns what makes the pipeline of a task, with balancing on or off, and its batches."""
+    """Returns a function that makes a task's pipeline, with balancing on or off, and its batches."""
 
     def make_pipeline(enabled: bool) -> tuple[Any, Iterator[Any]]:
-        single = enabled and trainer.single_rank_load  # which only balancing spreads
+        single = enabled and trainer.single_rank_load  # only balancing spreads the samples
         args = replace(trainer, enable_balanced_shuffler=enabled, single_rank_load=single)
         task = make_task(args, device)
         model, optimizer = shard_model(task.model, optimizer_args, device)
@@ -108,7 +108,7 @@ def _arguments(description: str) -> argparse.Namespace:
         "--calibrate",
         type=Path,
         metavar="FILE",
-        help="measure the cost of samples, for balance_cost, and end",
+        help="measure the cost of samples, for balance_cost, and exit",
     )
     parser.add_argument(
         "--calibrate-seconds", type=float, default=60.0, help="how long to measure (%(default)s)"
@@ -117,7 +117,7 @@ def _arguments(description: str) -> argparse.Namespace:
         "--check-equal",
         type=int,
         metavar="STEPS",
-        help="train so many steps by SGD in float32 without dropout, balanced and not; compare, and end. The "
+        help="train STEPS steps by SGD in float32 without dropout, balanced and not; compare, and exit. The "
         "learning rate is 0.1, unless --gin-bindings has OptimizerArgs.learning_rate",
     )
     arguments = parser.parse_args()
@@ -133,7 +133,7 @@ def _arguments(description: str) -> argparse.Namespace:
 
 
 def _optimizer(trainer: TrainerArgs, must_train: bool) -> OptimizerArgs | None:
-    """The optimizer that gin configures; None if there is none and a checkpoint can be evaluated instead."""
+    """Returns the optimizer that gin configures, or None if a checkpoint is to be evaluated instead."""
     if is_bound("OptimizerArgs.optimizer_str") or is_bound("OptimizerArgs.learning_rate"):
         return from_gin(OptimizerArgs)
     if must_train or not trainer.ckpt_load_dir:

@@ -1,4 +1,4 @@
-"""Evaluation: in the middle of training, or of a checkpoint alone."""
+"""Evaluation during training, or of a checkpoint without training."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .training_task import TrainingTask
 
 
 def evaluation_text(step: int, figures: dict[str, float]) -> str:
-    """Returns the line that shows an evaluation."""
+    """Returns the log line of an evaluation."""
     return f"step {step}  evaluation: " + "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
 
 
 class Evaluator:
-    """Evaluates a model through a separate pipeline, while training's keeps its batches in flight.
+    """Evaluates a model through a separate pipeline.
 
-    Training's pipeline would run those batches in evaluation mode.
+    The training pipeline has training batches in flight, and would run them in evaluation mode.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Evaluator:
         self._device = device
         self._watch = watch
         self._collector = collector
-        if args.balance_cost == LEARNED:  # there is nothing to learn without a backward
+        if args.balance_cost == LEARNED:  # an evaluation has no backward to measure
             args = replace(args, balance_cost=FLOPS, balance_speed_limit=TrainerArgs.balance_speed_limit)
         self._pipeline = task.make_pipeline(args, model, optimizer, device)
 
@@ -75,12 +75,12 @@ class Evaluator:
 
 
 def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.device) -> dict[str, float]:
-    """Evaluates the newest whole checkpoint of `ckpt_load_dir`, whatever optimizer trained it. Collective.
+    """Evaluates the newest intact checkpoint of `ckpt_load_dir`, whatever optimizer trained it. Collective.
 
     Raises:
-        FileNotFoundError: there is no checkpoint.
+        FileNotFoundError: `ckpt_load_dir` has no checkpoint.
         OSError: `log_dir` cannot be written to.
-        ValueError: it is of another model; or the training or the evaluation set is empty.
+        ValueError: the checkpoint is damaged or of another model, or the training or evaluation set is empty.
         RuntimeError: another run writes to `log_dir`.
     """
     warn_once(*args.settings_without_effect())
@@ -90,7 +90,7 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
         HangWatch(args.log_dir, args.hang_timeout_s) as watch,
     ):
         cached = task.pipeline_name(args, device) == "prefetch"
-        # Sharding takes an optimizer; this one keeps no state.
+        # Sharding requires an optimizer. SGD is one without state.
         model, optimizer = shard_model(task.model, OptimizerArgs("sgd", 0.0), device, cached=cached)
         task.metrics.bind(model)
         state = TrainingState(model, optimizer=None, settings=task.settings)

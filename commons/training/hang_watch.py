@@ -1,4 +1,4 @@
-"""Reports where a rank hangs: a line on stderr, and the stacks of its threads in a file."""
+"""Reports of a hanging rank: a line on stderr, and the stacks of its threads in a file."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 class HangWatch:
-    """Reports once when a rank stays in one step for longer than a limit, and again when it goes on.
+    """Reports once if a rank stays in one step for longer than `timeout_s`, and again when it continues.
 
-    In a hang every rank stalls: one is stuck, and the others wait for it. So each rank reports.
-    Faulthandler's timer writes the stacks of all Python threads to `<log_dir>/stacks/rank<rank>.txt`, even
-    if a call keeps the GIL. A thread names step and place on stderr. A quarter of the limit later, rank 0's
-    reads the stacks of all ranks, and says how many are where. Training keeps waiting: collectives have
-    time-outs of their own, and a rank may only be slow. `timeout_s` is the limit; None watches nothing.
+    In a hang, one rank is stuck and the others wait for it, so every rank reports. Faulthandler's timer
+    writes the stacks of all Python threads to `<log_dir>/stacks/rank<rank>.txt`, even if a call holds the
+    GIL. A watching thread logs the step and the current line of code. After another quarter of the limit,
+    rank 0 reads all stacks and logs how many ranks are at which line. Training keeps waiting, because
+    collectives have their own timeouts and a rank may only be slow. A limit of None disables the watch.
     """
 
     def __init__(self, log_dir: str, timeout_s: float | None) -> None:
@@ -63,10 +63,10 @@ class HangWatch:
                 self._file.close()
                 if not self._path.stat().st_size:
                     self._path.unlink()
-                    self._path.parent.rmdir()  # fails if it has stacks of other ranks
+                    self._path.parent.rmdir()  # fails if other ranks' stacks are there
 
     def begins(self, what: str) -> None:
-        """Restarts the limit; call at the start of each thing that has it to itself, such as "step 7"."""
+        """Restarts the time limit. Call this at the start of each watched activity, such as "step 7"."""
         self._last = (time.monotonic(), what)
         if self._timeout is not None and self._file is not None:
             faulthandler.dump_traceback_later(self._timeout, file=self._file)  # takes 0.1 ms
@@ -79,7 +79,7 @@ class HangWatch:
             if reported is not None and last is not reported:
                 self._report(f"goes on: {reported[1]} took {last[0] - reported[0]:.0f} s")
                 reported = None
-            if reported is None and lasts > 1.05 * timeout:  # after faulthandler, which writes at the limit
+            if reported is None and lasts > 1.05 * timeout:  # faulthandler has written by then
                 frame = sys._current_frames()[self._watched]
                 where = place_text(frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno)
                 stacks = f"; the stacks of its threads are in {self._path}" if self._file is not None else ""

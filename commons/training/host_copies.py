@@ -1,4 +1,4 @@
-"""Reusable host copies of a training state."""
+"""Copies of a training state in reusable host memory."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _Path = tuple[Hashable, ...]
 
 
 class HostCopies:
-    """Copies states to host memory. Each copy overwrites the one before, so a tensor's memory is taken once.
+    """Copies states to host memory, and reuses that memory for the next copy.
 
-    Tensors on CUDA are copied to pinned memory without waiting for each. PyTorch rounds the size of pinned
-    memory up to a power of two. A tensor whose shape or dtype changed gets new memory, and the old is
-    dropped, as is that of tensors no longer in the state.
+    CUDA tensors are copied to pinned memory, with one wait for all of them. PyTorch rounds the size of pinned
+    memory up to a power of two. A tensor whose shape or dtype has changed gets new memory. The old memory is
+    released, and so is the memory of tensors that are no longer in the state.
 
     Attributes:
-        tensors: tensors of the last copy by their keys and indices in the state.
+        tensors: tensors of the last copy, by their path of keys and indices in the state.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[_Path, torch.Tensor] = {}
 
     def copy(self, state: Any) -> Any:
-        """Returns a copy of dicts and lists of tensors, sharded tensors and plain values.
+        """Returns a host copy of nested dicts and lists of tensors, sharded tensors, and plain values.
 
-        Its tensors are valid until the next call.
+        The copied tensors are valid until the next call.
         """
         devices: set[torch.device] = set()
         kept = self.tensors
@@ -54,9 +54,9 @@ class HostCopies:
             return value
         source = value.detach()
         buffer = kept.pop(path, None)
-        layout = (source.dtype, source.shape, source.is_cuda)  # pinned if from a GPU
+        layout = (source.dtype, source.shape, source.is_cuda)  # GPU tensors go to pinned memory
         if buffer is None or (buffer.dtype, buffer.shape, buffer.is_pinned()) != layout:
-            del buffer  # before the new one is taken: both of a large table might not fit
+            del buffer  # frees it first, because two copies of a large table might not fit
             buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda, device="cpu")
         self.tensors[path] = buffer.copy_(source, non_blocking=True)
         if source.is_cuda:
@@ -65,8 +65,8 @@ class HostCopies:
 
 
 def _with_shards(value: ShardedTensor, tensors: list[torch.Tensor]) -> ShardedTensor:
-    """Returns a sharded tensor like `value`, with these local shards on the host."""
-    # Its own `cpu` copies neither what is on the CPU already nor a table of the GPU's in host memory.
+    """Returns a sharded tensor like `value` whose local shards are `tensors`, on the host."""
+    # ShardedTensor.cpu() copies neither shards on the CPU nor tables that the GPU keeps in host memory.
     metadata = value.metadata()
     on_cpu = []
     for shard in metadata.shards_metadata:

@@ -1,4 +1,4 @@
-"""Evaluation metrics over all ranks: AUC of a ranking model; HitRate, Recall and NDCG of retrieved items."""
+"""Evaluation metrics over all ranks: AUC of a ranking model; HitRate, Recall, and NDCG of retrieval."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchmetrics.utilities.data import dim_zero_cat
 from ..checks import require
 from .run_log import warn_once
 
-# There is one right item, so recall, the share of right items found, is 1 if it is found.
+# Each sample has one right item, so recall, the share of right items found, equals the hit rate.
 _KINDS = ("hr", "hitrate", "recall", "ndcg")
 _NAME = re.compile(rf"({'|'.join(_KINDS)})@([1-9][0-9]*)", re.IGNORECASE)
 
@@ -25,27 +25,27 @@ class EvaluationMetrics(ABC):
     """Metrics over an evaluation set that is spread over the ranks."""
 
     def bind(self, model: torch.nn.Module) -> None:  # noqa: B027  most metrics need no model
-        """Takes the sharded model, once before any evaluation, for metrics that read its tables."""
+        """Takes the sharded model once, before any evaluation, for metrics that read its tables."""
 
     @abstractmethod
     def update(self, output: Any) -> None:
-        """Takes the model's output for one batch."""
+        """Adds the model's output for one batch."""
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Returns the metrics over all ranks, and starts afresh. Collective over all ranks."""
+        """Returns the metrics over all ranks, and resets them. Collective over all ranks."""
 
 
 class RankingMetrics(EvaluationMetrics):
     """Exact area under the ROC curve over all label tokens of all ranks.
 
-    For a head over ordered classes: whether the class is at least `positive_class`, scored by the log-odds of
-    those classes. For several tasks: each task's AUC, from its logit, and their mean. A task whose labels are
-    all of one class has no AUC: it is NaN, left out of the mean, and named in one warning.
+    With ordered classes, a label is positive if its class is at least `positive_class`, and its score is the
+    log-odds of those classes. With several tasks, each task has an AUC from its own logit, and "AUC" is their
+    mean. If all labels of a task are of one class, its AUC is NaN, the mean omits it, and a warning says so.
 
     Args:
-        num_tasks: binary tasks per label; 1 for classes.
-        positive_class: the first class that counts as positive, for `num_tasks` = 1.
+        num_tasks: number of binary tasks per label, or 1 if labels are classes.
+        positive_class: first class that counts as positive, if labels are classes.
         device: device of the outputs.
     """
 
@@ -55,7 +55,7 @@ class RankingMetrics(EvaluationMetrics):
         self._aucs = [_TaskAUC(validate_args=False).to(device) for _ in range(num_tasks)]
 
     def update(self, output: Any) -> None:
-        """Takes logits `[tokens, width]` and integer labels `[tokens]` of a ranking output."""
+        """Adds the logits `[tokens, width]` and integer labels `[tokens]` of a ranking output."""
         logits, labels = output.logits, output.labels
         if logits.shape[1] > self._num_tasks:  # classes, not one output per task
             others, positive = logits.float().tensor_split([self._positive_class], 1)
@@ -66,7 +66,7 @@ class RankingMetrics(EvaluationMetrics):
             auc.update(logits[:, task], (labels >> task) & 1)
 
     def compute(self) -> dict[str, float]:
-        """Returns `{"AUC": …}`, with `AUC_task0` and so on for several tasks; NaN where there is none."""
+        """Returns `{"AUC": …}`, plus `AUC_task0` and so on for several tasks. An undefined AUC is NaN."""
         values = []
         for auc in self._aucs:
             none = torch.zeros(0, device=auc.device)
@@ -88,15 +88,15 @@ class RankingMetrics(EvaluationMetrics):
 
 
 class _TaskAUC(BinaryAUROC):
-    """One task's AUC, of any real scores; NaN, where BinaryAUROC has 0, if all labels are of one class."""
+    """One task's AUC from any real scores. If all labels are of one class, it is NaN, not BinaryAUROC's 0."""
 
     def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
-        """Takes scores and labels as they are; BinaryAUROC would squash a batch with a score above 1."""
+        """Adds scores and labels unchanged. BinaryAUROC would squash a batch that has a score above 1."""
         self.preds.append(preds.float())
         self.target.append(target.long())
 
     def compute(self) -> torch.Tensor:
-        """Returns a scalar over the labels of all ranks, which torchmetrics has gathered by now."""
+        """Returns a scalar over the labels of all ranks, which torchmetrics has already gathered."""
         labels = dim_zero_cat(self.target)
         if labels.numel() == 0 or labels.min() == labels.max():
             return torch.tensor(math.nan, device="cpu")
@@ -106,10 +106,10 @@ class _TaskAUC(BinaryAUROC):
 def parsed_names(names: Sequence[str], setting: str) -> list[tuple[str, int]]:
     """Returns the kind of each metric, in lower case, and its k.
 
-    `names` are "HitRate@k" or "HR@k", "Recall@k" or "NDCG@k", in any case of letters; `setting` has them.
+    A name is "HitRate@k", "HR@k", "Recall@k", or "NDCG@k". Case does not matter. Errors name `setting`.
 
     Raises:
-        ValueError: another name.
+        ValueError: a name has another form.
     """
     parsed = []
     for name in names:
@@ -122,15 +122,15 @@ def parsed_names(names: Sequence[str], setting: str) -> list[tuple[str, int]]:
 
 
 class RetrievalMetrics(EvaluationMetrics):
-    """Means over the samples of all ranks, each counted once, padding rows left out.
+    """Mean HitRate, Recall, and NDCG over the samples of all ranks, each counted once, without padding rows.
 
     Args:
-        names: names for `parsed_names`, with k of at most `num_retrieved`.
-        num_retrieved: items in a ranking.
+        names: names that `parsed_names` accepts, with k of at most `num_retrieved`.
+        num_retrieved: number of items in a ranking.
         device: device of the outputs.
 
     Raises:
-        ValueError: an unknown name, or a k above `num_retrieved`.
+        ValueError: a name is unknown, or its k exceeds `num_retrieved`.
     """
 
     def __init__(self, names: Sequence[str], num_retrieved: int, device: torch.device) -> None:
@@ -143,17 +143,17 @@ class RetrievalMetrics(EvaluationMetrics):
         self._sums = torch.zeros(len(names) + 1, dtype=torch.float64, device=device)
 
     def update(self, output: Any) -> None:
-        """Takes rankings `items` `[samples, num_retrieved]` and the right items `targets` `[samples]`.
+        """Adds the rankings `items` `[samples, num_retrieved]` and the right items `targets` `[samples]`.
 
         Raises:
-            ValueError: there are no targets.
+            ValueError: the output has no targets.
         """
         if output.targets is None:
             raise ValueError("the batch has no target_items, so nothing says which retrieved items are right")
         self.update_rankings(output.items, output.targets)
 
     def update_rankings(self, items: torch.Tensor, targets: torch.Tensor) -> None:
-        """Takes rankings `[samples, num_retrieved]`, best first, and the right items `[samples]`."""
+        """Adds rankings `[samples, num_retrieved]`, best item first, and the right items `[samples]`."""
         found = items == targets.unsqueeze(1)
         places = found.int().argmax(1)
         hits = found.any(1)
@@ -164,7 +164,7 @@ class RetrievalMetrics(EvaluationMetrics):
         self._sums[-1] += len(places)
 
     def compute(self) -> dict[str, float]:
-        """Returns each metric's mean by its name as given; NaN if no rank had a sample. Collective."""
+        """Returns each metric's mean by its given name, or NaN if no rank had a sample. Collective."""
         dist.all_reduce(self._sums)
         *sums, count = self._sums.tolist()
         self._sums.zero_()

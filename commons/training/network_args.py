@@ -1,4 +1,4 @@
-"""Settings of a network in gin files, common to all models."""
+"""Gin settings of a network, common to all models."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 @dataclass
 class BaseNetworkArgs:
-    """The layers of a sequence model. Each model's `NetworkArgs` says which of these it uses.
+    """Layers of a sequence model. Each model's `NetworkArgs` says which of these settings it uses.
 
     Attributes:
         num_layers: number of layers.
         hidden_size: width of a token.
-        num_attention_heads: number of heads.
-        kv_channels: width of one head.
+        num_attention_heads: number of attention heads.
+        kv_channels: width of one attention head.
         hidden_dropout: dropout probability of a layer's output, before the residual sum.
         norm_epsilon: epsilon of all layer norms.
         is_causal: whether attention is causal.
-        dtype_str: "bfloat16", "float16" or "float32". float16 has no loss scaling, because fused tables
-            update within backward; small gradients underflow.
-        kernel_backend: "pytorch", or kernels: "triton" or "cutlass". Where they are not available, a warning
-            says what runs instead.
-        target_group_size: candidates that see each other; only 1 runs.
-        num_position_buckets: positions with an embedding of their own.
-        recompute_input_layernorm, recompute_input_silu: whether backward recomputes the results of HSTU
-            layers' first layer norm and SiLU instead of keeping them. Other models have no such layers.
-        item_embedding_dim, contextual_embedding_dim: widths of embeddings; −1 for `hidden_size`.
-        scaling_seqlen: divisor of attention weights; −1 for the configured full length.
-        disable_contextual_mask: whether contextual tokens are causal too.
+        dtype_str: "bfloat16", "float16", or "float32". float16 trains without loss scaling, because fused
+            tables update during backward, so small gradients underflow.
+        kernel_backend: "pytorch", "triton", or "cutlass". If the kernels of the last two are not available, a
+            warning names the backend that runs instead.
+        target_group_size: number of candidates that see each other. Only 1 runs.
+        num_position_buckets: number of positions with their own embedding.
+        recompute_input_layernorm, recompute_input_silu: whether backward recomputes the outputs of an HSTU
+            layer's first layer norm and SiLU instead of keeping them. Other models have no such layers.
+        item_embedding_dim, contextual_embedding_dim: widths of embeddings. −1 means `hidden_size`.
+        scaling_seqlen: divisor of attention weights. −1 means the configured full length.
+        disable_contextual_mask: whether contextual tokens are causal, too, instead of all seeing each other.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
@@ -73,11 +73,11 @@ class BaseNetworkArgs:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype named by `dtype_str`."""
+        """The dtype that `dtype_str` names."""
         return _DTYPES[self.dtype_str]
 
     def shared_positions(self, max_tokens: int) -> list[str]:
-        """Returns one line if samples of at most this many tokens may have more than there are positions."""
+        """Returns one line if samples of up to `max_tokens` tokens may exceed the position embeddings."""
         if max_tokens <= self.num_position_buckets:
             return []
         return [
@@ -86,7 +86,7 @@ class BaseNetworkArgs:
         ]
 
     def settings_without_effect(self) -> list[str]:
-        """Returns one line for each setting without effect."""
+        """Returns one line for each setting that does not have its usual effect."""
         if self.dtype_str != "float16":
             return []
         return [
@@ -95,7 +95,7 @@ class BaseNetworkArgs:
         ]
 
     def backend_line(self, running: str, reason: str) -> str:
-        """Returns the line about a backend that runs in place of `kernel_backend`."""
+        """Returns the warning about a backend that runs in place of `kernel_backend`."""
         return (
             f'NetworkArgs.kernel_backend = "{self.kernel_backend}" is not available here: '
             f"attention runs in {running}, because {reason}"

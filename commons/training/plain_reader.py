@@ -1,4 +1,4 @@
-"""Reads checkpoints as plain data: torch's own reader unpickles them, and a pickle can run any program."""
+"""Reads checkpoints as plain data. torch's own reader unpickles them, and a pickle can run any program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 METADATA_FILE = ".metadata"
 
-# What DCP writes to that file, by module. Torch's dtypes are names in it, too.
+# Names that DCP's metadata file may refer to, by module. Torch's dtypes are among them.
 _PLAIN = {
     "pathlib": {"PosixPath"},
     "pathlib._local": {"PosixPath"},  # in Python 3.13
@@ -34,13 +34,13 @@ _PLAIN = {
 
 
 class PlainReader(FileSystemReader):
-    """Reads checkpoints without running what may be in them."""
+    """Reads checkpoints without running code that may be in them."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Reads the metadata.
+        """Reads the metadata of a checkpoint.
 
         Raises:
-            ValueError: it is no metadata, or holds anything but plain data.
+            ValueError: the file does not contain metadata, or contains anything but plain data.
         """
         path = Path(self.path) / METADATA_FILE
         with path.open("rb") as file:
@@ -56,21 +56,21 @@ class PlainReader(FileSystemReader):
 
 
 class PlainPlanner(DefaultLoadPlanner):
-    """Loads values that are no tensors without running what may be in them."""
+    """Loads non-tensor values without running code that may be in them."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Loads one value.
 
         Raises:
-            ValueError: it is anything but plain data.
+            ValueError: the value is not plain data.
         """
         try:
             plain = torch.load(value, weights_only=True)
         except pickle.UnpicklingError as error:
             raise ValueError(
-                f"{read_item.dest_index.fqn} is refused: it is no plain data ({error})"
+                f"{read_item.dest_index.fqn} is refused: it is not plain data ({error})"
             ) from error
-        copied = io.BytesIO()  # ours, because torch's planner unpickles whatever it gets
+        copied = io.BytesIO()  # our copy, because torch's planner unpickles any input
         torch.save(plain, copied)
         copied.seek(0)
         super().load_bytes(read_item, copied)
@@ -78,7 +78,7 @@ class PlainPlanner(DefaultLoadPlanner):
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("builtins", "getattr"):  # as Python 3.11.0 to 3.11.3 pickle enums
+        if (module, name) == ("builtins", "getattr"):  # how Python 3.11.0 to 3.11.3 pickle enums
             return lambda enum, member: enum[member]
         if name not in _PLAIN.get(module, ()):
             raise pickle.UnpicklingError(

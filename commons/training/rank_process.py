@@ -1,4 +1,4 @@
-"""The life of one rank's process: its process group, its device, and its end, good or bad."""
+"""Lifecycle of a rank's process: its process group, its device, and its exit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..distributed.channel import GRACE_S, cause_elsewhere, show_first_cause_onl
 def rank_process() -> Iterator[torch.device]:
     """Joins torchrun's process group, and leaves it when all ranks are done.
 
-    Uses NCCL with gloo for host tensors if there are GPUs, else gloo. Without torchrun the process is alone.
+    Uses gloo, and NCCL for GPU tensors if there are GPUs. Without torchrun, the process is the only rank.
 
     Yields:
         This rank's device.
@@ -34,16 +34,16 @@ def rank_process() -> Iterator[torch.device]:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-        # Two communicators share the device, TorchRec's and the exchange's. Read when NCCL starts.
+        # TorchRec's communicator and the exchange's share the device. NCCL reads it when it starts.
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
-        # Without device_id: with it, NCCL splits subgroups off a group, which takes all of its ranks.
+        # No device_id: with it, NCCL would split subgroups off a group, which needs all ranks of the group.
         _join("cpu:gloo,cuda:nccl")
     else:
         device = torch.device("cpu")
         _join("gloo")
-    show_first_cause_only()  # for programs without `run_rank`
+    show_first_cause_only()  # for programs that do not use `run_rank`
     yield device
-    # A gloo process that ends while others still talk to it aborts, and so do they.
+    # If a gloo process ends while others still talk to it, all of them abort.
     dist.barrier()
     dist.destroy_process_group()
 
@@ -51,13 +51,13 @@ def rank_process() -> Iterator[torch.device]:
 def _join(backend: str) -> None:
     """Creates the default process group, with a fresh store for every restart of the ranks.
 
-    Torchrun reuses its store when it restarts ranks. There, they would find each other's old addresses.
+    Torchrun reuses its store when it restarts ranks, so they would find each other's old addresses.
     """
     store = _agent_store()
     if store is None:
         dist.init_process_group(backend)
         return
-    store.set_timeout(default_pg_timeout)  # ranks may create a group far apart in time
+    store.set_timeout(default_pg_timeout)  # ranks may create a group at very different times
     dist.init_process_group(
         backend,
         store=dist.PrefixStore(f"attempt_{_attempt()}", store),
@@ -67,14 +67,14 @@ def _join(backend: str) -> None:
 
 
 def run_rank(main: Callable[[], None]) -> None:
-    """Runs `main` and ends the process, with exit code 1 after a failure; shows the first failure once.
+    """Runs `main` and exits, with code 1 after a failure. Shows only the first failure of all ranks.
 
-    When a rank fails, the others soon fail in their next collective. Only the rank that failed first prints
-    a traceback. The others print a line, and wait for torchrun to end them. Elastic's `@record` would print
-    every rank's traceback, and those of its error files again.
+    When a rank fails, the others soon fail in their next collective. Only the rank that failed first prints a
+    traceback. The others print one line, and give torchrun time to end them. Elastic's `@record` would print
+    every rank's traceback, and print it again from its error file.
 
-    The process ends without cleanup. After a failure, cleanup would wait for the other ranks. After a
-    success, gloo's threads may abort in the interpreter's cleanup (one run in thirty).
+    The process exits without cleanup. After a failure, cleanup would wait for the other ranks. After a
+    success, gloo's threads may abort during the interpreter's cleanup (about one run in thirty).
     """
     try:
         main()
@@ -90,8 +90,7 @@ def run_rank(main: Callable[[], None]) -> None:
 
 
 def _show(error: Exception) -> None:
-    """Prints a traceback on the rank that fails first. The others print a line, and give torchrun the time to
-    end them."""
+    """Prints a traceback on the rank that fails first. Other ranks print one line, then wait for torchrun."""
     rank, line = os.environ.get("RANK", "0"), cause_elsewhere(error)
     if line is not None:
         print(line, file=sys.stderr, flush=True)
@@ -104,21 +103,21 @@ def _show(error: Exception) -> None:
 
 
 def _fails_first() -> bool:
-    """Returns whether no other rank of this attempt has asked before."""
+    """Returns whether this rank is the first of this attempt to ask."""
     try:
         store = _agent_store()
         return store is None or store.add(f"balanced_training/failures/{_attempt()}", 1) == 1
-    except Exception:  # the store may be gone; better a failure shown twice than not at all
+    except Exception:  # the store may be gone; showing a failure twice beats hiding it
         return True
 
 
 def _attempt() -> str:
-    """The number of times torchrun has restarted the ranks."""
+    """Returns the number of times torchrun has restarted the ranks."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def _agent_store() -> dist.Store | None:
-    """Torchrun's store, which outlives the ranks; None without torchrun."""
+    """Returns torchrun's store, which outlives the ranks, or None without torchrun."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -1,4 +1,4 @@
-"""Stopping and resuming: checkpoints at intervals and on SIGTERM."""
+"""Stopping and resuming a training: checkpoints at intervals and on SIGTERM."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Restores the newest checkpoint, writes new ones, and stops all ranks on SIGTERM to one.
+    """Restores the newest checkpoint, writes new ones, and stops all ranks when one of them gets SIGTERM.
 
-    If no checkpoint is due within the run, it only reads `ckpt_load_dir`. Construction is collective.
-    `num_steps` are those of the run, including those before the checkpoint it starts from.
+    If no checkpoint is due within the run, only reads `ckpt_load_dir`. `num_steps` counts all steps of the
+    run, including the steps before the checkpoint it resumes from. Construction is collective.
 
     Attributes:
-        restored: the checkpoint that `resume` read, or None.
+        restored: the checkpoint that `resume` restored, or None.
     """
 
     def __init__(self, args: TrainerArgs, state: TrainingState, vote: StepVote, num_steps: int) -> None:
@@ -46,11 +46,11 @@ class Recovery:
         self.restored: Path | None = None
 
     def resume(self) -> None:
-        """Restores the newest whole checkpoint of `ckpt_save_dir`, else of `ckpt_load_dir`. Collective.
+        """Restores the newest intact checkpoint of `ckpt_save_dir`, else of `ckpt_load_dir`. Collective.
 
         Raises:
-            ValueError: the checkpoint is of another training; or all that there are are damaged.
-            FileNotFoundError: `ckpt_load_dir` has none.
+            ValueError: the checkpoint belongs to another training, or a folder has only damaged ones.
+            FileNotFoundError: `ckpt_load_dir` is set, and neither folder has a checkpoint.
         """
         if self._saves is not None:
             self._saves.clean()
@@ -72,10 +72,10 @@ class Recovery:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While active, SIGTERM to any rank stops all of them after a checkpoint.
+        """While active, SIGTERM to any rank makes all ranks write a checkpoint and stop.
 
-        If a loss that is not finite ends training, first finishes the checkpoint being written: it is from
-        before that loss.
+        If a non-finite loss ends training, first finishes the checkpoint being written, which is from before
+        that loss.
         """
         if self._saves is None:
             yield
@@ -93,15 +93,15 @@ class Recovery:
                 raise
 
     def after_step(self, requested: bool, is_last: bool, record: RunRecord) -> bool:
-        """Saves if it is time to; returns whether training has to stop. Collective, after every step.
+        """Saves a checkpoint if one is due, and returns whether to stop. Collective; call after every step.
 
         Args:
             requested: whether a rank was asked to stop.
-            is_last: whether no step follows.
-            record: log of how long training stalled for each checkpoint, and how long writing took.
+            is_last: whether this is the last step.
+            record: log that gets the time that a checkpoint stalled training, and the time that writing took.
 
         Raises:
-            NonFiniteLossError: a loss so far was not finite; nothing is saved then.
+            NonFiniteLossError: a loss so far was not finite. No checkpoint is saved then.
         """
         if self._saves is None:
             return False
@@ -119,9 +119,9 @@ class Recovery:
     def _finish_writing(
         self, saves: Checkpoints, record: RunRecord, must_be_written: bool = False, is_last: bool = False
     ) -> None:
-        """Waits for the checkpoint being written; warns if it could not be.
+        """Waits for the checkpoint being written, and warns if writing fails.
 
-        Raises instead if the job ends with it: everything since the checkpoint before would be lost.
+        With `must_be_written`, raises instead: the job would lose all steps since the previous checkpoint.
         """
         try:
             writing_seconds = saves.finish()

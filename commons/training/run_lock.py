@@ -1,4 +1,4 @@
-"""Locks on the folders that a run writes to, so that no two runs write to one."""
+"""Locks on the folders that a run writes to, so that two runs never write to the same folder."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..distributed.rank_group import RankGroup
 from .run_log import warn_once
 
 LOCK_FILE = ".lock"
-_WAIT_S = 5.0  # a run that was killed may be ending on another node
+_WAIT_S = 5.0  # a killed run may still be ending on another node
 
 
 @contextmanager
 def locked(folders: dict[str, str]) -> Iterator[None]:
-    """While active, no other run can lock these folders, named by their settings. Collective.
+    """While active, no other run can lock these folders, given by setting. Collective.
 
-    Creates them. Rank 0 holds the locks. The kernel releases them when its process ends, however it ends.
+    Creates missing folders. Rank 0 holds the locks, which the kernel releases even if the process is killed.
 
     Raises:
-        RuntimeError: another run has locked a folder; on every rank.
-        OSError: a folder cannot be written to; on every rank.
+        RuntimeError: another run has locked a folder. All ranks raise it.
+        OSError: a folder cannot be written to. All ranks raise it.
     """
     with ExitStack() as files:
         failure = None
@@ -42,7 +42,7 @@ def locked(folders: dict[str, str]) -> Iterator[None]:
 
 
 def _lock(setting: str, folder: Path) -> IO[str]:
-    """Returns the lock file, which holds the lock while it is open."""
+    """Returns an open file, which holds the folder's lock until it is closed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK_FILE).open("a")
@@ -53,7 +53,7 @@ def _lock(setting: str, folder: Path) -> IO[str]:
     deadline = time.monotonic() + _WAIT_S
     while True:
         try:
-            # Not flock: children that the process forks would share that lock, and outlive the process.
+            # Not flock, because forked children would share its lock and could outlive the process.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return file
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The log of a run: warnings, lines of text, a progress bar, JSON lines and TensorBoard, all from rank 0."""
+"""The log of a run, from rank 0: warnings, text, a progress bar, JSON lines, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .training_args import TrainerArgs
 
 logger = logging.getLogger(__name__)
 _warned: set[str] = set()
-# In `log_dir`.
+# Names in `log_dir`.
 LINES, TENSORBOARD = "train.jsonl", "tensorboard"
 
-# A training step computes the forward pass once and, in backward, two products of the same size for each.
+# For each matrix product of the forward pass, backward computes two of the same size.
 TRAINING_FLOPS_PER_FORWARD = 3
-# Figures shown per rank in TensorBoard, in jobs of at most 16 ranks: more curves are unreadable.
+# TensorBoard shows these figures per rank in jobs of at most 16 ranks, because more curves are unreadable.
 _SHOWN_BY_RANK, _MOST_SHOWN_RANKS = ("compute_ms", "predicted_ms", "speeds"), 16
 
 
 def warn_once(*messages: str) -> None:
-    """Logs each message on rank 0, unless it has been logged before."""
+    """Logs each message as a warning on rank 0, unless it has been logged before."""
     for message in messages:
         if message not in _warned and dist.get_rank() == 0:
             logger.warning(message)
@@ -42,12 +42,12 @@ def warn_once(*messages: str) -> None:
 
 
 class RunRecord:
-    """Shows and writes figures on rank 0; does nothing on other ranks.
+    """Shows and writes figures on rank 0, and does nothing on other ranks.
 
     Args:
-        folder: folder of `train.jsonl`, which is appended to, and `tensorboard`.
-        num_steps: steps of the run.
-        first_step: steps done before this process. TensorBoard drops figures of later steps.
+        folder: folder of `tensorboard`, and of `train.jsonl`, to which lines are appended.
+        num_steps: steps of the whole run.
+        first_step: steps completed before this process. TensorBoard drops older figures of steps after it.
     """
 
     def __init__(self, folder: Path, num_steps: int, first_step: int) -> None:
@@ -55,7 +55,7 @@ class RunRecord:
         if not self._here:
             return
         self._lines, self._scalars = folder / LINES, folder / TENSORBOARD
-        # Without a terminal the lines of the log tell how far the run is.
+        # Without a terminal there is no bar, because the log lines show the progress.
         self._bar = tqdm(
             total=num_steps, initial=first_step, unit="step", desc="train", dynamic_ncols=True, disable=None
         )
@@ -76,17 +76,17 @@ class RunRecord:
             self._unless_lost(self._scalars, self._tensorboard.close)
 
     def advance(self) -> None:
-        """Moves the progress bar by a step."""
+        """Advances the progress bar by one step."""
         if self._here:
             self._bar.update()
 
     def write(self, kind: str, step: int, figures: dict[str, Any], text: str = "") -> None:
-        """Writes figures of a step, and shows `text` unless it is empty.
+        """Writes the figures of a step, and prints `text` unless it is empty.
 
-        Numbers that are not finite are `null` in JSON, which has no other word for them, and left out of
-        TensorBoard. TensorBoard shows a number as the scalar `kind/name`, and a list with one number per rank
-        as `kind/name/largest` and `kind/name/mean`; times and speeds of few ranks also as `kind/name/rank_0`
-        and so on. Anything else is in the JSON lines alone.
+        TensorBoard shows a number as the scalar `kind/name`, and a list with one number per rank as
+        `kind/name/largest` and `kind/name/mean`. In small jobs it also shows times and speeds as
+        `kind/name/rank_0` and so on. All other figures are only in the JSON lines. A non-finite number is
+        `null` in JSON, which cannot represent it, and TensorBoard omits it.
         """
         if not self._here:
             return
@@ -96,7 +96,7 @@ class RunRecord:
         self._unless_lost(self._scalars, lambda: self._write_scalars(kind, step, figures))
 
     def _unless_lost(self, path: Path, write: Callable[[], None]) -> None:
-        """Writes, unless that failed before: a full disk costs figures, but not the training."""
+        """Calls `write` unless it failed for `path` before: a full disk must not end the training."""
         if path in self._lost:
             return
         try:
@@ -128,15 +128,15 @@ class RunRecord:
 
 
 class StepLog:
-    """Records the figures of a training pipeline's meter over intervals of steps."""
+    """Logs the figures of a pipeline's `BalanceMeter` over intervals of steps."""
 
     def __init__(self, record: RunRecord, meter: BalanceMeter, num_steps: int, args: TrainerArgs) -> None:
         self._record, self._meter, self._num_steps, self._args = record, meter, num_steps, args
 
     def step(self, step: int, forward_flops: float, stops: bool) -> None:
-        """Takes the figures of the step that has just run. Collective at the end of an interval.
+        """Adds the step that has just run. Collective at the end of an interval.
 
-        `forward_flops` are those of the samples that this rank loaded; a run that stops ends an interval.
+        `forward_flops` is the sum over the samples that this rank loaded. `stops` ends the interval early.
         """
         self._meter.add(forward_flops=forward_flops)
         self._record.advance()
@@ -147,16 +147,16 @@ class StepLog:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While active, time does not count."""
+        """While active, the meter's clock is paused."""
         start = time.perf_counter()
         yield
         self._meter.pause(time.perf_counter() - start)
 
 
 def interval_figures(figures: Mapping[str, Any], peak_flops: float | None) -> dict[str, Any]:
-    """Returns a meter's figures, with FLOP/s and memory in place of `forward_flops` and `peak_memory_bytes`.
+    """Returns a meter's figures, with TFLOP/s, MFU, and peak megabytes in place of FLOPs, seconds, and bytes.
 
-    `peak_flops` is the peak FLOP/s of one device; None if unknown.
+    `peak_flops` is the peak FLOP/s of one device. None means unknown, and omits MFU.
     """
     shown = dict(figures)
     flops, peaks = shown.pop("forward_flops"), np.array(shown.pop("peak_memory_bytes"))
@@ -168,7 +168,7 @@ def interval_figures(figures: Mapping[str, Any], peak_flops: float | None) -> di
 
 
 def text_of(step: int, figures: dict[str, Any]) -> str:
-    """Returns a line with the main ones of `interval_figures`."""
+    """Returns a log line with the main figures of `interval_figures`."""
     utilization = f" ({figures['mfu']:.1%} MFU)" if "mfu" in figures else ""
     text = (
         f"step {step}  loss {figures['loss']:.4f}  {figures['samples_per_second']:.0f} samples/s  "
@@ -199,7 +199,7 @@ def text_of(step: int, figures: dict[str, Any]) -> str:
 
 
 def _peak_memory_bytes() -> int:
-    """Peak tensor memory since the last call on CUDA, else peak memory of the process."""
+    """Returns the peak memory of tensors since the last call, or without CUDA, of the process so far."""
     if torch.cuda.is_available():
         peak = torch.cuda.max_memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -208,9 +208,9 @@ def _peak_memory_bytes() -> int:
 
 
 class FlopsCounter:
-    """Passes batches on and remembers, in order, the forward FLOPs of each.
+    """Passes batches through, and remembers the forward FLOPs of each one in order.
 
-    Pipelines load batches several steps before they compute them. `flops` is that of a `TrainingTask`.
+    Pipelines load batches several steps before they compute them. `flops` is `TrainingTask.flops`.
     """
 
     def __init__(self, flops: Callable[[Any], torch.Tensor]) -> None:
@@ -218,12 +218,12 @@ class FlopsCounter:
         self._loaded: deque[float] = deque()
 
     def watch(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yields the batches, each counted."""
+        """Yields the batches, and counts the FLOPs of each one."""
         for batch in batches:
             flops = self._flops(batch)[: batch.num_samples]
             self._loaded.append(float(flops.sum(dtype=torch.float64)))
             yield batch
 
     def next_step(self) -> float:
-        """Returns the FLOPs of the next batch in order; 0 if there is none."""
+        """Returns the FLOPs of the next batch in order, or 0 if there is none."""
         return self._loaded.popleft() if self._loaded else 0.0

@@ -1,4 +1,4 @@
-"""Shards a model over the ranks: embedding tables by rows, and replicas of the rest."""
+"""Sharding of a model over the ranks: embedding tables by rows, and replicas of everything else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..unbounded_ids import UnboundedEmbeddingCollection, UnboundedEmbeddingColl
 from .run_log import warn_once
 from .training_args import OptimizerArgs
 
-# Each sets every number by itself, so a table may be initialized in parts.
+# These set each element independently, so a table can be initialized block by block.
 _ELEMENTWISE: tuple[Callable[..., Any], ...] = (
     init.uniform_,
     init.normal_,
@@ -40,30 +40,30 @@ _ROWS_PER_BLOCK = 8192
 def shard_model(
     model: nn.Module, optimizer_args: OptimizerArgs, device: torch.device, cached: bool = False
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """Shards a model's embedding collections by rows, and replicates the rest under DDP.
+    """Shards a model's embedding collections by rows, and replicates everything else under DDP.
 
-    Shards every `EmbeddingCollection` and `UnboundedEmbeddingCollection`, with the optimizer fused into the
-    backward. fbgemm has no fused Adam on CPU: there, tables train with row-wise Adagrad instead, with a
-    warning on rank 0. Collective over all ranks.
+    Shards every `EmbeddingCollection` and `UnboundedEmbeddingCollection`, and fuses the optimizer of their
+    tables into backward. fbgemm has no fused Adam on the CPU: row-wise Adagrad replaces it there for tables,
+    and rank 0 logs a warning. Collective over all ranks.
 
-    A collection on the meta device has no values yet, and may be larger than a rank's memory. Each rank
-    creates only its own rows, in blocks, from each table's `init_fn` and rank 0's `torch.initial_seed()`. The
-    values depend on the seed, the table's name and the row, and not on the number of ranks. A collection on
-    another device keeps its values, but every rank needs host memory for its whole tables.
+    A collection on the meta device may be larger than a rank's memory. Each rank creates only its own rows,
+    block by block, from each table's `init_fn` and rank 0's `torch.initial_seed()`. Initial values depend on
+    the seed, the table's name, and the row, but not on the number of ranks. A collection on any other device
+    keeps its values, but every rank needs host memory for the whole tables.
 
     Args:
         model: the model, on any device.
         optimizer_args: the optimizer of tables and dense parameters.
         device: device of this rank.
-        cached: whether tables stay in host memory with a cache on the GPU, as pipeline "prefetch" needs.
-            Never those of an `UnboundedEmbeddingCollection`, whose rows are reset in place.
+        cached: whether tables stay in host memory with a cache on the GPU, as the "prefetch" pipeline needs.
+            An `UnboundedEmbeddingCollection` is never cached, because its rows are reset in place.
 
     Returns:
         The sharded model, and one optimizer for tables and dense parameters.
 
     Raises:
-        ValueError: a table of unbounded ids has too few rows for the ranks; or a table on the meta device
-            has an `init_fn` that is not elementwise.
+        ValueError: a table of unbounded ids has too few rows for the number of ranks, or a table on the meta
+            device has an `init_fn` that is not elementwise.
     """
     collections = _collections(model)
     for collection in collections.values():
@@ -87,7 +87,7 @@ def shard_model(
     sharded = DistributedModelParallel(
         model, device=device, plan=ShardingPlan(plan), sharders=[ordinary, unbounded]
     )
-    sharded.to(device)  # only now, because a device may be too small for whole tables
+    sharded.to(device)  # after sharding, because a device may be too small for whole tables
     _initialize(sharded, collections, device)
     fused = dict(sharded.fused_optimizer.params)
     dense = {
@@ -102,7 +102,7 @@ def shard_model(
 
 
 def _collections(module: nn.Module, path: str = "") -> dict[str, nn.Module]:
-    """The outermost embedding collections of a module, by path."""
+    """Returns the outermost embedding collections of a module, by path."""
     if isinstance(module, EmbeddingCollection | UnboundedEmbeddingCollection):
         return {path: module}
     return {
@@ -125,7 +125,7 @@ def _by_rows(
 
 
 def _meta_tables(collection: Any) -> dict[str, EmbeddingConfig]:
-    """The tables on the meta device, by parameter name."""
+    """Returns the tables on the meta device, by parameter name."""
     configs = {config.name: config for config in collection.embedding_configs()}
     return {
         name: configs[name.split(".")[-2]]
@@ -135,12 +135,12 @@ def _meta_tables(collection: Any) -> dict[str, EmbeddingConfig]:
 
 
 def _initialize(sharded: DistributedModelParallel, collections: dict[str, Any], device: torch.device) -> None:
-    """Gives this rank's rows of tables that were on the meta device their initial values."""
+    """Initializes this rank's rows of the tables that were on the meta device."""
     meta_tables = {path: _meta_tables(collection) for path, collection in collections.items()}
     if not any(meta_tables.values()):
         return
     seed = torch.tensor(torch.initial_seed() % 2**63, device=device)
-    dist.broadcast(seed, 0)  # a block of rows may be on two ranks
+    dist.broadcast(seed, 0)  # two ranks may share a block of rows, so all need the same seed
     for path, tables in meta_tables.items():
         state = sharded.module.get_submodule(path).state_dict()
         for name, table in tables.items():
@@ -174,10 +174,10 @@ def _fused_params(args: OptimizerArgs, device: torch.device) -> dict[str, Any]:
 
 
 def check_init_fn(table: EmbeddingConfig) -> None:
-    """Checks that a table can be initialized in parts.
+    """Checks that a table can be initialized block by block.
 
     Raises:
-        ValueError: its `init_fn` might need the whole table.
+        ValueError: `init_fn` has its own generator, or is not known to be elementwise.
     """
     is_partial = isinstance(table.init_fn, partial)
     function = table.init_fn.func if is_partial else table.init_fn
@@ -197,14 +197,14 @@ def check_init_fn(table: EmbeddingConfig) -> None:
 
 @torch.no_grad()
 def initialize_rows(rows: torch.Tensor, first: int, table: EmbeddingConfig, seed: int) -> None:
-    """Sets rows of a table to their initial values, which depend on the seed, the table and the row alone.
+    """Sets rows of a table to their initial values, which depend only on the seed, the table, and the row.
 
-    Applies `init_fn` to blocks of 8,192 rows on the host, each with its own random state. Other random states
-    stay as they are. Needs the memory of one block.
+    Applies `init_fn` on the host to blocks of 8,192 rows, each with its own random state. Needs host memory
+    for one block, and leaves the global random state unchanged.
 
     Args:
-        rows: `[number of rows, embedding_dim]` on any device, set in place.
-        first: number of the first of these rows in the whole table.
+        rows: `[num_rows, embedding_dim]` on any device, set in place.
+        first: index of the first of these rows in the whole table.
         table: table that `check_init_fn` accepts.
         seed: seed of the values.
     """
@@ -213,7 +213,7 @@ def initialize_rows(rows: torch.Tensor, first: int, table: EmbeddingConfig, seed
     with torch.random.fork_rng(devices=[]):
         for start in range(first // _ROWS_PER_BLOCK * _ROWS_PER_BLOCK, end, _ROWS_PER_BLOCK):
             stop = min(start + _ROWS_PER_BLOCK, table.num_embeddings)
-            # Whole, even where the rank has a part: that part does not depend on how ranks divide the table.
+            # Always a whole block, so that the values do not depend on how ranks divide the table.
             block = buffer[: stop - start]
             torch.default_generator.manual_seed(_seed_of_block(seed, table.name, start // _ROWS_PER_BLOCK))
             table.init_fn(block)
@@ -222,6 +222,6 @@ def initialize_rows(rows: torch.Tensor, first: int, table: EmbeddingConfig, seed
 
 
 def _seed_of_block(seed: int, table: str, block: int) -> int:
-    # Not Python's hash, which differs between processes.
+    # Python's own hash differs between processes.
     digest = blake2b(f"{seed}/{block}/{table}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -1,4 +1,4 @@
-"""Traces of selected steps, by torch.profiler or as a capture range for Nsight Systems."""
+"""Traces of selected steps, from torch.profiler or Nsight Systems."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ logger = logging.getLogger(__name__)
 
 
 class StepTraces:
-    """Traces the steps of this rank that the arguments select, if any.
+    """Traces the steps that the arguments select, if any, on this rank.
 
-    torch.profiler writes `<log_dir>/traces/rank<rank>.json.gz` after the last of them, or when training ends
-    before. Under Nsight Systems, which cannot share a GPU with torch.profiler, this starts and stops its
-    capture instead, with NVTX ranges. `first_step` steps were done before this process.
+    torch.profiler writes `<log_dir>/traces/rank<rank>.json.gz` after the last selected step, or when training
+    ends earlier. Under Nsight Systems, which cannot share a GPU with torch.profiler, starts and stops
+    Nsight's capture instead, with NVTX ranges. `first_step` steps were done before this process.
     """
 
     def __init__(self, args: TrainerArgs, first_step: int, num_steps: int, device: torch.device) -> None:
         self._first, self._end = args.profile_step_start, args.profile_step_end
-        self._trace: AbstractContextManager[None] | None = None  # None where there is none to start
-        self._profile: profile | None = None  # None where there is none to prepare
+        self._trace: AbstractContextManager[None] | None = None  # None if nothing is left to start
+        self._profile: profile | None = None  # None if nothing is left to prepare
         self._active, self._step_range = ExitStack(), ExitStack()
         if not args.profile:
             self._end = 0
@@ -48,7 +48,7 @@ class StepTraces:
         elif device.type == "cuda" and "NSYS_PROFILING_SESSION_ID" in os.environ:
             self._trace = _nsight_capture()
         else:
-            # The profiler reads this when first used; otherwise it prints a line at its start and its end.
+            # Keeps the profiler, which reads this on first use, from printing a line at its start and end.
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
             on_device = [ProfilerActivity.CUDA] if device.type == "cuda" else []
             self._profile = profile(activities=[ProfilerActivity.CPU, *on_device])
@@ -63,25 +63,25 @@ class StepTraces:
         self._active.close()
 
     def before_step(self, step: int) -> None:
-        """Starts, continues or stops the trace; call before each step, which counts from 1."""
+        """Starts, continues, or stops the trace. Call this before each step; steps count from 1."""
         self._step_range.close()
         if step >= self._end:
             self._active.close()
             return
         if step >= self._first - 1 and self._profile is not None:
-            self._profile.prepare_trace()  # a step ahead, because it disturbs the next one
+            self._profile.prepare_trace()  # a step early, because it disturbs the next step
             self._profile = None
         if step >= self._first:
             if self._trace is not None:
                 self._active.enter_context(self._trace)
                 self._trace = None
-            # Tools that read such traces find steps by this name.
+            # Trace viewers find steps by this name.
             self._step_range.enter_context(record_function(f"ProfilerStep#{step}"))
 
 
 @contextmanager
 def _torch_trace(prepared: profile, path: Path) -> Iterator[None]:
-    """While active, traces this rank; writes the trace, or warns if it cannot be written."""
+    """While active, traces this rank. Then writes the trace, or warns if it cannot be written."""
     of_other_threads: list[RangeOfThread] = []
     prepared.start_trace()
     with unfollowed_threads_through(partial(noted_range, of_other_threads)):
@@ -89,7 +89,7 @@ def _torch_trace(prepared: profile, path: Path) -> Iterator[None]:
     prepared.stop_trace()
     try:
         _write(prepared, of_other_threads, path)
-    except OSError as error:  # such as a full disk: training is worth more
+    except OSError as error:  # such as a full disk, which must not end training
         logger.warning(f"the trace {path} was not written: {error}")
         return
     if dist.get_rank() == 0:
@@ -106,7 +106,7 @@ def _write(stopped: profile, ranges: Sequence[RangeOfThread], path: Path) -> Non
 
 
 def _with_ranges(lines: Iterator[str], ranges: Sequence[RangeOfThread]) -> Iterator[str]:
-    """Adds the ranges to a trace line by line: parsed, it may be far larger than memory."""
+    """Adds the ranges to a trace line by line, because a parsed trace may be far larger than memory."""
     base_ns = 0
     for line in lines:
         yield line
@@ -118,7 +118,7 @@ def _with_ranges(lines: Iterator[str], ranges: Sequence[RangeOfThread]) -> Itera
 
 
 def _events(ranges: Sequence[RangeOfThread], base_ns: int) -> Iterator[dict[str, Any]]:
-    """The ranges and their threads in the trace's format, with times in microseconds from `base_ns`."""
+    """Yields the ranges and their threads in the trace's format. Times are microseconds from `base_ns`."""
     process = os.getpid()
     for thread_id, thread in {noted.thread_id: noted.thread for noted in ranges}.items():
         metadata = {"ph": "M", "pid": process, "tid": thread_id}
@@ -138,7 +138,7 @@ def _events(ranges: Sequence[RangeOfThread], base_ns: int) -> Iterator[dict[str,
 
 @contextmanager
 def _nsight_capture() -> Iterator[None]:
-    """The range that `nsys profile --capture-range=cudaProfilerApi` captures, with all stages in NVTX."""
+    """While active, `nsys profile --capture-range=cudaProfilerApi` captures. All stages are NVTX ranges."""
     torch.cuda.profiler.start()
     with torch.autograd.profiler.emit_nvtx(), unfollowed_threads_through(torch.cuda.nvtx.range):
         yield

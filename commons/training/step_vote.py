@@ -1,4 +1,4 @@
-"""Tells all ranks what only one of them knows: a request to stop, or a loss that is not finite."""
+"""Tells all ranks that one of them was asked to stop or computed a non-finite loss."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ..distributed import Extension
 from ..distributed.rank_group import RankGroup
 
 logger = logging.getLogger(__name__)
-# A scheduler that signals all processes of a job also signals torchrun, which passes the signal on.
+# A scheduler that signals every process also signals torchrun, which forwards the signal to its ranks.
 _ONE_REQUEST_S = 5.0
 
 
 class NonFiniteLossError(FloatingPointError):
-    """A rank's loss was infinite or NaN; raised on all ranks in the same place."""
+    """A rank's loss was infinite or NaN. All ranks raise this error at the same point."""
 
 
 class StepVote(Extension):
-    """Tells all ranks that one got SIGTERM, or has computed a loss that is not finite.
+    """Tells all ranks that one of them got SIGTERM or computed a non-finite loss.
 
-    An extension of the shuffler that trains: a rank's vote is a number that travels with the gather of each
-    plan. So it takes no collective per step, and nothing waits for it. All ranks learn of it in the same
-    step, mostly two after. `finish` takes one all-gather. Construction is collective.
+    This is an extension of the training shuffler. A rank's vote is one integer that travels with the gather
+    of each plan, so it adds no collective per step, and nothing waits for it. All ranks see a vote in the
+    same step, usually two steps later. `finish` runs one all-gather. Construction is collective.
     """
 
     name = "step_vote"
@@ -42,18 +42,18 @@ class StepVote(Extension):
     def __init__(self) -> None:
         ranks = RankGroup.of()
         self._channel, self._rank = ranks.channel(), ranks.rank
-        self._newest = np.zeros(ranks.num_ranks, dtype=np.int64)  # votes of all ranks
+        self._newest = np.zeros(ranks.num_ranks, dtype=np.int64)  # last gathered votes, by rank
         self._asked_at: float | None = None
         self._requested = False
-        self._lock = threading.Lock()  # of what follows, which the planning thread reads
+        self._lock = threading.Lock()  # guards the next two, which the planning thread also uses
         self._unread: deque[_Loss] = deque()
-        self._bad_step = 0  # the first with a loss that is not finite; 0 for none
+        self._bad_step = 0  # first step with a non-finite loss, or 0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """While active, SIGTERM requests a graceful stop.
 
-        Python takes no signal handler in a thread; there, a warning says so.
+        Python handles signals only in the main thread. In any other thread, rank 0 logs a warning instead.
         """
         if threading.current_thread() is not threading.main_thread():
             if self._rank == 0:
@@ -70,18 +70,18 @@ class StepVote(Extension):
             signal.signal(signal.SIGTERM, before)
 
     def post(self) -> np.ndarray:
-        """Returns this rank's vote; waits for no loss."""
+        """Returns this rank's vote, without waiting for any loss."""
         return np.array([self._vote(wait=False)])
 
     def take(self, posted: np.ndarray) -> None:
-        """Takes the votes of all ranks."""
+        """Stores the votes of all ranks."""
         self._newest = posted[:, 0]
 
     def after_step(self, step: int, loss_sum: torch.Tensor) -> bool:
-        """Takes this rank's loss of a step; returns whether a rank had been asked to stop when it voted.
+        """Adds this rank's loss of a step, and returns whether any gathered vote has requested a stop.
 
         Raises:
-            NonFiniteLossError: a rank voted that a loss was not finite; raised on all of them.
+            NonFiniteLossError: a gathered vote reports a non-finite loss. All ranks raise it.
         """
         with self._lock:
             self._unread.append(_Loss(step, loss_sum))
@@ -89,15 +89,15 @@ class StepVote(Extension):
         return self._requested
 
     def finish(self) -> None:
-        """Votes on all steps so far, as all ranks must before they save or leave. Collective.
+        """Votes on all steps so far. All ranks must call this before they save or leave. Collective.
 
         Raises:
-            NonFiniteLossError: as `after_step`, for all steps so far.
+            NonFiniteLossError: the loss of a step so far was not finite. All ranks raise it.
         """
         self._count(self._channel.all_gather(np.array([self._vote(wait=True)]))[:, 0])
 
     def _vote(self, wait: bool) -> int:
-        """Encodes the first bad step, and in the lowest bit a request to stop."""
+        """Returns this rank's vote: 2 × the first bad step, plus 1 if this rank was asked to stop."""
         with self._lock:
             while self._unread and (wait or self._unread[0].is_there()):
                 loss = self._unread.popleft()
@@ -119,13 +119,13 @@ class StepVote(Extension):
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self._asked_at is None:
             self._asked_at = time.monotonic()
-        elif time.monotonic() - self._asked_at > _ONE_REQUEST_S:  # a second request will not wait
+        elif time.monotonic() - self._asked_at > _ONE_REQUEST_S:  # a second request stops at once
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
 
 
 class _Loss:
-    """A loss being copied to the host; `read` waits for it."""
+    """A loss that is being copied to the host."""
 
     def __init__(self, step: int, loss_sum: torch.Tensor) -> None:
         self.step = step
@@ -136,11 +136,11 @@ class _Loss:
             self._copied.record()
 
     def is_there(self) -> bool:
-        """Returns whether the device has computed it."""
+        """Returns whether the copy is complete."""
         return self._copied is None or self._copied.query()
 
     def read(self) -> float:
-        """Returns the loss; waits until the device has computed it."""
+        """Waits for the copy, and returns the loss."""
         if self._copied is not None:
             self._copied.synchronize()
         return float(self._on_host)

@@ -8,9 +8,9 @@ import gc
 class SynchronizedGC:
     """While active, collects garbage after the same steps on all ranks, and at no other time.
 
-    Python collects after so many allocations, at a different moment on each rank, and every rank waits for
-    the pauses of all. Objects that exist at the start are never scanned again. An interval of None leaves
-    collections to Python.
+    Python triggers collections by the number of allocations, at a different moment on each rank, and every
+    rank would wait for every other rank's pauses. Objects that exist at the start are not scanned while this
+    is active. An interval of None leaves collections to Python.
     """
 
     def __init__(self, interval: int | None) -> None:
@@ -28,13 +28,13 @@ class SynchronizedGC:
 
     def __exit__(self, *_: object) -> None:
         if self._interval is not None:
-            if not self._had_frozen:  # the program's objects cannot be told apart
+            if not self._had_frozen:  # else the program's own frozen objects would thaw
                 gc.unfreeze()
             if self._was_enabled:
                 gc.enable()
 
     def after_step(self) -> None:
-        """Collects if it is time to; call on all ranks after each step, those of evaluations included."""
+        """Collects if a collection is due. Call this on all ranks after each training or evaluation step."""
         self._steps += 1
         if self._interval is not None and self._steps % self._interval == 0:
             gc.collect()

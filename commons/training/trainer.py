@@ -38,16 +38,16 @@ def train(
     """Trains and evaluates as the arguments say. Collective over all ranks.
 
     Returns:
-        The metrics of this process's evaluations, in order; the last is of the trained model, unless training
-        was stopped before.
+        The metrics of this process's evaluations, in order. The last evaluation is of the trained model,
+        unless training was stopped early.
 
     Raises:
-        KeyError: an unknown shuffler.
-        OSError: `log_dir` or `ckpt_save_dir` cannot be written to.
-        ValueError: an unknown pipeline; the training or the evaluation set is empty; or the checkpoint to
-            resume from is of a training with other settings, or damaged.
+        KeyError: the shuffler is unknown.
+        OSError: `log_dir` or `ckpt_save_dir` cannot be written to, or there is no checkpoint to load.
+        ValueError: the pipeline is unknown, the training or evaluation set is empty, or the checkpoint to
+            resume from is damaged or of a training with other settings.
         RuntimeError: another run writes to `log_dir` or `ckpt_save_dir`.
-        NonFiniteLossError: a rank's loss was not finite, mostly two steps ago; raised on all of them.
+        NonFiniteLossError: a rank's loss was not finite, usually two steps earlier. All ranks raise it.
     """
     warn_once(*args.settings_without_effect(), *optimizer_args.settings_without_effect())
     task.check_datasets()
@@ -72,7 +72,7 @@ class _Trainer:
         self._prefetches = task.pipeline_name(args, device) == "prefetch"
         self._model, optimizer = shard_model(task.model, optimizer_args, device, cached=self._prefetches)
         task.metrics.bind(self._model)
-        # From here on, ranks draw different numbers: equal dropout masks on all would be wrong.
+        # From here on, ranks draw different random numbers, because they need different dropout masks.
         torch.manual_seed(args.seed + dist.get_rank())
         settings = {
             "TrainerArgs.seed": args.seed,
@@ -102,7 +102,7 @@ class _Trainer:
         self._evaluations: list[dict[str, float]] = []
 
     def run(self) -> list[dict[str, float]]:
-        """Trains to the end, or until a rank is asked to stop; returns the metrics of each evaluation."""
+        """Trains to the end, or until a rank is asked to stop. Returns the metrics of each evaluation."""
         args, first, num_steps = self._args, self._first_step, self._num_steps
         epochs = training_batches(self._task, self._device, self._state.progress)
         batches = self._counter.watch(islice(epochs, max(num_steps - first, 0)))
@@ -117,7 +117,7 @@ class _Trainer:
             meter = BalanceMeter(self._pipeline)
             log = StepLog(record, meter, num_steps, args)
             record.write("start", first, {"ranks": dist.get_world_size(), "settings": asdict(args)})
-            if first >= num_steps and dist.get_rank() == 0:  # exit code 0 alone looks like a training
+            if first >= num_steps and dist.get_rank() == 0:  # else exit code 0 suggests that it trained
                 logger.warning(
                     f"NOTHING LEFT TO TRAIN: {self._recovery.restored} is of step {first}, and the run ends "
                     f"with step {num_steps}. Its model is evaluated. To train on, raise "
@@ -128,15 +128,15 @@ class _Trainer:
             for step in range(first + 1, num_steps + 1):
                 self._watch.begins(f"step {step}")
                 traces.before_step(step)
-                done = (step - 1) % args.eval_interval  # of this interval between evaluations
+                done = (step - 1) % args.eval_interval  # steps since the last evaluation
                 if self._prefetches and (loader is batches or done == 0):
-                    # A table hands out prefetched rows in order: none of training's may be left when an
-                    # evaluation starts to prefetch.
+                    # A table hands out prefetched rows in order, so training must have used all of its rows
+                    # when an evaluation starts to prefetch.
                     loader = islice(batches, args.eval_interval - done)
                 stop_requested = self._step(step, loader, log)
                 is_last = step == num_steps
-                # Before the checkpoint, because a run resumed from it does not repeat this evaluation. But
-                # whoever asks for a stop may not have the time for one, which the resumed run then does.
+                # The evaluation comes before the checkpoint, because a run that resumes does not repeat it.
+                # A stop request may leave no time to evaluate. The resumed run then makes up for it.
                 is_due = is_last or step % args.eval_interval == 0
                 evaluates = is_due and (is_last or not stop_requested)
                 if evaluates:
@@ -156,13 +156,13 @@ class _Trainer:
             elif dist.get_rank() == 0:
                 try:
                     cost.save(Path(args.log_dir) / LEARNED_COST_FILE)
-                except OSError as error:  # as of a full disk, for which a training does not fail
+                except OSError as error:  # such as a full disk, which must not fail training
                     logger.warning(f"{LEARNED_COST_FILE} was not written: {error}")
-        self._pipeline.reset()  # steps planned ahead need the other ranks; none may leave before
+        self._pipeline.reset()  # steps planned ahead need all ranks, so none may leave earlier
         return self._evaluations
 
     def _step(self, step: int, loader: Iterator[BaseBatch], log: StepLog) -> bool:
-        """Trains one step; returns whether a rank has been asked to stop."""
+        """Trains one step, and returns whether a rank has been asked to stop."""
         pipeline = self._pipeline
         pipeline.progress(loader)
         self._collector.after_step()

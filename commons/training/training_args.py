@@ -1,4 +1,4 @@
-"""Settings of a training run in gin files, common to all models."""
+"""Gin settings of a training run, common to all models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..partition.workloads import MOVES_PER_COPY
 from ..perf_model.cost import Cost
 from .balance_flags import CORE, FLOPS, LEARNED, SETS, check_flags, check_no_window
 
-# In `log_dir`, written at the end of a run that learns costs.
+# A run that learns costs writes this file to `log_dir` at its end.
 LEARNED_COST_FILE = "learned_cost.json"
 
 
@@ -25,51 +25,51 @@ class TrainerArgs:
 
     Attributes:
         train_batch_size: rows per rank and step.
-        eval_batch_size: rows per rank in evaluation; None for `train_batch_size`.
+        eval_batch_size: rows per rank and step of an evaluation. None means `train_batch_size`.
         eval_interval: steps between evaluations.
         log_interval: steps between log lines.
-        max_train_iters: steps to train; None for one epoch.
-        max_eval_iters: steps of one evaluation; None for the whole set.
+        max_train_iters: number of steps to train. None means one epoch.
+        max_eval_iters: number of steps per evaluation. None means the whole set.
         seed: seed of parameters and sample order.
-        hang_timeout_s: seconds that a step, a batch of an evaluation or a checkpoint may take. After that, a
-            rank writes its threads' stacks to `stacks` in `log_dir` and keeps waiting. None for never.
-        gc_interval: steps between garbage collections, synchronized over ranks; None leaves them to Python.
-        profile: whether to trace steps, to `traces` in `log_dir` on each rank.
-        profile_step_start, profile_step_end: first traced step, and first step no longer traced.
-        ckpt_save_interval: steps between checkpoints; −1, or more than the run's steps, for none. With
-            checkpoints, a run resumes from the newest whole one in `ckpt_save_dir` and ends with one, and
-            SIGTERM to a rank makes all ranks write one and stop.
+        hang_timeout_s: seconds that a step, an evaluation batch, or a checkpoint may take. After that, a rank
+            writes its threads' stacks to `stacks` in `log_dir` and keeps waiting. None means no limit.
+        gc_interval: steps between garbage collections, synchronized over ranks. None leaves them to Python.
+        profile: whether each rank writes a trace of some steps to `traces` in `log_dir`.
+        profile_step_start, profile_step_end: first traced step, and first step after the trace.
+        ckpt_save_interval: steps between checkpoints. −1, or more than the run's steps, means none. With
+            checkpoints, a run resumes from the newest intact one in `ckpt_save_dir`, and saves one at its
+            end. SIGTERM to any rank makes all ranks save one and stop.
         ckpt_save_dir: folder of the checkpoints, visible to all ranks.
-        ckpt_load_dir: folder whose newest whole checkpoint to start from if `ckpt_save_dir` has none; empty
-            for none.
-        ckpt_keep: checkpoints to keep; None for all.
-        pipeline_type: "none", "native" or "prefetch".
+        ckpt_load_dir: folder whose newest intact checkpoint a run starts from if `ckpt_save_dir` has none.
+            Empty means none.
+        ckpt_keep: number of checkpoints to keep. None means all.
+        pipeline_type: "none", "native", or "prefetch".
         enable_balanced_shuffler: whether samples move between ranks to balance their loads.
-        batch_shuffler: registered name of the shuffler; empty for the model's own.
+        batch_shuffler: registered name of the shuffler. Empty means the model's own.
         balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens,
-            balance_token_tolerance, balance_exchange, balance_window, balance_window_max_step_ratio: see
-            `ShufflerSettings`.
-        balance_group_feature, balance_moves_per_copy: arguments of `SampleGroups`; None for no groups, or for
-            those of the shuffler's own `get_groups`.
-        balance_cost: cost of a sample: "flops" for the shuffler's workloads; "learned" for `LearnedCosts`,
-            which follow the training's steps, and ranks of unequal speed; or the file that a calibration of
-            the model wrote.
+            balance_token_tolerance, balance_exchange: fields of `ShufflerSettings`.
+        balance_group_feature, balance_moves_per_copy: arguments of `SampleGroups`. A feature of None means no
+            groups, or the groups from the shuffler's own `get_groups`.
+        balance_cost: cost of a sample. "flops" means the shuffler's workloads. "learned" means
+            `LearnedCosts`, which measures costs and rank speeds during training. Otherwise, a cost file that
+            a calibration of the model wrote.
         balance_speed_limit: argument of `LearnedCosts`.
-        balance_verify: whether ranks compare what they do; see `Verification`.
-        balance_split: whether long samples are cut into pieces; see `Pieces`.
-        max_tokens_per_micro_batch: cap of `MicroBatches`; None for batches that run whole.
+        balance_verify: whether ranks compare plans and samples; see `Verification`.
+        balance_split: whether long samples are divided into pieces; see `Pieces`.
+        max_tokens_per_micro_batch: token limit of `MicroBatches`. None means whole batches.
         single_rank_load: whether rank 0 loads the samples of all ranks, and the shuffler spreads them.
-        log_dir: folder of the figures, as JSON lines and for TensorBoard.
-        peak_tflops: peak TFLOP/s of one device at the model's precision, to report MFU; None if unknown.
-        top_k_for_generation: items a generative model retrieves per sample; also its beam width.
+        log_dir: folder of logged figures, as JSON lines and for TensorBoard.
+        peak_tflops: peak TFLOP/s of one device at the model's precision, for MFU. None omits MFU.
+        top_k_for_generation: number of items a generative model retrieves per sample; also its beam width.
         eval_metrics: metrics of a generative model's retrieval, such as "HitRate@10".
+        balance_window, balance_window_max_step_ratio: removed settings, which accept only their defaults.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
-        ValueError: a value is out of range, or has no effect with the others; or the file of `balance_cost`
-            is not a cost file.
-        FileNotFoundError: the file of `balance_cost` does not exist.
-        ModuleNotFoundError: an extension that is asked for is not installed.
+        ValueError: a value is out of range or has no effect with the others, or `balance_cost` names a file
+            that is not a cost file.
+        FileNotFoundError: the file that `balance_cost` names does not exist.
+        ModuleNotFoundError: an extension that a setting enables is not installed.
     """
 
     train_batch_size: int
@@ -151,7 +151,7 @@ class TrainerArgs:
         return 0 < self.ckpt_save_interval <= num_steps
 
     def written_folders(self, num_steps: int) -> dict[str, str]:
-        """Returns the folders that a run of `num_steps` steps writes to, by the settings that name them."""
+        """Returns the folders that a run of `num_steps` steps writes to, by the name of their setting."""
         settings = ["log_dir", "ckpt_save_dir"] if self.saves_within(num_steps) else ["log_dir"]
         return {f"TrainerArgs.{name}": getattr(self, name) for name in settings}
 
@@ -167,7 +167,7 @@ class TrainerArgs:
 
     @property
     def balance_settings(self) -> dict[str, Any]:
-        """The shuffler's cost and its settings that differ from their defaults, as keyword arguments."""
+        """Keyword arguments of the shuffler: its cost, and settings that differ from their defaults."""
         settings: dict[str, Any] = {
             SETS[CORE][flag]: value for flag, value in self.changed() if flag in SETS[CORE]
         }
@@ -176,14 +176,14 @@ class TrainerArgs:
         return settings
 
     def cost_file(self) -> Path | None:
-        """Returns the file of the measured cost, or of the one that this run has learned; None for FLOPs."""
+        """Returns the file of the measured cost, or of the cost that this run learned; None without one."""
         if self.balance_cost == LEARNED:
             learned = Path(self.log_dir) / LEARNED_COST_FILE
             return learned if learned.exists() else None
         return None if self.balance_cost == FLOPS else Path(self.balance_cost)
 
     def settings_without_effect(self) -> list[str]:
-        """Returns one line for each setting without effect."""
+        """Returns one line for each setting that has no effect."""
         if self.enable_balanced_shuffler:
             return []
         return [
@@ -208,14 +208,14 @@ class OptimizerArgs:
     """The optimizer of dense parameters and embedding tables.
 
     Attributes:
-        optimizer_str: "adam", "adagrad" or "sgd", in any case of letters.
-        learning_rate: learning rate of both.
-        adam_beta1, adam_beta2, adam_eps: Adam's.
-        weight_decay: number that gin files of this field have; no parameter decays.
+        optimizer_str: "adam", "adagrad", or "sgd". Case does not matter.
+        learning_rate: learning rate of dense parameters and tables.
+        adam_beta1, adam_beta2, adam_eps: hyperparameters of Adam.
+        weight_decay: number that is accepted because existing gin files set it; no parameter decays.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
-        ValueError: an unknown optimizer, or a value that is out of range.
+        ValueError: the optimizer is unknown, or a value is out of range.
     """
 
     optimizer_str: str
@@ -236,7 +236,7 @@ class OptimizerArgs:
             require_setting(self, 0 <= getattr(self, name) < 1, name, "at least 0 and less than 1")
 
     def settings_without_effect(self) -> list[str]:
-        """Returns one line for each setting without effect."""
+        """Returns one line for each setting that has no effect."""
         if not self.weight_decay:
             return []
         return [f"OptimizerArgs.weight_decay = {self.weight_decay} has no effect: no parameter decays"]
@@ -245,10 +245,10 @@ class OptimizerArgs:
 @gin.configurable
 @dataclass
 class TensorModelParallelArgs:
-    """Accepted because gin files of this field have it; only 1 runs.
+    """Tensor parallelism, which existing gin files configure. Only a size of 1 runs here.
 
     Raises:
-        TypeError: `tensor_model_parallel_size` is no integer.
+        TypeError: `tensor_model_parallel_size` is not an integer.
         ValueError: `tensor_model_parallel_size` is not 1.
     """
 

@@ -1,4 +1,4 @@
-"""The state of a training: how far it has come, the batches that are left, and what a checkpoint holds."""
+"""The state of a training: its progress, its remaining batches, and the contents of its checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .checkpoints import Checkpoints
 from .training_task import TrainingTask
 
 SAMPLES = "samples of an epoch"
-# Settings that a resumed training may change. It goes on with the new value, and says so.
+# Settings that a resumed training may change. It continues with the new value, and logs the change.
 _MAY_CHANGE = {
     SAMPLES,
     "NetworkArgs.dtype_str",
@@ -41,20 +41,20 @@ _MAY_CHANGE = {
     "RetrievalArgs.temperature",
 }
 _PARAMETERS = "parameter "
-_MOST_PARAMETERS = 3  # named in an error
-# Parts of a checkpoint. Each rank has its own of the last three.
+_MOST_PARAMETERS = 3  # named in one error
+# Keys of a checkpoint. Each rank has its own entry for the last three.
 _LEARNED, _OWN, _TIMES, _RANDOM = "learned", "learned_here", "learned_times", "random"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Steps and epochs that a training has done, independent of the number of ranks.
+    """Completed steps and epochs of a training, independent of the number of ranks.
 
     Attributes:
-        step: computed steps.
-        epoch: epoch of the next step.
-        sample: computed samples of that epoch, over all ranks.
-        owes_evaluation: whether the last step's evaluation was left out, because the run was to stop.
+        step: number of completed steps.
+        epoch: epoch of the next step, from 0.
+        sample: number of samples of that epoch already trained on, over all ranks.
+        owes_evaluation: whether the evaluation after the last step was skipped because the run stopped.
     """
 
     step: int = 0
@@ -67,19 +67,19 @@ class Progress:
         return Progress(self.step + 1, self.epoch, self.sample + dataset.samples_per_step).within(dataset)
 
     def within(self, dataset: SequenceDataset) -> Progress:
-        """Returns this progress, or that of the next epoch if `dataset`, which may have shrunk, has ended."""
+        """Returns this progress, or the next epoch's start if this one is over: `dataset` may have shrunk."""
         ended = self.sample >= dataset.num_samples
         return dataclasses.replace(self, epoch=self.epoch + 1, sample=0) if ended else self
 
     def steps_left(self, dataset: SequenceDataset) -> int:
-        """Returns the steps left of the first epoch."""
+        """Returns the number of steps left in the first epoch, which is 0 in later epochs."""
         if self.epoch:
             return 0
         return -(-(dataset.num_samples - self.sample) // dataset.samples_per_step)
 
 
 def training_batches(task: TrainingTask, device: torch.device, progress: Progress) -> Iterator[BaseBatch]:
-    """Yields the training batches after `progress`, one epoch after the other, without end."""
+    """Yields the training batches after `progress`, epoch after epoch, without end if this rank loads."""
     epoch, sample = progress.epoch, progress.sample
     while task.train_dataset.loads_here:
         task.train_dataset.set_epoch(epoch, sample)
@@ -88,7 +88,7 @@ def training_batches(task: TrainingTask, device: torch.device, progress: Progres
 
 
 def host_batches(task: TrainingTask, dataset: SequenceDataset, device: torch.device) -> Iterator[BaseBatch]:
-    """Yields the checked batches of a dataset of the task, in pinned memory if `device` is a GPU."""
+    """Checks and yields the batches of a dataset, in pinned memory if `device` is a GPU."""
     for batch in dataset:
         task.check_batch(batch)
         yield batch.pin_memory() if device.type == "cuda" else batch
@@ -96,13 +96,13 @@ def host_batches(task: TrainingTask, dataset: SequenceDataset, device: torch.dev
 
 @dataclass
 class TrainingState:
-    """State from which a resumed training goes on as if it had never stopped.
+    """State from which a resumed training continues as if it had never stopped.
 
     Attributes:
-        model, optimizer: results of `shard_model`. Without the optimizer, only the model is read.
-        settings: settings that a resumed training shares with the one that saved it; see `changes`.
-        progress: steps and epochs that training has done.
-        learning: costs and speeds that were learned, as restored.
+        model, optimizer: results of `shard_model`. An optimizer of None omits its state.
+        settings: settings of this training, which `changes` compares with a checkpoint's.
+        progress: completed steps and epochs.
+        learning: restored state of learned costs and speeds.
     """
 
     model: torch.nn.Module
@@ -113,8 +113,10 @@ class TrainingState:
     _learned: Any = None
 
     def follow(self, learned: Any) -> None:
-        """Gives a new pipeline's `LearnedCosts` what was restored, and saves their state from now on; None if
-        it learns no costs."""
+        """Restores the `LearnedCosts` of a new pipeline, and saves its state from now on.
+
+        None means that the pipeline learns no costs. The restored state is then dropped.
+        """
         if learned is None:
             self.learning = {}
         else:
@@ -122,8 +124,8 @@ class TrainingState:
         self._learned = learned
 
     def to_save(self) -> dict[str, Any]:
-        """Returns the state for `Checkpoints.save`: views, not copies."""
-        if torch.cuda.is_available():  # rows may be on their way into a table's cache
+        """Returns the state for `Checkpoints.save`. Its tensors are views, not copies."""
+        if torch.cuda.is_available():  # prefetched rows may be in flight to a table's cache
             torch.cuda.synchronize()
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
@@ -134,14 +136,12 @@ class TrainingState:
         if learning:
             state[_LEARNED], state[_of_rank(_TIMES)] = learning["learned"], learning["times"]
             if self._learned is not None and self._learned.num_ranks < dist.get_world_size():
-                state[_of_rank(_OWN)] = learning["learned"]  # that of this rank's set
+                state[_of_rank(_OWN)] = learning["learned"]  # as learned by this rank's group
         return state if self.optimizer is None else state | {"optimizer": self.optimizer.state_dict()}
 
     def settings_to_save(self) -> dict[str, Any]:
         """Returns the settings for `Checkpoints.save`, with dtype and shape of each parameter and buffer."""
-        with (
-            warnings.catch_warnings()
-        ):  # torch deprecates ShardedTensor, in which TorchRec returns its tables
+        with warnings.catch_warnings():  # TorchRec returns tables as ShardedTensors, which torch deprecates
             warnings.simplefilter("ignore", FutureWarning)
             parameters = {
                 _PARAMETERS + name: f"{str(value.dtype).removeprefix('torch.')} {list(value.size())}"
@@ -151,21 +151,21 @@ class TrainingState:
         return json.loads(json.dumps(self.settings | parameters, default=str))
 
     def restore(self, checkpoints: Checkpoints, checkpoint: Path) -> list[str]:
-        """Reads a checkpoint written by any number of ranks. Collective.
+        """Restores a checkpoint written by any number of ranks. Collective.
 
-        On the same number of ranks, training goes on exactly as it would have. On another number, each rank
-        keeps its initial random state, and unbounded ids move to the ranks that own them. The optimizer keeps
-        its own learning rate.
+        On the same number of ranks, training continues exactly as if it had not stopped. On another number,
+        each rank keeps its initial random state, and unbounded ids move to the ranks that own them. The
+        learning rate is the optimizer's own, not the checkpoint's.
 
         Returns:
-            One line for each setting that differs from the checkpoint's, and may.
+            One line for each setting that differs from the checkpoint's and may differ.
 
         Raises:
-            ValueError: the checkpoint is of another training.
+            ValueError: the checkpoint belongs to another training.
         """
         changed = changes(checkpoint, checkpoints.settings(checkpoint), self.settings_to_save())
         if self.optimizer is not None:
-            # Without a step an optimizer has no state, and loading would silently skip it.
+            # An optimizer has no state before its first step, and loading would silently skip it.
             self.optimizer.init_state()
             self.optimizer.zero_grad()
         state = self.to_save()
@@ -192,7 +192,7 @@ class TrainingState:
 
 
 def _of_rank(name: str) -> str:
-    # The number of ranks, too: on another number, no rank continues a random stream.
+    # Includes the number of ranks, because random streams continue only on the same number of ranks.
     return f"{name}_{dist.get_rank()}_of_{dist.get_world_size()}"
 
 
@@ -208,7 +208,7 @@ def _set_random_state(states: dict[str, torch.Tensor]) -> None:
 
 
 def settings_of(*configurables: Any) -> dict[str, Any]:
-    """Returns all fields of gin configurables, by the names that gin files have for them."""
+    """Returns all fields of gin configurables by name, such as "OptimizerArgs.learning_rate"."""
     return {
         f"{type(args).__name__}.{field.name}": getattr(args, field.name)
         for args in configurables
@@ -217,12 +217,12 @@ def settings_of(*configurables: Any) -> dict[str, Any]:
 
 
 def changes(checkpoint: Path, saved: dict[str, Any], asked: dict[str, Any]) -> list[str]:
-    """Returns one line for each setting that has changed since, and may.
+    """Returns one line for each setting that has changed since the checkpoint and may change.
 
-    Settings that only one of them has are not compared; parameters must be the same.
+    Compares only settings that are in both `saved` and `asked`. Parameters must match exactly.
 
     Raises:
-        ValueError: another setting differs, or a parameter; names each, with both values.
+        ValueError: any other setting or a parameter differs. The message names it, with both values.
     """
     absent = "absent"
     lines = {

@@ -1,4 +1,4 @@
-"""A training task: a model with its data, metrics, cost and shuffler."""
+"""A training task: a model with its data, metrics, cost, and shuffler."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from .training_args import TrainerArgs
 
 Source = TypeVar("Source", bound=SampleSource)
 
-# Added to the seed of a random dataset for its evaluation samples.
+# Added to the seed of a random dataset to draw its evaluation samples.
 _EVAL_SEED_OFFSET = 1
 
 
 @dataclass
 class TrainingTask:
-    """A model, with everything that the trainer needs for it.
+    """A model, with everything that the trainer needs to train it.
 
     Attributes:
-        model: batch to `(loss summed over loss tokens, output)`, on the CPU and not sharded.
+        model: unsharded module on the CPU. Maps a batch to `(loss summed over loss tokens, output)`.
         train_dataset: this rank's training batches.
         eval_dataset: this rank's evaluation batches.
-        metrics: metrics of the model's outputs in evaluation, on the device.
-        flops: host batch to forward FLOPs, `[batch_size]`, or `[batch_size, columns]` with those of the
-            model's own shuffler.
-        get_tokens: host batch to tokens, `[batch_size]`; None if the batch counts them.
+        metrics: evaluation metrics of the model's outputs, on the device.
+        flops: function from a host batch to forward FLOPs, `[batch_size]`, or `[batch_size, columns]` with
+            the columns of the model's own shuffler.
+        get_tokens: function from a host batch to tokens, `[batch_size]`. None means the batch's own count.
         shuffler_name: registered name of the model's own shuffler.
         shuffler_settings: keyword arguments of that shuffler.
-        check_batch: raises if a host batch cannot be trained on.
-        has_sharded_tables: False if all tables are replicated. TorchRec's pipelines overlap lookups of
-            sharded tables, so "none" runs instead.
-        has_cacheable_tables: False if all sharded tables are of unbounded ids. Those have no cache to
-            prefetch into, so "native" runs instead of "prefetch".
-        settings: settings of model and data by name, as of `settings_of`: a checkpoint has them, and resumes
-            no training with others.
+        check_batch: function that raises an error if a host batch cannot be trained on.
+        has_sharded_tables: whether any table is sharded. Otherwise "none" replaces TorchRec's pipelines,
+            which overlap the lookups of sharded tables.
+        has_cacheable_tables: whether any sharded table has a fixed vocabulary. Tables of unbounded ids have
+            no cache to prefetch into, so without others "native" replaces "prefetch".
+        settings: settings of the model and data by name, in the form of `settings_of`. Checkpoints store
+            them, so that training does not resume with incompatible ones.
     """
 
     model: torch.nn.Module
@@ -67,16 +67,16 @@ class TrainingTask:
                 raise ValueError(f"the {kind} set has no samples; check the dataset's settings and files")
 
     def make_shuffler(self, args: TrainerArgs, *extensions: Extension) -> BatchShuffler:
-        """Creates the shuffler that the arguments name, with more extensions. Collective over all ranks.
+        """Creates the shuffler that the arguments name, and adds `extensions`. Collective over all ranks.
 
-        A user's own shuffler gets the settings of `ShufflerSettings` that differ from their defaults, and the
-        extensions that flags ask for, as keyword arguments. So without such flags it needs to take none; more
-        extensions are added to it once it is made. Its method `get_groups` asks for the extension
-        `SampleGroups`.
+        A user's own shuffler receives as keyword arguments the settings of `ShufflerSettings` that differ
+        from their defaults, and the extensions that flags enable. Without such flags, its constructor need
+        not accept any, because `extensions` are added after construction. Its method `get_groups`, if it has
+        one, enables the extension `SampleGroups`.
 
         Raises:
-            KeyError: an unknown name.
-            ValueError: settings without effect together.
+            KeyError: the shuffler is unknown.
+            ValueError: a setting is invalid, or has no effect with the others.
         """
         if not args.enable_balanced_shuffler:
             return BatchShufflerFactory.create(
@@ -119,16 +119,16 @@ class TrainingTask:
         device: torch.device,
         shuffler: BatchShuffler | None = None,
     ) -> Any:
-        """Creates the pipeline that `pipeline_name` returns. Collective over all ranks.
+        """Creates the pipeline that `pipeline_name` names. Collective over all ranks.
 
         Args:
-            args: `pipeline_type` and the shuffler's settings.
-            model, optimizer, device: arguments and results of `shard_model`.
-            shuffler: result of `make_shuffler`; None for a new one.
+            args: settings of the run, which name the pipeline and the shuffler.
+            model, optimizer, device: results of `shard_model`, and its device.
+            shuffler: result of `make_shuffler`. None means a new one.
 
         Raises:
-            KeyError: an unknown shuffler.
-            ValueError: an unknown pipeline.
+            KeyError: the shuffler is unknown.
+            ValueError: the pipeline is unknown.
         """
         return TrainPipelineFactory.create(
             self.pipeline_name(args, device),
@@ -140,22 +140,22 @@ class TrainingTask:
         )
 
     def pipeline_name(self, args: TrainerArgs, device: torch.device) -> str:
-        """Returns the pipeline to run; warns on rank 0 if it is not the one in the arguments.
+        """Returns the name of the pipeline to run. Rank 0 warns if it differs from `pipeline_type`.
 
         Raises:
-            ValueError: an unknown one.
+            ValueError: the pipeline is unknown.
         """
         name = args.pipeline_type
         if name == "sw_serial":
-            # The generator of gin files in recsys-examples offers this name. Its training runs names that it
-            # does not know without overlap, and this is one of them.
+            # recsys-examples generates gin files with this name. Its trainer runs any name that it does not
+            # know, such as this one, without overlap.
             instead, reason = "none", "overlaps nothing in recsys-examples either"
         elif name in ("native", "prefetch") and not self.has_sharded_tables:
             instead, reason = "none", "overlaps the lookups of sharded tables, and this model has none"
         elif name == "prefetch" and device.type != "cuda":
             instead, reason = "native", "fills the cache of a GPU, and there is none here"
         elif name == "prefetch" and not self.has_cacheable_tables:
-            instead, reason = "native", "fills a GPU's cache, which dynamic tables have none of"
+            instead, reason = "native", "fills a GPU's cache, which dynamic tables do not have"
         else:
             known = TrainPipelineFactory.list_available()
             expected = f"one of {', '.join(map(repr, known))}"
@@ -168,7 +168,7 @@ class TrainingTask:
 def rank_datasets(
     train_source: SampleSource, eval_source: SampleSource, trainer: TrainerArgs, shuffle: bool
 ) -> tuple[SequenceDataset, SequenceDataset]:
-    """Returns this rank's training and evaluation batches; `shuffle` is for training alone."""
+    """Returns this rank's training and evaluation batches. `shuffle` applies only to training."""
     ranks, options = (dist.get_rank(), dist.get_world_size()), (trainer.seed, trainer.single_rank_load)
     return (
         SequenceDataset(train_source, trainer.train_batch_size, *ranks, shuffle, *options),
@@ -179,9 +179,9 @@ def rank_datasets(
 def random_sources(
     make: Callable[[int, int], Source], num_batches: int, trainer: TrainerArgs
 ) -> tuple[Source, Source]:
-    """Returns training and evaluation samples of a random dataset, `num_batches` per rank and epoch of each.
+    """Returns the training and evaluation samples of a random dataset.
 
-    `make` takes the number of samples and their seed.
+    `make` takes a number of samples and a seed. Each source has `num_batches` batches per rank and epoch.
     """
     batches = num_batches * dist.get_world_size()
     return (

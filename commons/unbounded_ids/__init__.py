@@ -1,4 +1,4 @@
-"""Embedding tables for unbounded ids, in a fixed number of rows."""
+"""Embedding tables for unbounded ids, with a fixed number of rows."""
 
 from .collection import (
     ShardedUnboundedEmbeddingCollection,

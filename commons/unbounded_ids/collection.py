@@ -27,20 +27,20 @@ from .id_rows import IdRows, id_rows
 
 
 class UnboundedEmbeddingCollection(ManagedCollisionEmbeddingCollection):
-    """A TorchRec `EmbeddingCollection` that evicts ids, which may be any int64 but the smallest.
+    """A TorchRec `EmbeddingCollection` that evicts ids. An id is any int64 except the smallest.
 
-    `num_embeddings` of a table is its capacity. In training, a new id gets a row in the step it first occurs
-    in: a free row or that of an evicted id. Its embedding starts from `fresh_rows`, its optimizer state from
-    zeros. Evaluation changes nothing; an id without a row then has the embedding of its rank's shared row.
+    A table's `num_embeddings` is its capacity. In training, a new id gets a row in its first step: a free row
+    or the row of an evicted id. Its embedding starts from `fresh_rows`, and its optimizer state from zeros.
+    Evaluation changes nothing. An id without a row uses the shared row of the rank that owns it.
 
-    Shard it with `shard_model`, because rows are reset only in the sharded module. Call it once per step: a
-    second call might evict ids of the first, whose backward pass then fails. Seed all ranks alike before
-    making it, because fresh rows depend on the seed.
+    Shard the collection with `shard_model`, because only the sharded module resets rows. Call it once per
+    step: a second call might evict ids of the first call, whose backward pass would then fail. Seed all ranks
+    alike before construction, because fresh rows depend on the seed.
 
     Args:
         tables: tables of one width.
-        eviction: "lru" or "lfu" by table name.
-        device: device of the embeddings and of the rows' ids. On the meta device they take no memory until
+        eviction: policy of each table by name, "lru" or "lfu".
+        device: device of the embeddings and of the rows' ids. On the meta device, they take no memory until
             `shard_model` creates each rank's rows.
 
     Raises:
@@ -72,15 +72,15 @@ class UnboundedEmbeddingCollection(ManagedCollisionEmbeddingCollection):
 
 
 class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollection):
-    """One rank's part of an `UnboundedEmbeddingCollection`; forward works like an `EmbeddingCollection`'s.
+    """One rank's part of an `UnboundedEmbeddingCollection`; `forward` returns only the embeddings.
 
     Compared with an ordinary table sharded by rows, each table costs per step:
 
     - no additional collective: ids are mixed elementwise before the one all-to-all;
-    - in training, a sort of the step's ids that the rank owns, and if any is new, two sorts of the rank's
-      rows, by age or count and by id; in evaluation, a binary search for each id;
+    - in training, one sort of the step's ids that the rank owns and, if any of them is new, two sorts of the
+      rank's rows, by age or count and by id; in evaluation, one binary search per id;
     - on a GPU, about ten host-device synchronizations in training and three in evaluation, for the numbers of
-      distinct, known, new and admitted ids.
+      distinct, known, new, and admitted ids.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollec
         return embeddings
 
     def held_ids(self, table: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the ids that have a row on this rank, int64 `[ids]`, and these rows, local to the rank."""
+        """Returns the ids with a row on this rank, int64 `[ids]`, and the indices of their local rows."""
         values = self._rows_of(table).ids_of_rows()
         rows = (values != MARK_OF_FREE_ROW).nonzero().squeeze(1)
         return unmixed(values[rows]), rows
@@ -121,8 +121,8 @@ class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollec
     def place_loaded_ids(self) -> None:
         """Moves rows loaded from a checkpoint of another number of ranks to the ranks that own their ids.
 
-        Call it after loading embeddings and optimizer state. Does nothing if the number of ranks is the
-        same. Where a rank owns more ids than it has rows, the surplus is evicted. Collective.
+        Collective. Call it after loading embeddings and optimizer state. It does nothing if the number of
+        ranks is the same. If a rank owns more ids than it has rows, the surplus is evicted.
         """
         for table in self._configs:
             rows = self._rows_of(table)
@@ -132,13 +132,13 @@ class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollec
                 self._reset(table, torch.tensor([len(weights) - 1], device=weights.device))
 
     def _states(self, table: str) -> list[torch.Tensor]:
-        """Returns this rank's `[rows, ...]` of embeddings, then of each optimizer state."""
+        """Returns this rank's embeddings, then each of its optimizer states, `[rows, ...]` each."""
         kernel, index = self._kernels[table]
-        states = kernel.split_optimizer_states()  # an empty list, not one of empty lists, if there are none
+        states = kernel.split_optimizer_states()  # without states, an empty list, not a list of empty lists
         return [kernel.split_embedding_weights()[index].detach(), *(states[index] if states else [])]
 
     def _reset(self, table: str, rows: torch.Tensor) -> None:
-        """Resets rows of this rank to those of fresh ids."""
+        """Resets rows of this rank to the initial values of the ids that they now hold."""
         config = self._configs[table]
         values = self._rows_of(table).ids_of_rows()[rows]
         weights, *states = self._states(table)
@@ -152,10 +152,10 @@ class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollec
 
     @torch.no_grad()
     def _evict(self, evictions_per_table: dict[str, torch.Tensor | None]) -> None:
-        """Resets the rows of evicted ids to those of fresh ids.
+        """Resets the rows of evicted ids to the initial values of the new ids.
 
-        TorchRec would draw them from the rank's random state, which depends on the samples placed there
-        through dropout. It also resets the state of only one optimizer, and only on GPUs.
+        TorchRec would draw these values from the rank's random state, which dropout makes depend on the
+        samples placed there. It would also reset only one optimizer state, and only on GPUs.
         """
         for table, rows in evictions_per_table.items():
             if rows is not None and len(rows):
@@ -163,7 +163,7 @@ class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollec
 
 
 class UnboundedEmbeddingCollectionSharder(ManagedCollisionEmbeddingCollectionSharder):
-    """Sharder of `UnboundedEmbeddingCollection` for `DistributedModelParallel`."""
+    """The sharder of `UnboundedEmbeddingCollection` for `DistributedModelParallel`."""
 
     def shard(
         self,
@@ -173,7 +173,7 @@ class UnboundedEmbeddingCollectionSharder(ManagedCollisionEmbeddingCollectionSha
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedUnboundedEmbeddingCollection:
-        """Returns this rank's part.
+        """Returns this rank's part of a collection.
 
         Raises:
             ValueError: a rank would have no row for ids.
@@ -186,7 +186,7 @@ class UnboundedEmbeddingCollectionSharder(ManagedCollisionEmbeddingCollectionSha
 
     @property
     def module_type(self) -> type[nn.Module]:
-        """Type of module that it shards."""
+        """Type of the unsharded module."""
         return UnboundedEmbeddingCollection
 
     @property
@@ -196,7 +196,7 @@ class UnboundedEmbeddingCollectionSharder(ManagedCollisionEmbeddingCollectionSha
 
 
 def _check_rows(config: EmbeddingConfig, num_ranks: int) -> None:
-    """Checks that the last rank has rows: the others have the average, rounded up, and it has the rest."""
+    """Checks that enough rows are left for the last rank. Other ranks have the average, rounded up."""
     last_rows = config.num_embeddings - (num_ranks - 1) * -(-config.num_embeddings // num_ranks)
     if last_rows < 2:
         raise ValueError(

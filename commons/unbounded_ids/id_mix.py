@@ -1,4 +1,4 @@
-"""Bijective mix of 64-bit ids, which spreads any set of ids evenly over ranks."""
+"""A bijective mix of 64-bit ids, which spreads any set of ids evenly over ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mixed(ids: torch.Tensor) -> torch.Tensor:
     """Mixes int64 ids elementwise; `unmixed` is the inverse.
 
     Applies the finalizer of splitmix64 (Steele et al., "Fast Splittable Pseudorandom Number Generators",
-    OOPSLA 2014), and an exclusive or with a constant that maps `NO_ID` to `MARK_OF_FREE_ROW`.
+    OOPSLA 2014), then an exclusive or with the constant that maps `NO_ID` to `MARK_OF_FREE_ROW`.
     """
     return _finalized(ids) ^ _OFFSET
 
@@ -32,7 +32,7 @@ def unmixed(values: torch.Tensor) -> torch.Tensor:
 def owners(values: torch.Tensor, num_ranks: int) -> torch.Tensor:
     """Returns the rank that owns each mixed id, int64.
 
-    It is the remainder of the id as an unsigned number, like in TorchRec's distribution of unbounded ids.
+    The rank is the unsigned mixed id modulo `num_ranks`, as in TorchRec's distribution of unbounded ids.
     """
     sign_part = (values < 0) * ((1 << 63) % num_ranks)
     return ((values & MARK_OF_FREE_ROW) % num_ranks + sign_part) % num_ranks
@@ -41,12 +41,12 @@ def owners(values: torch.Tensor, num_ranks: int) -> torch.Tensor:
 def fresh_rows(values: torch.Tensor, width: int, bound: float, salt: int) -> torch.Tensor:
     """Returns initial embeddings of ids, float32 `[ids, width]`, uniform in [−bound, bound).
 
-    They depend on the id and the salt alone, not on the rank that holds the row or on any random state.
+    A row depends only on the id and the salt, not on the rank that holds it or on any random state.
 
     Args:
-        values: int64 `[ids]`, mixed.
+        values: mixed ids, int64 `[ids]`.
         width: width of the table.
-        bound: largest value, at least 0.
+        bound: bound of the absolute values, at least 0.
         salt: number that makes tables independent of each other.
     """
     steps = torch.arange(1, width + 1, device=values.device) * _signed(_GOLDEN)

@@ -1,4 +1,4 @@
-"""Moves ids of a checkpoint of other ranks to the ranks that own them now."""
+"""Moves ids from a checkpoint of another number of ranks to the ranks that own them now."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .id_rows import IdRows
 def place_ids(rows: IdRows, states: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
     """Gives each id a row on the rank that owns it, and moves the row's states with it. Collective.
 
-    Where a rank owns more ids than it has rows, those that would be evicted first are lost. Rows without an
-    id keep their contents. Each rank temporarily needs about 100 bytes per row of the whole table, for the
-    ids of all ranks, and one state's send and receive buffers, each at most as large as its own part.
+    If a rank owns more ids than it has rows, the ids that it would evict first are lost. Rows without an id
+    keep their contents. Each rank temporarily needs about 100 bytes per row of the whole table, for the ids
+    of all ranks. It also needs send and receive buffers for one state, each at most as large as its own part.
 
     Args:
-        rows: rows as loaded, this rank's part of the table.
-        states: `[rows of this rank, ...]` each, as loaded; changed in place.
-        group: group of the ranks.
+        rows: this rank's rows of the table, as loaded.
+        states: embeddings and optimizer states as loaded, `[rows of this rank, ...]` each; changed in place.
+        group: process group of the ranks.
     """
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     starts = torch.tensor(rows.segments[1:-1], dtype=torch.int64, device=states[0].device)
@@ -31,7 +31,7 @@ def place_ids(rows: IdRows, states: Sequence[torch.Tensor], group: dist.ProcessG
         entries_kept[1, holders == rank] - rows.segments[rank]
         for entries_kept, holders in zip(kept, held_by, strict=True)
     ]
-    # In order of arrival: by source rank.
+    # Rows arrive in the order of their source ranks.
     places = torch.argsort(held_by[rank], stable=True)
     sizes = torch.bincount(held_by[rank], minlength=num_ranks).tolist()
     for state in states:
@@ -43,7 +43,7 @@ def place_ids(rows: IdRows, states: Sequence[torch.Tensor], group: dist.ProcessG
 
 
 def _of_all_ranks(rows: IdRows, group: dist.ProcessGroup) -> torch.Tensor:
-    """Gathers `IdRows.entries` of all ranks, int64 `[3, any]`, including rows without an id."""
+    """Gathers `IdRows.entries` of all ranks, int64 `[3, any]`, including free rows and padding."""
     entries = rows.entries()
     most = max(end - start for start, end in zip(rows.segments, rows.segments[1:], strict=False))
     padded = entries.new_full((len(entries), most), MARK_OF_FREE_ROW)
@@ -54,7 +54,7 @@ def _of_all_ranks(rows: IdRows, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _kept(entries: torch.Tensor, segments: Sequence[int]) -> list[torch.Tensor]:
-    """Returns the entries of each rank's most used ids, as many as it has rows, in ascending order of id."""
+    """Returns the entries that each rank keeps: its most used ids, as many as fit, in ascending order."""
     num_ranks = len(segments) - 1
     ids, _, used = entries
     owner = owners(ids, num_ranks)
@@ -64,6 +64,6 @@ def _kept(entries: torch.Tensor, segments: Sequence[int]) -> list[torch.Tensor]:
     per_owner = order.split(torch.bincount(owner, minlength=num_ranks + 1).tolist())
     kept = []
     for entries_kept, start, end in zip(per_owner[:-1], segments, segments[1:], strict=False):
-        chosen = entries[:, entries_kept[: end - start - 1]]  # the last row is for ids without one
+        chosen = entries[:, entries_kept[: end - start - 1]]  # ids without a row share the last row
         kept.append(chosen[:, torch.argsort(chosen[0])])
     return kept

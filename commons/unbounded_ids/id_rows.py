@@ -1,4 +1,4 @@
-"""Maps ids to rows of a table; a new id gets a row in the step it first occurs in."""
+"""Maps ids to rows of a table. A new id gets a row in its first training step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _IdleWithoutNewIds:
     def _compute_selected_eviction_and_replacement_indices(
         self, pivot: int, eviction_scores: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if len(eviction_scores) == pivot:  # scores of rows alone
+        if len(eviction_scores) == pivot:  # no scores of new ids
             none = torch.empty(0, dtype=torch.int64, device=eviction_scores.device)
             return none, none
         return super()._compute_selected_eviction_and_replacement_indices(  # type: ignore[misc]
@@ -31,14 +31,14 @@ class _IdleWithoutNewIds:
 
 
 class LeastRecentlyUsed(_IdleWithoutNewIds, LRU_EvictionPolicy):
-    """Evicts the ids whose last training step is the longest ago."""
+    """Evicts the ids whose last training step is longest ago."""
 
 
 class LeastFrequentlyUsed(_IdleWithoutNewIds, LFU_EvictionPolicy):
-    """Evicts the ids trained on least often since they got their rows, but never one of the current step.
+    """Evicts the ids trained on least often since they got their rows, but never ids of the current step.
 
-    TorchRec's own policy admits a new id only if its count in the step exceeds that of a row. In a full table
-    most ids would never get one.
+    TorchRec's own policy admits a new id only if its count in the step exceeds the count of an id with a row.
+    In a full table, most new ids would never get a row.
     """
 
     def update_metadata_and_generate_eviction_scores(
@@ -59,7 +59,7 @@ class LeastFrequentlyUsed(_IdleWithoutNewIds, LFU_EvictionPolicy):
         counts[held] += step_counts[is_held]
         new = step_counts[~is_held]
         scores = counts.clone()
-        scores[held] = scores[mch_size - 1] = _MOST  # the last row is for ids without one
+        scores[held] = scores[mch_size - 1] = _MOST  # ids without a row share the last row
         evicted, selected = self._compute_selected_eviction_and_replacement_indices(
             mch_size, torch.cat([scores, torch.full_like(new, _MOST)])
         )
@@ -73,16 +73,16 @@ EVICTION_POLICIES = {"lru": LeastRecentlyUsed, "lfu": LeastFrequentlyUsed}
 class IdRows(MCHManagedCollisionModule):
     """TorchRec's map from ids to rows, for unbounded ids and updated in every training step.
 
-    Ids are mixed before they are distributed to the ranks, and stored mixed. The ids of a step are admitted
-    before the lookup, most frequent first, each to a free row or that of an evicted id. Ids of the step
-    itself are never evicted. So the map depends only on the ids of each step and their counts, not on the
-    ranks they come from or on their order. Ids without a row share the last row of the rank that owns them.
+    Ids are mixed before they are distributed to the ranks, and they are stored mixed. A step admits its new
+    ids before the lookup, most frequent first, each to a free row or to the row of an evicted id. It never
+    evicts its own ids. So the map depends only on each step's ids and their counts, not on their order or on
+    the ranks they come from. Ids without a row share the last row of the rank that owns them.
 
-    Made by `id_rows`; TorchRec makes each rank's part of it.
+    `id_rows` makes the map of a whole table, and TorchRec makes each rank's part of it.
 
     Attributes:
         segments: first row of each rank, then the number of all rows.
-        is_misplaced: whether a checkpoint of other ranks was loaded; `place_ids` must follow.
+        is_misplaced: whether a checkpoint of another number of ranks was loaded; `place_ids` must follow.
     """
 
     _input_history_buffer_size: int
@@ -102,12 +102,12 @@ class IdRows(MCHManagedCollisionModule):
         return super().profile(features)
 
     def ids_of_rows(self) -> torch.Tensor:
-        """Returns the mixed id of each row, int64 `[rows of this rank]`; `MARK_OF_FREE_ROW` for none."""
+        """Returns the mixed id of each row, int64 `[rows of this rank]`, or `MARK_OF_FREE_ROW`."""
         rows = self._mch_remapped_ids_mapping - self._output_global_offset
         return torch.empty_like(rows).index_copy_(0, rows, self._mch_sorted_raw_ids)
 
     def remap(self, features: dict[str, JaggedTensor], *args: Any, **kwargs: Any) -> dict[str, JaggedTensor]:
-        """Returns the rows of ids.
+        """Returns the row of each id.
 
         Raises:
             RuntimeError: ids are not on the ranks that own them.
@@ -120,9 +120,9 @@ class IdRows(MCHManagedCollisionModule):
         return super().remap(features, *args, **kwargs)
 
     def validate_state(self) -> None:
-        """Notes whether the loaded ids are misplaced; TorchRec calls it after `load_state_dict`."""
+        """Records whether the loaded ids are misplaced. TorchRec calls this after `load_state_dict`."""
         loaded = self._output_segments_tensor
-        # Still misplaced after a second load, which may be from this very state.
+        # Misplaced ids stay misplaced after a second load, which may come from this very state.
         self.is_misplaced |= loaded[loaded >= 0].tolist() != self.segments
         loaded.fill_(-1)[: len(self.segments)] = torch.tensor(self.segments, device=loaded.device)
         self._current_iter = -1  # read again from the loaded state
@@ -133,7 +133,7 @@ class IdRows(MCHManagedCollisionModule):
         return torch.stack([self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping, used])
 
     def set_entries(self, ids: torch.Tensor, used: torch.Tensor) -> None:
-        """Gives mixed ids, in ascending order, the first rows of this rank; `used` is as in `entries`."""
+        """Assigns the first rows of this rank to ascending mixed ids. `used` is as in `entries`."""
         self._mch_sorted_raw_ids.fill_(MARK_OF_FREE_ROW)[: len(ids)] = ids
         rows = self._mch_remapped_ids_mapping
         first = self._output_global_offset
@@ -164,11 +164,11 @@ class IdRows(MCHManagedCollisionModule):
 
 
 def id_rows(name: str, num_rows: int, eviction: str, device: torch.device | None) -> IdRows:
-    """Returns the rows of a whole table, not yet divided among ranks.
+    """Returns the map of a whole table, not yet divided among ranks.
 
     Args:
         name: name of the table.
-        num_rows: rows of the table; on each rank, one of them is for ids without a row.
+        num_rows: number of rows of the table. On each rank, ids without a row share one of them.
         eviction: "lru" or "lfu".
         device: device of the ids; None for the CPU.
 
@@ -185,7 +185,7 @@ def id_rows(name: str, num_rows: int, eviction: str, device: torch.device | None
         device=device or torch.device("cpu"),
         eviction_policy=EVICTION_POLICIES[eviction](),
         eviction_interval=1,
-        input_hash_size=0,  # the remainder of a mixed id names its rank, all equally likely
+        input_hash_size=0,  # ranks follow from the mixed id's remainder, all equally likely
         input_hash_func=_mixed_for_torchrec,
     )
 

@@ -7,14 +7,14 @@ from torch.nn import functional
 
 
 class ActionLoss:
-    """Summed loss of a head with `width` outputs, for `num_tasks` tasks.
+    """The summed loss of a head with `width` outputs, for `num_tasks` tasks.
 
-    With `width == num_tasks`, each output is a task, and bit t of the action labels task t: binary
-    cross-entropy. With one task and a wider head, the outputs are classes and the action is the label:
-    cross-entropy.
+    With `width == num_tasks`, the loss is binary cross-entropy: each output is a task, and bit t of the
+    action labels task t. With one task and a wider head, the loss is cross-entropy: the outputs are classes,
+    and the action is the label.
 
     Raises:
-        ValueError: `num_tasks` is not positive, or there are several tasks and `width` differs from them.
+        ValueError: `num_tasks` is not positive, or it is above 1 and `width` differs from it.
     """
 
     def __init__(self, num_tasks: int, width: int) -> None:

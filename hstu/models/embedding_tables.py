@@ -22,12 +22,12 @@ class EmbeddingTable:
 
     Attributes:
         name: name of the table.
-        feature_names: features that look up their ids in it.
+        feature_names: features that look up their ids in the table.
         num_embeddings: size of the vocabulary; ids are 0 to `num_embeddings` − 1.
-        sharded: True if TorchRec spreads the table over the ranks, False for a small table replicated on
+        sharded: whether TorchRec spreads the table over the ranks. False is for a small table replicated on
             every rank.
-        eviction: "lru" or "lfu" for a sharded table of unbounded ids. It holds `num_embeddings` ids at a
-            time and evicts the least recently or least frequently used. None for an ordinary table.
+        eviction: "lru" or "lfu" for a sharded table of unbounded ids, which holds `num_embeddings` ids at a
+            time and evicts the least recently or least frequently used ones. None for an ordinary table.
     """
 
     name: str
@@ -91,7 +91,7 @@ def collection_groups(
 def embedding_collections(
     tables: Sequence[EmbeddingTable], dims: Mapping[str, int], device: torch.device | None
 ) -> nn.ModuleList:
-    """Returns an EmbeddingCollection per group of `collection_groups`, of unbounded ids where it evicts."""
+    """Returns one embedding collection per group of `collection_groups`, for unbounded ids if it evicts."""
     return nn.ModuleList(
         _embedding_collection(group, dims, device) for group in collection_groups(tables, dims)
     )
@@ -116,7 +116,7 @@ def _embedding_collection(
 
 
 class SmallTables(nn.Module):
-    """Tables replicated on every rank; DistributedDataParallel keeps the copies equal.
+    """The tables replicated on every rank; DistributedDataParallel keeps the copies equal.
 
     They are plain modules, because TorchRec's data-parallel sharding has no CPU kernel for unpooled lookups.
     `dims` is the width of each table by name.
@@ -140,8 +140,8 @@ class SmallTables(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Returns embeddings `[num_ids of the feature, embedding_dim]` by feature name.
 
-        Synchronizes host and device if the features are on CUDA and do not know their totals per key, as
-        those of an exchanged batch do.
+        Synchronizes host and device if the features are on CUDA and do not know their totals per key.
+        Features of an exchanged batch know them.
         """
         ids = features.to_dict()
         return {

@@ -15,27 +15,27 @@ class HSTUConfig:
     """Sizes and settings shared by all HSTU models.
 
     Attributes:
-        num_layers: HSTU layers.
+        num_layers: number of HSTU layers.
         hidden_size: width of a token.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         head_dim: width of a head; `num_heads * head_dim` need not be `hidden_size`.
-        scaling_seqlen: divisor of the attention weights: a constant such as `full_sequence_length`. A value
+        scaling_seqlen: divisor of the attention weights, a constant such as `full_sequence_length`. A value
             taken from the batch would make a sample's result depend on the samples it is batched with.
         item_embedding_dim: width of item and action embeddings; −1 for `hidden_size`.
         contextual_embedding_dim: width of contextual embeddings; −1 for `hidden_size`.
         hidden_dropout: dropout probability after each layer.
         norm_epsilon: epsilon of all layer norms.
-        is_causal: flag; False lets history tokens attend to later ones.
+        is_causal: whether attention is causal. False lets history tokens attend to later ones.
         dtype: torch.bfloat16 and torch.float16 run the dense part under autocast with float32 parameters;
             torch.float32 runs it without.
-        num_position_buckets: positions with their own embedding; later positions share the last.
-        disable_contextual_mask: True makes contextual tokens causal too; otherwise they all attend to each
+        num_position_buckets: number of positions with their own embedding; later positions share the last.
+        disable_contextual_mask: whether contextual tokens are causal, too; otherwise they all attend to each
             other.
-        attention_backend: "pytorch", or kernels, which need CUDA: "triton", or "cutlass" for those of the
-            package fbgemm_gpu_hstu. "cutlass" needs a 16-bit `dtype`, a `head_dim` of 32, 64, 128 or 256,
-            causal attention, and samples whose contextual tokens are causal or at most one.
+        attention_backend: "pytorch", "triton", or "cutlass". The last two need CUDA. "cutlass" runs kernels
+            of the package fbgemm_gpu_hstu. It needs a 16-bit `dtype`, a `head_dim` of 32, 64, 128, or 256,
+            causal attention, and at most one contextual token per sample, unless these tokens are causal.
         recompute_input_layernorm, recompute_input_silu: whether backward recomputes the result of each
-            layer's first layer norm, and u, v, q and k, instead of keeping them.
+            layer's first layer norm, and its u, v, q, and k, instead of keeping them.
 
     Raises:
         ValueError: a size is not positive, `dtype` or `attention_backend` is not supported, or the backend
@@ -79,7 +79,7 @@ class HSTUConfig:
                 f"dtype is {self.dtype}; expected torch.float32, torch.bfloat16 or torch.float16"
             )
         if self.attention_backend == "cutlass":
-            # Batches tell whether contextual tokens see each other.
+            # `CutlassSamples` checks each batch for contextual tokens that see each other.
             reason = unsupported(self.head_dim, self.dtype, self.is_causal, num_contextual=0)
             if reason:
                 raise ValueError(f'attention_backend is "cutlass", but {reason}')

@@ -1,4 +1,4 @@
-"""Encoder shared by all HSTU models: turns embedded features into one state per token."""
+"""The encoder shared by all HSTU models: turns embedded features into one state per token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HSTUFeatures:
 
     Attributes:
         item: items of the history, then candidates.
-        action: the user's action on each item; None for items alone.
+        action: the user's action on each item; None for items without actions.
         contextual: features that describe the user, in the order of their tokens.
         negatives: items to contrast with the targets. They are looked up but are not tokens. None for a
             model without negatives.
@@ -50,7 +50,7 @@ class HSTUFeatures:
 
 
 class HSTUEncoder(nn.Module):
-    """Small tables, preprocessor, HSTU layers and a final layer norm: everything but the sharded tables.
+    """Small tables, preprocessor, HSTU layers, and final layer norm: all except the sharded tables.
 
     Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
     """
@@ -103,12 +103,12 @@ class HSTUEncoder(nn.Module):
     ) -> tuple[torch.Tensor, SequenceStructure]:
         """Returns the state of every token, `[total_tokens, hidden_size]`, and the layout of the tokens.
 
-        No host-device synchronization for an exchanged batch.
+        An exchanged batch needs no host-device synchronization.
 
         Args:
             embeddings: lookups of each embedding collection, by feature name.
             batch: batch on the model's device.
-            counts: its `row_counts_on_host`.
+            counts: result of the batch's `row_counts_on_host`.
 
         Raises:
             ValueError: a sample has unequal numbers of items and actions, or more candidates than items.

@@ -15,7 +15,7 @@ from hstu.models.hstu_encoder import HSTUFeatures
 
 
 class HSTUModel(nn.Module):
-    """Sharded tables; a subclass adds `dense`, which turns their lookups into loss and output.
+    """The sharded tables. A subclass adds `dense`, which turns their lookups into loss and output.
 
     Args:
         config: sizes of the model.
@@ -44,8 +44,8 @@ class HSTUModel(nn.Module):
     def forward(self, batch: HSTUBatch) -> tuple[torch.Tensor, Any]:
         """Returns the summed loss of the batch's label tokens, a float32 scalar, and the dense part's output.
 
-        TorchRec's pipeline traces this method to find lookups it can start early. It may only call embedding
-        collections on the batch's own features, and one dense module on the result.
+        TorchRec's pipeline traces this method to find the lookups it can start early. So the method may only
+        call embedding collections on the batch's own features, and one dense module on the results.
 
         Raises:
             ValueError: the batch does not fit the dense part; see its `forward`.

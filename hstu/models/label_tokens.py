@@ -1,4 +1,4 @@
-"""Tokens that a batch's labels belong to."""
+"""Finds the tokens that a batch's labels belong to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def keyed_labels(batch: HSTUBatch) -> KeyedJaggedTensor:
     """Returns the batch's labels.
 
     Raises:
-        ValueError: they are not a KeyedJaggedTensor with one key.
+        ValueError: the labels are not a KeyedJaggedTensor with one key.
     """
     if not isinstance(batch.labels, KeyedJaggedTensor) or len(batch.labels.keys()) != 1:
         raise ValueError("HSTU models take their labels as a KeyedJaggedTensor with one key")
@@ -28,15 +28,15 @@ def labeled_item_tokens(
     num_labels: Sequence[int],
     num_unlabeled: int = 0,
 ) -> torch.Tensor:
-    """Returns the tokens of the items that the labels belong to, `[num_label_tokens]` int64.
+    """Returns the token indices of the items that the labels belong to, `[num_label_tokens]` int64.
 
-    No host-device synchronization.
+    Does not synchronize host and device.
 
     Args:
         structure: layout of the batch.
-        labels: labels with one key; those of a sample belong to its last items.
-        num_labels: labels of each sample, on the host.
-        num_unlabeled: items at the start of a sample that cannot have a label.
+        labels: labels with one key. The labels of a sample belong to its last items.
+        num_labels: number of labels of each sample, on the host.
+        num_unlabeled: number of items at the start of a sample that cannot have a label.
 
     Raises:
         ValueError: a sample has more labels than items that can have one.

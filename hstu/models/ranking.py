@@ -28,7 +28,7 @@ class RankingHeadConfig:
             equals `num_tasks`.
         prediction_head_act_type: "relu" or "gelu".
         prediction_head_bias: whether the linear layers have a bias.
-        num_tasks: binary tasks encoded in an action, one per bit; 1 for classes.
+        num_tasks: number of binary tasks encoded in an action, one per bit; 1 for classes.
     """
 
     prediction_head_arch: tuple[int, ...]
@@ -51,7 +51,7 @@ class RankingOutput:
 
 
 class HSTURanking(HSTUModel):
-    """Embedding tables, HSTU layers and a head that predicts the action on each labeled item.
+    """Embedding tables, HSTU layers, and a head that predicts the action on each labeled item.
 
     The prediction is read at the item's own token, which sees the history before it but not the action.
     Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
@@ -83,7 +83,7 @@ class HSTURanking(HSTUModel):
 
 
 class RankingDense(nn.Module):
-    """Everything of `HSTURanking` but the sharded tables. Takes the same arguments but the last."""
+    """Everything in `HSTURanking` except the sharded tables. Takes the same arguments, except the last."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class RankingDense(nn.Module):
         Raises:
             ValueError: the labels are not a KeyedJaggedTensor with one key; a sample has more labels than
                 items, or a label outside the head's classes (checked on CPU only); items would see their own
-                actions; or the features disagree, see `HSTUEncoder.forward`.
+                actions; samples with negatives are cut; or the features disagree, see `HSTUEncoder.forward`.
         """
         labels = keyed_labels(batch)
         if not self.config.is_causal and not batch.max_num_candidates:

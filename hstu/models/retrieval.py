@@ -1,4 +1,4 @@
-"""HSTU retrieval model, which predicts the next item by sampled softmax."""
+"""The HSTU retrieval model: predicts the next item by sampled softmax."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RetrievalConfig:
         l2_norm_eps: lower bound of the norm that a vector is divided by.
 
     Raises:
-        ValueError: one of them is not positive.
+        ValueError: a setting is not positive.
     """
 
     temperature: float = 0.05
@@ -47,9 +47,9 @@ class RetrievalOutput:
     """Query and target of each label token, sample by sample, detached.
 
     Attributes:
-        queries: `[num_label_tokens, item_embedding_dim]` float32 unit vectors. An item's score is the product
-            with its normalized embedding, divided by the temperature.
-        targets: `[num_label_tokens]`, the target items.
+        queries: unit vectors, float32 `[num_label_tokens, item_embedding_dim]`. An item's score is a query's
+            product with the item's normalized embedding, divided by the temperature.
+        targets: target items, `[num_label_tokens]`.
     """
 
     queries: torch.Tensor
@@ -59,20 +59,20 @@ class RetrievalOutput:
 class HSTURetrieval(HSTUModel):
     """Embedding tables and HSTU layers; the state before each labeled item predicts that item.
 
-    The state is read at the token right before the item's: the action on the previous item, or the previous
-    item itself where there are no actions. It sees nothing that comes later. A sample's labels belong to its
-    last items; nothing predicts its first item.
+    The state is read at the token right before the item's token. That is the action on the previous item, or
+    the previous item itself if there are no actions. The state sees no later token. A sample's labels belong
+    to its last items, and nothing predicts its first item.
     Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
 
     Args:
         config: sizes of the model; it must be causal.
-        tables: embedding tables; each feature is in exactly one, negatives in the items'.
+        tables: embedding tables; each feature is in exactly one, and negatives share the items' table.
         features: names of the features; retrieval needs negatives.
         retrieval: settings of an item's score.
         tables_device: device of the tables, as in `HSTUModel`.
 
     Raises:
-        ValueError: there is no feature of negatives, or it is not in the items' table; that table is not
+        ValueError: no feature of negatives is named, or it is not in the items' table; that table is not
             sharded; the config is not causal; or the tables do not fit the features.
     """
 
@@ -93,7 +93,7 @@ class HSTURetrieval(HSTUModel):
 
 
 class RetrievalDense(nn.Module):
-    """Everything of `HSTURetrieval` but the sharded tables. Takes the same arguments but the last."""
+    """Everything in `HSTURetrieval` except the sharded tables. Takes the same arguments, except the last."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class RetrievalDense(nn.Module):
     ) -> tuple[torch.Tensor, RetrievalOutput]:
         """Returns the summed loss of the batch's label tokens, a float32 scalar, and the queries.
 
-        Targets are embedded by the sequence's own lookups. Scores and loss are float32 whatever the config's
-        dtype. A batch without tokens or labels has a loss of 0 and zero gradients for all parameters.
+        Targets reuse the embeddings that the sequence looked up. Scores and loss are always float32. A batch
+        without tokens or labels has a loss of 0 and zero gradients for all parameters.
 
         Args:
             embeddings: lookups of each embedding collection, by feature name.

@@ -22,7 +22,7 @@ def sampled_softmax_loss(
 
     The score of a query and an item is their product divided by `temperature`. A negative equal to the
     query's positive does not count. A query without negatives has a loss of 0. Samples are computed one by
-    one, so each costs its own queries × negatives.
+    one, so a sample costs only its own queries × negatives.
 
     Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024, and their training code,
     facebookresearch/generative-recommenders, `research/modeling/sequential/losses/sampled_softmax.py`.
@@ -32,10 +32,10 @@ def sampled_softmax_loss(
         positives: `[Q, d]`, the target item of each query.
         negatives: `[N, d]`, sample by sample.
         positive_ids, negative_ids: `[Q]` and `[N]` integers, ids of the items.
-        queries_per_sample, negatives_per_sample: number of each per sample; they add up to Q and N.
-        temperature: positive.
+        queries_per_sample, negatives_per_sample: numbers per sample, which add up to Q and N.
+        temperature: positive divisor of the scores.
     """
-    # Its exponential vanishes next to that of any score. Infinity would give NaN where all negatives hit.
+    # exp(hidden) vanishes next to exp of any score. −inf would give NaN if all negatives equal the positive.
     hidden = torch.finfo(queries.dtype).min
     samples = zip(
         *(tensor.split(queries_per_sample) for tensor in (queries, positive_ids)),

@@ -29,19 +29,19 @@ def jagged_hstu_attention(
 ) -> torch.Tensor:
     """Computes `SiLU(q kᵀ / sqrt(head_dim)) / scaling_seqlen`, masked, times v, for each sample.
 
-    Tiles that no row sees are left out, so that on a CPU a sample takes the FLOPs that `HSTUFlops` counts.
+    Tiles that no row sees are skipped, so that on a CPU a sample takes the FLOPs that `HSTUFlops` counts.
     The T × T scores are never stored: the backward pass recomputes them tile by tile.
 
     Args:
         q, k, v: `[total_tokens, num_heads, head_dim]` each; samples are concatenated.
-        tiles: the samples, made once per batch.
+        tiles: tiles of the samples, made once per batch.
         scaling_seqlen: constant of the model. A value taken from the batch, such as its longest sequence,
             would make a sample's result depend on the samples it is batched with.
-        fetched: keys and values that pieces of samples see besides k and v, `[num_fetched, 2, num_heads,
-            head_dim]`; None for whole samples.
+        fetched: keys and values that pieces of samples see in addition to k and v, `[num_fetched, 2,
+            num_heads, head_dim]`; None for whole samples.
 
     Returns:
-        `[total_tokens, num_heads, head_dim]`, zero for tokens that are no queries.
+        The results, `[total_tokens, num_heads, head_dim]`, zero for tokens that are not queries.
 
     Raises:
         ValueError: shapes differ, the samples' tokens do not add up, or `scaling_seqlen` is not positive.
@@ -53,14 +53,14 @@ def jagged_hstu_attention(
 
 
 class _JaggedHSTUAttention(torch.autograd.Function):
-    """Runs forward by rows of tiles, backward by columns: each gradient of k and v is written once.
+    """Runs forward by rows of tiles and backward by columns, so each gradient of k and v is written once.
 
     Name suffixes: P samples × heads of a chunk, b tokens of a block, s tokens they are scored against, L
     tokens of a sample padded to whole tiles, D head_dim.
 
     Products apply constant factors before rounding. In 16-bit types, sums over T tokens would overflow
-    without the division by N = scaling_seqlen, and their gradients would underflow with all of it at once. So
-    the gradients of the weights are divided by sqrt(N), and the products made from them by sqrt(N) again.
+    without the division by N = scaling_seqlen, and gradients would underflow if divided by all of N at once.
+    So the gradients of the weights are divided by sqrt(N), and the products made from them by sqrt(N) again.
     """
 
     @staticmethod
@@ -100,14 +100,14 @@ class _JaggedHSTUAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, fetched = ctx.saved_tensors
         if ctx.tiles.has_holes and not ctx.tiles.chunks(*q.shape[1:]):
-            # Gradients of zeros would take memory for nothing.
+            # Gradients that are all zero would waste memory.
             return None, None, None, None if fetched is None else torch.zeros_like(fetched), None, None
         grad_q, grad_k, grad_v = (_with_one_more(x, ctx.tiles.has_holes) for x in (q, k, v))
         grad_fetched = None if fetched is None else torch.zeros_like(fetched)
         memory, sums = _Memory(q), _Memory(q, torch.promote_types(q.dtype, torch.float32))
         for chunk in ctx.tiles.chunks(*q.shape[1:]):
             seen = _seen(chunk, k, v, fetched, copied=True)
-            # Gradients of a piece's keys replace the copies, block by block, once they have been read.
+            # A piece's gradients overwrite the copies of its keys, block by block, after these are read.
             grads = (grad_k, grad_v) if chunk.run is None else seen
             _backward(chunk, (q, *seen, grad_out), (grad_q, *grads), ctx.scaling_seqlen, memory, sums)
             if chunk.run is not None and grad_fetched is not None:
@@ -119,9 +119,9 @@ class _JaggedHSTUAttention(torch.autograd.Function):
 def _seen(
     chunk: Chunk, k: torch.Tensor, v: torch.Tensor, fetched: torch.Tensor | None, copied: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the tensors that hold a chunk's keys and values; those of a piece are gathered first.
+    """Returns the tensors that hold a chunk's keys and values. For a piece, they are gathered first.
 
-    With `copied`, a piece's are never views.
+    With `copied`, the tensors of a piece are never views.
     """
     if chunk.run is None or fetched is None:
         return k, v
@@ -138,17 +138,17 @@ def _backward(
     memory: _Memory,
     sums: _Memory,
 ) -> None:
-    """Computes a chunk's part of the gradients `grads` of q, k and v.
+    """Computes a chunk's part of the gradients `grads` of q, k, and v.
 
     Args:
         chunk: the chunk.
-        inputs: q, k, v and the gradient of the output.
-        grads: destination of the gradients: as q, k and v with one extra token, or a piece's k and v
-            themselves.
+        inputs: q, k, v, and the gradient of the output.
+        grads: destinations of the gradients, shaped like q, k, and v with one extra token. For a piece, its
+            gathered k and v are themselves the destinations.
         scaling_seqlen: constant of the model.
         memory: memory for blocks.
-        sums: memory for sums of blocks. They add up in float32, because one rounding per block would show in
-            16-bit types.
+        sums: memory for sums of blocks. The sums are at least float32, because in 16-bit types one rounding
+            per block would show.
     """
     q, k, v, grad_out = inputs
     grad_q, grad_k, grad_v = grads
@@ -184,8 +184,8 @@ class _Memory:
     """Scratch buffers by name, reused across blocks.
 
     Args:
-        like: gives the device.
-        dtype: dtype of the blocks; None for that of `like`.
+        like: tensor on the device of the blocks.
+        dtype: dtype of the blocks. None means the dtype of `like`.
     """
 
     def __init__(self, like: torch.Tensor, dtype: torch.dtype | None = None) -> None:
@@ -201,7 +201,7 @@ class _Memory:
         return memory[:size].view(shape)
 
     def product(self, left: torch.Tensor, right: torch.Tensor, factor: float) -> torch.Tensor:
-        """Returns `factor · left @ right`, which the next such product overwrites."""
+        """Returns `factor · left @ right`, which the next call overwrites."""
         product = self.block("product", *left.shape[:2], right.shape[2])
         _product(left, right, factor, product)
         return product
@@ -215,15 +215,15 @@ class _Memory:
 
 
 class _Tokens:
-    """Tokens of one tensor in a chunk: copies of several samples', views of one sample's.
+    """The tokens of one tensor in a chunk: copies for several samples, a view for one sample.
 
     Args:
         name: name of the copies' memory.
         place: place of the tokens.
         x: `[total_tokens, H, D]`.
         memory: memory for copies.
-        in_blocks: whether the tokens are read block by block. Then only a block with padding is copied;
-            otherwise all are, if there is padding.
+        in_blocks: whether the tokens are read block by block. If so, only a block with padding is copied.
+            Otherwise, any padding causes all tokens to be copied.
 
     Attributes:
         tokens: `[P, tokens, D]`, without padding if they are a view.
@@ -250,11 +250,11 @@ class _Tokens:
 
 
 class _Results:
-    """Writes a chunk's results, into `out` or over copied tokens that are no longer read.
+    """Writes a chunk's results, either into `out` or over copied tokens that are no longer read.
 
     Args:
-        replaced: the tokens that the results may overwrite.
-        out: `[total_tokens + 1, H, D]`, where the results go.
+        replaced: tokens that the results may overwrite.
+        out: destination of the results, `[total_tokens + 1, H, D]`.
     """
 
     def __init__(self, replaced: _Tokens, out: torch.Tensor) -> None:
@@ -264,7 +264,7 @@ class _Results:
         self._tokens = replaced.tokens if view is None else view
 
     def put_product(self, first: int, left: torch.Tensor, right: torch.Tensor, factor: float) -> None:
-        """Computes the results of the block from token `first` on: `factor · left @ right`, `[P, b, D]`."""
+        """Writes the results of the block from token `first` on: `factor · left @ right`, `[P, b, D]`."""
         start = first - self._place.first
         end = start + left.shape[1]
         if end > self._tokens.shape[1]:
@@ -277,21 +277,21 @@ class _Results:
             tokens.copy_(self._memory.product(left, right, factor))
 
     def put_copies(self) -> None:
-        """Puts the results that are not in `out` yet."""
+        """Writes the results that are not in `out` yet."""
         if self._copies is not None:
             self._place.put(self._copies, self._out, self._place.first)
 
 
 def _multiplies_into(out: torch.Tensor) -> bool:
-    """Returns whether PyTorch multiplies faster into `out`, `[P, …]`, than into memory of its own.
+    """Returns whether PyTorch multiplies faster into `out`, `[P, …]`, than into contiguous scratch memory.
 
-    Into a tensor that is not contiguous, it multiplies on a CPU matrix by matrix.
+    On a CPU, it multiplies into a noncontiguous tensor matrix by matrix.
     """
     return out.is_contiguous() or out.shape[0] < FEW_MATRICES
 
 
 def _with_one_more(x: torch.Tensor, zero: bool = False) -> torch.Tensor:
-    """Returns a tensor like `x` with one extra token, where results of padding go; uninitialized or zero."""
+    """Returns a tensor like `x`, uninitialized or zero, with one extra token for the results of padding."""
     shape = len(x) + 1, *x.shape[1:]
     return x.new_zeros(shape) if zero else x.new_empty(shape)
 
@@ -302,5 +302,5 @@ def _product(left: torch.Tensor, right: torch.Tensor, factor: float, out: torch.
 
 
 def _hide(visible: torch.Tensor, block_Pbs: torch.Tensor) -> None:
-    """Zeroes, in place, the scores of a block that are not visible, `[samples, 1, b, s]`."""
+    """Zeroes, in place, the scores of a block where `visible`, `[samples, 1, b, s]`, is 0."""
     block_Pbs.unflatten(0, (visible.shape[0], -1)).mul_(visible.to(block_Pbs.dtype))

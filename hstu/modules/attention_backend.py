@@ -1,4 +1,4 @@
-"""Choice of the attention backend."""
+"""Chooses the attention backend."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ BACKENDS = {"pytorch": "PyTorch", "triton": "Triton", "cutlass": "CUTLASS"}
 
 
 class Attention(Protocol):
-    """Attention of one batch; all layers share it."""
+    """The attention of one batch; all layers share it."""
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Maps three `[total_tokens, num_heads, head_dim]` to the same shape."""
+        """Returns the attended values. All tensors are `[total_tokens, num_heads, head_dim]`."""
 
 
 class PieceAttention(Protocol):
-    """Attention of the pieces of samples on this rank; all layers share it."""
+    """The attention of the pieces of samples on this rank; all layers share it."""
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, fetched: torch.Tensor
     ) -> torch.Tensor:
         """Returns the results of the pieces' queries, `[total_tokens, num_heads, head_dim]`.
 
-        They are zero for all other tokens. Without pieces, too, the result is one node of the graph that
-        depends on all arguments. Backward gathers the keys again; only the arguments are saved.
+        The results are zero for all other tokens. Even without pieces, the result is one node of the graph
+        that depends on all arguments. Only the arguments are saved, so backward gathers the keys again.
 
         Args:
             q, k, v: `[total_tokens, num_heads, head_dim]` each, of this rank's tokens.
-            fetched: `[num_fetched, 2, num_heads, head_dim]`, keys and values of other ranks' tokens.
+            fetched: keys and values of other ranks' tokens, `[num_fetched, 2, num_heads, head_dim]`.
         """
 
 
@@ -61,12 +61,12 @@ def batch_attention(
     """Returns the attention of whole samples.
 
     Args:
-        backend: "pytorch", "triton" or "cutlass". CUTLASS kernels take no `starts`: Triton runs instead.
-        masks: one per sample.
+        backend: "pytorch", "triton", or "cutlass". With `starts`, Triton replaces the CUTLASS kernels.
+        masks: masks of the samples.
         scaling_seqlen: constant divisor of the attention weights.
         device: device of the tokens.
-        starts: first token of each sample; None if samples are concatenated. With `starts`, results and
-            gradients are zero for tokens of no sample.
+        starts: first token of each sample. None means that samples are concatenated. With `starts`, results
+            and gradients are zero for tokens that belong to no sample.
 
     Raises:
         ImportError: the backend's package is missing.
@@ -92,12 +92,12 @@ def piece_attention(
     """Returns the attention of the pieces of samples on this rank.
 
     Args:
-        backend: "pytorch", "triton" or "cutlass". CUTLASS kernels take no pieces: Triton runs instead.
-        masks: one per piece; none on a rank without pieces.
-        starts: first query of each piece in q; they are consecutive.
-        key_tokens: int64, the location of each mask's `num_tokens` keys, one piece after another. Locations
-            below `len(q)` are this rank's tokens; from there on they count `fetched` tokens. Pieces may share
-            keys, but no key occurs twice in a piece.
+        backend: "pytorch", "triton", or "cutlass". Triton replaces the CUTLASS kernels.
+        masks: masks of the pieces; empty on a rank without pieces.
+        starts: index in q of each piece's first query. The queries of a piece are consecutive.
+        key_tokens: locations of each mask's `num_tokens` keys, int64, piece by piece. Locations below
+            `len(q)` are this rank's tokens, and higher ones count `fetched` tokens. Pieces may share keys,
+            but no key occurs twice in a piece.
         scaling_seqlen: constant divisor of the attention weights.
         device: device of the tokens.
 
@@ -114,11 +114,11 @@ def piece_attention(
 
 @dataclass(frozen=True)
 class RunningBackend:
-    """Backend that runs.
+    """The backend that runs.
 
     Attributes:
-        name: "pytorch", "triton" or "cutlass".
-        reason: why another backend than the requested one runs; empty if the requested one does.
+        name: "pytorch", "triton", or "cutlass".
+        reason: reason for running another backend than the requested one; empty if the requested one runs.
     """
 
     name: str
@@ -134,17 +134,17 @@ def running_backend(
     is_causal: bool,
     num_contextual: int,
 ) -> RunningBackend:
-    """Chooses "cutlass", then "triton", then "pytorch", starting at the requested backend.
+    """Returns the first usable backend among "cutlass", "triton", and "pytorch", from the requested one on.
 
-    "cutlass" runs if it gives the results of "pytorch" for every batch of the model: the masks are ones that
-    its kernels know, and a small batch that is tried here on the GPU agrees.
+    "cutlass" is usable if it gives the results of "pytorch" for every batch of the model. Its kernels must
+    support the masks, and a small batch, which this function tries on the GPU, must agree.
 
     Args:
         requested: name of a backend.
         device: device of the model.
         head_dim, dtype: width and dtype of heads.
         is_causal: whether attention is causal.
-        num_contextual: most contextual tokens of a sample that all see each other.
+        num_contextual: largest number of contextual tokens in a sample that all see each other.
     """
     if requested == "pytorch":
         return RunningBackend("pytorch")

@@ -1,4 +1,4 @@
-"""Checks that all attention backends share."""
+"""Checks of inputs that all attention backends share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_inputs(
 
     Args:
         q, k, v: `[total_tokens, num_heads, head_dim]` each.
-        num_tokens: tokens of the batch's masks, or their end if there are holes.
+        num_tokens: number of tokens in the batch's masks, or the end of the last mask if there are holes.
         scaling_seqlen: divisor of the attention weights.
         has_holes: whether there may be tokens that belong to no mask.
 
@@ -36,15 +36,15 @@ def check_inputs(
 
 
 def check_fetched(k: torch.Tensor, fetched: torch.Tensor, num_locations: int) -> None:
-    """Checks keys and values that come from other ranks.
+    """Checks keys and values that were fetched from other ranks.
 
     Args:
         k: this rank's keys, `[total_tokens, num_heads, head_dim]`.
         fetched: `[num_fetched, 2, num_heads, head_dim]`.
-        num_locations: number of own and fetched tokens that the pieces' keys require.
+        num_locations: number of own and fetched tokens that the keys of pieces require.
 
     Raises:
-        ValueError: shapes or dtypes differ, or there are too few tokens.
+        ValueError: shapes or dtypes differ, or there are fewer than `num_locations` tokens.
     """
     if fetched.shape[1:] != (2, *k.shape[1:]) or fetched.dtype != k.dtype:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Samples in whole tiles of tokens: what attention computes together, and what each tile sees."""
+"""Samples in whole tiles of tokens, divided into chunks that attention computes together."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from commons.sequence_batch.packed_rows import to_device_together
 from hstu.modules.attention_mask import SampleMask, consecutive_starts
 from hstu.modules.key_run import KeyRun, key_runs
 
-# Size in float32 of the queries, keys or values of a chunk: of several samples, which it copies, and of
-# several heads of one sample. On a CPU most of it stays in the core's own cache between matrix products.
+# Bytes in float32 of a chunk's queries, keys, or values: for several samples, which are copied, and for
+# several heads of one sample. On a CPU, most of them stay in the core's own cache between matrix products.
 CPU_CHUNK_BYTES, CPU_HEADS_BYTES = 512 << 10, 1200 << 10
 CUDA_CHUNK_BYTES, CUDA_HEADS_BYTES = 1 << 25, 1 << 25
-# Tiles of query rows per product. One on a CPU, whose time is FLOPs; more on CUDA, whose time is launches.
+# Tiles of query rows per product. FLOPs limit a CPU, so it takes one. Launches limit CUDA, so it takes more.
 CPU_ROW_TILES = 1
 CUDA_ROW_TILES = 16
 
 
 @dataclass(frozen=True)
 class Place:
-    """Places of samples' queries, or of their keys, in a tensor of tokens, and their padding.
+    """The places of samples' queries or keys in a tensor of tokens, and their padding.
 
     Attributes:
-        starts: first token of each sample.
+        starts: index of each sample's first token in the tensor.
         lengths: number of tokens of each sample.
-        first: index in the sample of the only sample's first token; several samples start with theirs.
-        num_tokens: L, tokens of every sample with padding to whole tiles.
-        heads: the heads.
+        first: index in its sample of that first token, which is 0 if there are several samples.
+        num_tokens: number of tokens of every sample, L, including padding to whole tiles.
+        heads: slice of the heads.
         device: device of the tokens.
     """
 
@@ -45,18 +45,18 @@ class Place:
 
     @property
     def end(self) -> int:
-        """Index in the sample of the first token after the padded ones."""
+        """Index in the sample of the first token after the padding."""
         return self.first + self.num_tokens
 
     @property
     def num_heads(self) -> int:
-        """Heads of all samples, P."""
+        """Number of heads of all samples together, P."""
         return len(self.starts) * (self.heads.stop - self.heads.start)
 
     def view(self, x: torch.Tensor) -> torch.Tensor | None:
         """Returns the tokens of `[total_tokens, H, D]` as `[heads, tokens, D]`, without copying or padding.
 
-        None if there are several samples.
+        The result is None if there are several samples.
         """
         if len(self.starts) > 1:
             return None
@@ -67,8 +67,8 @@ class Place:
 
         Args:
             x: `[total_tokens, H, D]`.
-            padded: `[samples · heads, tokens, D]`, contiguous; takes the copies.
-            first: index of one sample's first token; several samples' are copied from the first to the last.
+            padded: contiguous destination of the copies, `[samples · heads, tokens, D]`.
+            first: index in its sample of the first token to copy. Several samples are copied whole.
 
         Returns:
             `padded`.
@@ -89,8 +89,8 @@ class Place:
 
         Args:
             values: `[samples · heads, tokens, D]`, contiguous.
-            out: `[total_tokens + 1, H, D]`, contiguous; padding goes to the last.
-            first: index of one sample's first token; several samples' are written from the first to the last.
+            out: `[total_tokens + 1, H, D]`, contiguous; the last token takes the padding.
+            first: index in its sample of the first token to write. Several samples are written whole.
         """
         if len(self.starts) == 1:
             tokens = self._only(first, first + values.shape[1])
@@ -102,17 +102,17 @@ class Place:
         _wide(out.view(-1, width)).index_copy_(0, rows, _wide(values))
 
     def _only(self, first: int, last: int) -> slice:
-        """Returns where tokens of the only sample are, without padding."""
+        """Returns the slice of the only sample's tokens from `first` to `last`, without padding."""
         (start,), (length,) = self.starts, self.lengths
         return slice(start + first - self.first, start + min(last - self.first, length))
 
     def _rows_of(self, per_token: int, padding: int | None = None) -> torch.Tensor:
-        """Returns int64 `[samples · heads · L]`: where the values of each sample, head and token are.
+        """Returns the row of each sample, head, and token, int64 `[samples · heads · L]`.
 
         Args:
-            per_token: rows from a token to the next.
-            padding: the token that stands for padding; None for the sample's first, so that a value that is
-                not finite stays within its sample.
+            per_token: number of rows from one token to the next.
+            padding: token that stands in for padding. None means the sample's first token, so that a value
+                that is not finite stays within its sample.
         """
         key = per_token, padding
         if key not in self._row_indices:
@@ -129,12 +129,12 @@ class Place:
 
     @cached_property
     def _is_token(self) -> np.ndarray:
-        """bool `[samples, L]`; False for padding."""
+        """Whether each token is real and not padding, bool `[samples, L]`."""
         return np.arange(self.num_tokens) < np.array(self.lengths)[:, None]
 
     @cached_property
     def _is_real(self) -> torch.Tensor | None:
-        """int64 `[samples, 1, L, 1]`, 0 in padding; None if there is none."""
+        """1 for real tokens and 0 for padding, int64 `[samples, 1, L, 1]`; None without padding."""
         if self._is_token.all():
             return None
         (is_real,) = to_device_together([self._is_token.ravel()], self.device)
@@ -143,17 +143,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Samples with equal tile counts, and the heads of them, that are computed together.
+    """Samples with equal numbers of tiles, and the heads of these samples, that are computed together.
 
-    Several samples come with all heads, and are copied whole. One sample may come with some of its heads, and
-    in blocks. So may one piece of a sample, whose keys are gathered first. Rows (queries) and columns (keys)
-    count tokens from the sample's start.
+    A chunk of several samples has all heads, and copies the samples whole. A chunk of one sample may have
+    only some heads, and reads tokens in blocks. The same holds for one piece, whose keys are gathered first.
+    Rows (queries) and columns (keys) are counted from the sample's start.
 
     Attributes:
         masks: masks of the samples.
         queries: places of the queries.
-        keys: places of the keys and values; those of a piece are in its run.
-        row_tiles: tiles of query rows per product.
+        keys: places of the keys and values. For a piece, these are places in its run.
+        row_tiles: number of tiles of query rows per product.
         run: keys of the piece; None if the samples are whole.
     """
 
@@ -166,9 +166,9 @@ class Chunk:
     def row_blocks(self) -> Iterator[tuple[int, int, int, torch.Tensor | None]]:
         """Yields blocks of query rows.
 
-        Each is: first and last row, exclusive; the number of columns, from 0, that one of them sees; and
-        which of the last columns are visible, `[samples, 1, rows, last columns]` in float32, or None for the
-        causal triangle of the last tile.
+        A block is (first row, last row, last column, mask), where "last" is exclusive. Its rows see no later
+        columns. The mask, float32 `[samples, 1, rows, last columns]`, is 1 where a row sees one of the last
+        columns; rows see all columns before these. None means a causal triangle from the first row on.
         """
         for first, last, is_plain in self._row_ranges:
             columns = min(max(last, self._prefix), self.keys.end)
@@ -179,17 +179,17 @@ class Chunk:
             yield first, last, columns, visible
 
     def column_blocks(self) -> Iterator[tuple[int, int, int, torch.Tensor | None]]:
-        """Yields blocks of columns; with one tile per block, their tiles are those of `row_blocks`.
+        """Yields blocks of columns. With one tile per block, they have the tiles of `row_blocks`.
 
-        Each is: first and last column, exclusive; the first of the rows, up to the last, that see one of
-        them; and for the first of these rows which columns they see, `[samples, 1, columns, first rows]` in
-        float32, or None if every row sees the columns up to its own.
+        A block is (first column, last column, first row, mask), where "last" is exclusive. Earlier rows see
+        none of its columns. The mask, float32 `[samples, 1, columns, rows]`, is 1 where a row, from the
+        first row on, sees a column; later rows see all. None means that rows see the columns up to their own.
         """
         rows = self.queries
         for first, last, is_plain in self._column_ranges:
             first_row = min(max(0 if first < self._prefix else first, rows.first), rows.end)
             visible = None
-            # A prefix that ends with the block's first column is plain for its rows, not for earlier ones.
+            # If a prefix ends with the block's first column, only the earlier rows are not plain.
             if not is_plain or first_row < first:
                 # Rows after the block see all columns that precede the candidates.
                 in_history = all(min(last, mask.num_tokens) <= mask.history_end for mask in self.masks)
@@ -204,7 +204,7 @@ class Chunk:
         contextual, history_end, per_candidate = (values.view(-1, 1, 1, 1) for values in self._mask_numbers)
         prefix_end = torch.minimum(torch.maximum(rows + 1, contextual), history_end)
         past_history = (rows - history_end).clamp(min=0)
-        # For a row in the history, this gives columns up to the row itself, which it sees anyway.
+        # For a row in the history, this is the row itself, which it sees anyway.
         own_start = rows - past_history % per_candidate
         return ((seen < prefix_end) | ((seen >= own_start) & (seen <= rows))).float()
 
@@ -217,43 +217,43 @@ class Chunk:
         return self._row_ranges if self.keys is self.queries else self._ranges(self.keys)
 
     def _ranges(self, place: Place) -> list[tuple[int, int, bool]]:
-        """Returns first and last token of blocks, exclusive, and whether each row sees all up to itself."""
+        """Returns each block's first and last token, exclusive, and whether its rows are plain."""
         size = TILE * self.row_tiles
         ranges = [(first, min(first + size, place.end)) for first in range(place.first, place.end, size)]
         return [(*block, all(mask.is_plain(*block) for mask in self.masks)) for block in ranges]
 
     @cached_property
     def _prefix(self) -> int:
-        """Tokens of the tiles that hold tokens which all see each other."""
+        """Number of tokens in the tiles that hold the longest prefix."""
         return _padded(max(mask.prefix for mask in self.masks))
 
     @cached_property
     def _mask_numbers(self) -> torch.Tensor:
-        """int64 `[3, samples]`: prefix, end of the history, tokens per candidate."""
+        """Prefix, end of the history, and tokens per candidate of each sample, int64 `[3, samples]`."""
         numbers = [(mask.prefix, mask.history_end, mask.tokens_per_candidate) for mask in self.masks]
         return to_device_together([np.array(numbers).T.ravel()], self.queries.device)[0].view(3, -1)
 
 
-# Mask, where its queries start, and the keys of a piece.
+# A mask, the index of its first query, and the keys of a piece.
 _Sample = tuple[SampleMask, int, KeyRun | None]
 
 
 class AttentionTiles:
     """The samples of a batch in chunks; made once per batch, for all layers, forward and backward.
 
-    A sample's FLOPs depend neither on the samples it is computed with nor on the device's cache: only samples
-    with equally many tiles, which see equally many, are computed together. Each piece is computed alone.
+    A sample's FLOPs depend neither on the samples it is computed with nor on the device's cache. Only samples
+    with equal numbers of tiles and of prefix tiles are computed together. A piece is computed by itself.
 
     Args:
-        masks: one per sample or piece.
+        masks: masks of the samples or pieces.
         device: device of the tokens.
-        starts: first query of each mask; other tokens may lie between them. None if the queries are
-            all tokens, in the order of the masks.
+        starts: index of each mask's first query; other tokens may lie between masks. None means that all
+            tokens are queries, in the order of the masks.
         key_tokens: locations of the pieces' keys, as `key_runs` takes them; None for whole samples.
 
     Attributes:
         end: index of the first token after all queries.
-        has_holes: whether there may be tokens that are no queries.
+        has_holes: whether there may be tokens that are not queries.
         num_locations: number of own and fetched tokens that `key_tokens` requires.
 
     Raises:
@@ -297,7 +297,7 @@ class AttentionTiles:
         for (num_tokens, *_), samples in sorted(self._groups.items(), reverse=True):
             head_bytes = 4 * num_tokens * head_dim
             heads = min(max(heads_bytes // head_bytes, 1), num_heads)
-            # Copies of at most half the batch, so that they weigh little next to it.
+            # At most half the batch is copied at a time, so that the copies weigh little next to the batch.
             together = max(min(chunk_bytes // (num_heads * head_bytes), half // num_tokens), 1)
             for first in range(0, len(samples), together):
                 for head in range(0, num_heads, heads):
@@ -318,14 +318,14 @@ class AttentionTiles:
 
 
 def _padded(num_tokens: int) -> int:
-    """Returns the tokens of whole tiles."""
+    """Returns the number of tokens, rounded up to whole tiles."""
     return -(-num_tokens // TILE) * TILE
 
 
 def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Returns the rows of width D of `[total_tokens, H, D]`, and the rows from one token to the next.
+    """Returns `[total_tokens, H, D]` as rows of width D, and the number of rows from a token to the next.
 
-    A view where strides allow, such as queries inside one projection.
+    The result is a view if the strides allow it, as they do for queries inside one projection.
     """
     num_tokens, num_heads, width = x.shape
     if x.stride()[1:] != (width, 1) or x.stride(0) % width:
@@ -335,7 +335,7 @@ def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def _wide(rows: torch.Tensor) -> torch.Tensor:
-    """Returns a view of contiguous rows in elements of 16 bytes, if they fit.
+    """Returns a view of contiguous rows in elements of 16 bytes, if whole elements fit.
 
     `index_copy_` costs the same per element, whatever its size.
     """

@@ -28,24 +28,24 @@ from hstu.modules.attention_tiles import AttentionTiles
 DISTRIBUTION = "fbgemm_gpu_hstu"
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = (32, 64, 128, 256)
-TOLERANCE = 0.03  # of a result's norm; bfloat16 is within 0.01, wrong masks are not within 0.1
+TOLERANCE = 0.03  # share of a result's norm: bfloat16 stays within 0.01, and wrong masks exceed 0.1
 
 
 class CutlassSamples:
-    """Samples of a batch in the form that the kernels take. Make one per batch; all layers share it.
+    """The samples of a batch in the form that the kernels take. Make one per batch; all layers share it.
 
     Samples without tokens are left out.
 
     Args:
-        masks: one per sample.
+        masks: masks of the samples.
         device: device of the tokens.
 
     Attributes:
-        num_tokens: tokens of all samples.
-        longest: tokens of the longest sample.
-        tokens_per_candidate: 2 for an item and its action, 1 for an item alone.
-        offsets: int32 `[samples + 1]`, first token of each sample, then the number of all tokens.
-        num_targets: int32 `[samples]`, candidates' tokens of each sample; None if there are none.
+        num_tokens: number of tokens of all samples.
+        longest: number of tokens of the longest sample.
+        tokens_per_candidate: 2 for an item and its action, 1 for an item without an action.
+        offsets: first token of each sample, then the number of all tokens, int32 `[samples + 1]`.
+        num_targets: number of candidate tokens of each sample, int32 `[samples]`; None without candidates.
 
     Raises:
         ValueError: tokens before a sample's candidates see later ones, which the kernels cannot express; or
@@ -80,7 +80,7 @@ def cutlass_hstu_attention(
     Equals `jagged_hstu_attention` up to rounding. Host and device do not synchronize.
 
     Args:
-        q, k, v: `[total_tokens, num_heads, head_dim]` each, bfloat16 or float16; head_dim is 32, 64, 128 or
+        q, k, v: `[total_tokens, num_heads, head_dim]` each, bfloat16 or float16; head_dim is 32, 64, 128, or
             256. They may be views of one projection.
         samples: the batch's samples.
         scaling_seqlen: constant of the model.
@@ -121,12 +121,12 @@ def cutlass_hstu_attention(
 
 
 def unsupported(head_dim: int, dtype: torch.dtype, is_causal: bool, num_contextual: int) -> str:
-    """Returns why the kernels cannot compute a model's attention; empty if they can.
+    """Returns the reason why the kernels cannot compute a model's attention; empty if they can.
 
     Args:
         head_dim, dtype: width and dtype of heads.
         is_causal: whether attention is causal.
-        num_contextual: most contextual tokens of a sample that all see each other.
+        num_contextual: largest number of contextual tokens in a sample that all see each other.
     """
     if dtype not in DTYPES:
         return f"CUTLASS kernels take bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
@@ -143,15 +143,15 @@ def unsupported(head_dim: int, dtype: torch.dtype, is_causal: bool, num_contextu
 
 
 def disagreement(head_dim: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Returns why the installed kernels cannot be used for these heads; empty if they can.
+    """Returns the reason why the installed kernels cannot be used for these heads; empty if they can.
 
     Runs a small batch forward and backward and compares it with `jagged_hstu_attention`. A build without the
-    kernels for a width, dtype or mask can return arbitrary numbers instead of an error, and versions of the
-    package divide by the longest sample of the batch on some chips.
+    kernels for a width, dtype, or mask can return arbitrary numbers instead of raising an error. On some
+    chips, some versions of the package divide by the longest sample of the batch.
     """
-    lengths = ((150, 20), (4, 0), (67, 67))  # tokens, and those before the candidates
-    # Mostly candidates, so that a wrong mask shows; among them more than one tile of the kernels. Without
-    # candidates, other kernels run.
+    lengths = ((150, 20), (4, 0), (67, 67))  # tokens of a sample, and its tokens before the candidates
+    # Most tokens are candidates, so that a wrong mask shows, and one sample's candidates exceed a tile of the
+    # kernels. Without candidates, other kernels run.
     with_candidates = [SampleMask(num_tokens, 0, end, 2, is_causal=True) for num_tokens, end in lengths]
     without = [SampleMask(num_tokens, 0, num_tokens, 2, is_causal=True) for num_tokens, _ in lengths]
     try:
@@ -164,7 +164,7 @@ def disagreement(head_dim: int, dtype: torch.dtype, device: torch.device) -> str
 
 
 def _agrees(masks: Sequence[SampleMask], head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns whether results and gradients for these masks are PyTorch's."""
+    """Returns whether results and gradients for these masks agree with PyTorch's."""
     shape = sum(mask.num_tokens for mask in masks), 2, head_dim
     generator = torch.Generator().manual_seed(0)
     *qkv, grad = (torch.randn(shape, generator=generator, device="cpu").to(device, dtype) for _ in range(4))
@@ -178,7 +178,7 @@ def _agrees(masks: Sequence[SampleMask], head_dim: int, dtype: torch.dtype, devi
         inputs = [x.detach().requires_grad_() for x in qkv]
         out = attention(*inputs, scaling_seqlen=scaling_seqlen)
         results.append([x.float() for x in (out, *torch.autograd.grad(out, inputs, grad))])
-    # Not `>`, so that results that are not a number count as different.
+    # `<=` rather than a negated `>`, so that NaN counts as a difference.
     return all(
         bool((got - want).norm() <= TOLERANCE * want.norm()) for want, got in zip(*results, strict=True)
     )
@@ -194,7 +194,7 @@ def _package() -> ModuleType:
     """Returns the package, loaded under the distribution's name, because its own name, `hstu`, is taken here.
 
     Raises:
-        ImportError: it is not installed or does not load.
+        ImportError: the package is not installed or does not load.
     """
     if DISTRIBUTION in sys.modules:
         return sys.modules[DISTRIBUTION]
@@ -213,7 +213,7 @@ def _package() -> ModuleType:
     sys.modules[DISTRIBUTION] = package  # its modules import each other through this entry
     try:
         spec.loader.exec_module(package)
-    except Exception as error:  # besides ImportError, such as a shared library for another torch
+    except Exception as error:  # not only ImportError, as for a library built for another torch
         del sys.modules[DISTRIBUTION]
         raise ImportError(f"{DISTRIBUTION} does not load: {_first_line(error)}") from error
     return package

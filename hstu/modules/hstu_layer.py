@@ -22,12 +22,12 @@ class HSTULayer(nn.Module):
 
     Args:
         hidden_size: width of a token, d.
-        num_heads, head_dim: H and dh; H·dh need not be d.
+        num_heads, head_dim: number and width of the heads, H and dh; H·dh need not be d.
         dropout: dropout probability of the layer's output.
         norm_epsilon: epsilon of both layer norms.
         recompute_input_layernorm: whether backward recomputes the first layer norm from x instead of keeping
             its result, `[total_tokens, d]`.
-        recompute_input_silu: whether backward recomputes u, v, q and k from the projection, which is kept
+        recompute_input_silu: whether backward recomputes u, v, q, and k from the projection, which is kept
             anyway, instead of keeping `[total_tokens, 4·H·dh]`.
         device: device of the parameters.
     """
@@ -55,7 +55,7 @@ class HSTULayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """Maps `[total_tokens, hidden_size]` to the same shape; `attention` is that of the batch."""
+        """Returns the output, `[total_tokens, hidden_size]` like x; `attention` is that of the batch."""
         projected = self._projected(x)
         uvqk = silu(projected)
         recompute = recomputed_in_backward(uvqk, silu, projected)
@@ -73,7 +73,7 @@ class HSTULayer(nn.Module):
             return self.uvqk(normalized)
 
     def _normalized(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the first norm in autocast's dtype; a copy made by the linear layer would be kept."""
+        """Returns the first norm in autocast's dtype. Otherwise the linear layer would keep a cast copy."""
         normalized, device = self.input_norm(x), x.device.type
         if torch.is_autocast_enabled(device):
             return normalized.to(torch.get_autocast_dtype(device))

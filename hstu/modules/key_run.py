@@ -14,7 +14,7 @@ from hstu.modules.attention_mask import SampleMask
 
 @dataclass(frozen=True)
 class KeyRun:
-    """Locations of tokens, such as the first tokens of one sample, in their order.
+    """The locations of tokens, such as the first tokens of one sample, in order.
 
     This rank's n tokens have locations 0 to n - 1; fetched tokens follow.
 
@@ -32,7 +32,7 @@ class KeyRun:
 
     @property
     def end(self) -> int:
-        """Number of locations that must exist."""
+        """Number of own and fetched tokens that the run requires."""
         return max((last for _, last in self.segments), default=0)
 
     def gather(
@@ -42,7 +42,7 @@ class KeyRun:
         heads: slice = slice(None),
         copied: bool = False,
     ) -> torch.Tensor:
-        """Returns the run's tokens, `[tokens, heads, D]`; a view if they are one stretch, unless `copied`.
+        """Returns the run's tokens, `[tokens, heads, D]`; a view if one slice holds them, unless `copied`.
 
         Args:
             own, fetched: `[n, H, D]` and `[fetched tokens, H, D]`.
@@ -55,7 +55,7 @@ class KeyRun:
     def add(
         self, grads: torch.Tensor, own: torch.Tensor, fetched: torch.Tensor, heads: slice = slice(None)
     ) -> None:
-        """Adds gradients of gathered tokens to those of their origins; the adjoint of `gather`.
+        """Adds the gradients of gathered tokens to the gradients of their origins; the adjoint of `gather`.
 
         The additions run in the order of the segments, so that sums are deterministic.
 
@@ -70,7 +70,7 @@ class KeyRun:
             first += len(part)
 
     def _parts(self, own: torch.Tensor, fetched: torch.Tensor, heads: slice) -> Iterator[torch.Tensor]:
-        """Yields views of each segment's tokens; a segment may go on from own tokens to fetched ones."""
+        """Yields views of each segment's tokens; own tokens and then fetched ones may share a segment."""
         num_own = len(own)
         for first, last in self.segments:
             if first < num_own:
@@ -83,11 +83,11 @@ def key_runs(key_tokens: np.ndarray, masks: Sequence[SampleMask]) -> list[KeyRun
     """Returns the run of each piece's keys.
 
     Args:
-        key_tokens: int64, locations of keys 0 to `num_tokens` of each mask, one piece after another.
-        masks: one per piece.
+        key_tokens: locations of each mask's `num_tokens` keys, int64, piece by piece.
+        masks: masks of the pieces.
 
     Raises:
-        ValueError: there are not as many locations as keys.
+        ValueError: the number of locations differs from the number of keys.
     """
     ends = list(accumulate(mask.num_tokens for mask in masks))
     num_keys = ends[-1] if ends else 0

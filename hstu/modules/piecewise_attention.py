@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class PiecewiseAttention:
-    """Attention in a step in which a sample is cut; every rank runs it, with or without a piece.
+    """Attention in a step that cuts a sample. Every rank runs it, with or without a piece.
 
-    While keys and values of other pieces are on their way, what sees none of them is computed. A rank without
-    pieces runs the same operations on nothing: collectives of forward and backward then have one order on all
-    ranks.
+    While keys and values from other ranks are in transit, rows that see no other piece are computed. A rank
+    without pieces runs the same operations with nothing to fetch, so that the collectives of forward and
+    backward have the same order on all ranks.
 
     Args:
-        backend: "pytorch", "triton" or "cutlass".
-        masks: masks of each row by itself, as `SequenceStructure.masks` returns them.
-        pieces: places of the rows.
+        backend: "pytorch", "triton", or "cutlass".
+        masks: mask of each row by itself, as `SequenceStructure.masks` returns them.
+        pieces: places of the rows in their samples.
         scaling_seqlen: constant divisor of the attention weights.
         device: device of the tokens.
 
     Raises:
-        ValueError: planning counted other tokens than the model has.
+        ValueError: the plan's token counts differ from the model's.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class PiecewiseAttention:
         )
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Maps three `[total_tokens, num_heads, head_dim]` to the same shape."""
+        """Returns the attended values. All tensors are `[total_tokens, num_heads, head_dim]`."""
         on_their_way = self._fetch.start(k, v)
         whole_output = self._whole(q, k, v)
         return whole_output + self._pieces(q, k, v, on_their_way.land())
 
 
 def _num_seen(pieces: PlacedPieces, tokens_per_candidate: int, is_causal: bool) -> np.ndarray:
-    """Returns how many tokens of its sample each row of the step sees, int64 `[rows of the step]`."""
+    """Returns the number of its sample's tokens that each row sees, int64 `[rows of the step]`."""
     rows = pieces.all_rows()
     if is_causal:
         return rows["last_token"]
@@ -84,13 +84,13 @@ def _num_seen(pieces: PlacedPieces, tokens_per_candidate: int, is_causal: bool) 
 
 
 def _mask_of_piece(mask: SampleMask, first: int, num_keys: int, ends_sample: bool) -> SampleMask:
-    """Returns the mask of a piece in the coordinates of its sample, from that of the piece by itself.
+    """Returns the mask of a piece in the coordinates of its sample, from the mask of the piece by itself.
 
     Args:
         mask: mask of the piece's own tokens.
-        first: the piece's first token in its sample.
-        num_keys: tokens of the sample that the piece sees.
-        ends_sample: whether it is the last piece, which has the candidates.
+        first: index in the sample of the piece's first token.
+        num_keys: number of the sample's tokens that the piece sees.
+        ends_sample: whether this is the sample's last piece, which has the candidates.
     """
     return replace(
         mask,

@@ -1,4 +1,4 @@
-"""Head that turns a token's state into scores of its action."""
+"""The head that turns a token's state into scores of its action."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
 class PredictionHead(nn.Sequential):
-    """MLP from `[tokens, input_size]` to `[tokens, widths[-1]]`, with activations between its layers.
+    """An MLP from `[tokens, input_size]` to `[tokens, widths[-1]]`, with activations between its layers.
 
     Args:
         input_size: width of a token.
@@ -21,7 +21,7 @@ class PredictionHead(nn.Sequential):
         device: device of the parameters.
 
     Raises:
-        ValueError: there are no widths, one is not positive, or the activation is unknown.
+        ValueError: there are no widths, a width is not positive, or the activation is unknown.
     """
 
     def __init__(

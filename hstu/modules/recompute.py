@@ -13,18 +13,18 @@ import torch
 def recomputed_in_backward(
     result: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor], argument: torch.Tensor
 ) -> Iterator[None]:
-    """While active, autograd does not save `result` or its views; backward computes them again.
+    """While active, keeps autograd from saving `result` or its views; backward recomputes them.
 
-    All views share one computation per backward pass. Unlike `torch.utils.checkpoint`, the operations that
-    use `result` do not run again.
+    All views share one computation per backward pass. Unlike with `torch.utils.checkpoint`, the operations
+    that use `result` do not run again.
 
     Args:
         result: `function(argument)`, contiguous.
-        function: deterministic function. It runs in backward as it does here, under autocast if this is on.
+        function: deterministic function. In backward, it runs under the autocast state that is active here.
         argument: tensor kept for backward instead of `result`.
     """
     source = _Source(function, argument.detach())
-    # While `result` is alive, no other storage has this address, unless it is 0: empty ones and meta ones.
+    # While `result` is alive, no other storage has its address, except that empty and meta ones share 0.
     address, dtype = result.untyped_storage().data_ptr(), result.dtype
 
     def pack(saved: torch.Tensor) -> torch.Tensor | _View:
@@ -41,11 +41,11 @@ class _Source:
     """Recomputes a tensor, and keeps it until each view has been used once.
 
     Args:
-        function: function from `argument` to the tensor.
-        argument: tensor without a graph.
+        function: function that computes the tensor from `argument`.
+        argument: detached tensor.
 
     Attributes:
-        num_views: saved views.
+        num_views: number of saved views.
     """
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], argument: torch.Tensor) -> None:
@@ -73,7 +73,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _View:
-    """View of a recomputed tensor."""
+    """A view of a recomputed tensor."""
 
     source: _Source
     shape: torch.Size

@@ -23,13 +23,13 @@ class SequencePreprocessor(nn.Module):
     `SequenceStructure.token_positions`, clamped to the last bucket.
 
     Args:
-        contextual_feature_names: may be empty.
+        contextual_feature_names: contextual features in the order of their tokens; may be empty.
         item_feature_name: feature of the items.
-        action_feature_name: feature with one action per item; None for items alone.
+        action_feature_name: feature with one action per item; None for items without actions.
         contextual_embedding_dim: width of the contextual embeddings.
         item_embedding_dim: width of the item and the action embeddings.
         hidden_size: width of a token; embeddings of another width go through a linear layer.
-        num_position_buckets: positions with their own embedding.
+        num_position_buckets: number of positions with their own embedding.
         device: device of the parameters.
 
     Raises:
@@ -68,15 +68,15 @@ class SequencePreprocessor(nn.Module):
         counts: Mapping[str, np.ndarray],
         pieces: np.ndarray | None = None,
     ) -> tuple[torch.Tensor, SequenceStructure]:
-        """Returns the tokens, `[total_tokens, hidden_size]`, and their layout; no host-device
-        synchronization.
+        """Returns the tokens, `[total_tokens, hidden_size]`, and their layout.
+
+        Does not synchronize host and device.
 
         Args:
             embedded: values `[num_ids of the feature, embedding_dim]` of B samples, by feature name.
-            num_candidates: `[B]` integers, number of last items that are candidates; None for none.
-            counts: the lengths of the features, and the candidates, on the host, as
-                `HSTUBatch.row_counts_on_host` returns them.
-            pieces: `[B]` of dtype `PIECE`, where the batch holds pieces of samples.
+            num_candidates: number of each sample's last items that are candidates, `[B]` integers, or None.
+            counts: result of `HSTUBatch.row_counts_on_host`: lengths of the features, and the candidates.
+            pieces: places of the rows, `[B]` of dtype `PIECE`, if the batch has pieces of samples; else None.
 
         Raises:
             ValueError: the lengths disagree; see `SequenceStructure.of`.

@@ -1,4 +1,4 @@
-"""Layout of each sample's contextual, history and candidate tokens in a batch of jagged sequences."""
+"""Layout of each sample's contextual, history, and candidate tokens in a batch of jagged sequences."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hstu.modules.attention_mask import SampleMask
 
 @dataclass(frozen=True)
 class SequenceStructure:
-    """Layout of the concatenated tokens of B samples.
+    """The layout of the concatenated tokens of B samples.
 
-    A sample's tokens are its contextual ones, then item₁ action₁ item₂ action₂ … (items alone if there are
-    no actions). Its last items are the candidates. Tensors are on the batch's device, lists on the host.
+    A sample's tokens are its contextual tokens, then item₁ action₁ item₂ action₂ …, or only items if there
+    are no actions. Its last items are the candidates. Tensors are on the batch's device, lists on the host.
 
-    A sample may be a piece of a longer one. Then its tokens are those of its own items. It may look up the
-    item after them, too, which is no token.
+    A sample may be a piece of a longer one. Its tokens are then those of its own items. A piece may also look
+    up the item after its own, which is not a token.
 
     Attributes:
         tokens_per_item: 2 with actions, 1 without.
-        total_tokens: tokens of all samples.
-        offsets: `[B]` int64, index of each sample's first token.
-        contextual_lengths: `[B]` int64, contextual tokens of each sample.
-        item_lengths: `[B]` int64, items of each sample, candidates included.
-        looked_up_lengths: `[B]` int64, the same with the item after a piece.
-        candidate_lengths: `[B]` int64, number of last items that are candidates.
+        total_tokens: number of tokens of all samples.
+        offsets: index of each sample's first token, `[B]` int64.
+        contextual_lengths: number of contextual tokens of each sample, `[B]` int64.
+        item_lengths: number of items of each sample, including candidates, `[B]` int64.
+        looked_up_lengths: `item_lengths` plus the item after each piece, if it is looked up, `[B]` int64.
+        candidate_lengths: number of last items that are candidates, `[B]` int64.
         host_contextual_lengths, host_item_lengths, host_looked_up_lengths, host_candidate_lengths: these
-            four on the host.
-        first_positions: `[B]` int64, tokens of the whole sample before a piece; None if there are no pieces.
+            four lengths on the host.
+        first_positions: number of a sample's tokens before each piece, `[B]` int64; None without pieces.
     """
 
     tokens_per_item: int
@@ -58,17 +58,16 @@ class SequenceStructure:
         on_host: Sequence[list[int]],
         pieces: np.ndarray | None = None,
     ) -> SequenceStructure:
-        """Returns the layout of samples with these lengths, `[B]` integers each; no host-device
-        synchronization.
+        """Returns the layout of samples with these lengths, without host-device synchronization.
 
         Args:
-            contextual_lengths: contextual tokens, all contextual features together.
-            item_lengths: items that are looked up, candidates included.
-            candidate_lengths: number of last items that are candidates; None for none.
+            contextual_lengths: number of contextual tokens of each sample, `[B]` integers.
+            item_lengths: number of items that each sample looks up, including candidates, `[B]` integers.
+            candidate_lengths: number of last items that are candidates, `[B]` integers; None without any.
             tokens_per_item: 2 with actions, 1 without.
-            on_host: counts of each sample: its contextual tokens, items, actions and candidates. Without
-                actions, the items twice.
-            pieces: `[B]` of dtype `PIECE`, where the batch holds pieces.
+            on_host: numbers of contextual tokens, looked-up items, actions, and candidates of each sample.
+                Without actions, the third list is not used.
+            pieces: places of the rows, `[B]` of dtype `PIECE`, if the batch has pieces; else None.
 
         Raises:
             ValueError: a sample has unequal numbers of items and actions, or more candidates than items.
@@ -106,7 +105,7 @@ class SequenceStructure:
     def token_positions(self) -> torch.Tensor:
         """Returns each token's position in its whole sample, `[total_tokens]` int64.
 
-        All candidates of a sample share positions: the item follows right after the history, then its action.
+        All candidates of a sample share positions: the item comes right after the history, then its action.
         So a candidate's score depends neither on the other candidates nor on their order.
         """
         lengths = self.contextual_lengths + self.tokens_per_item * self.item_lengths
@@ -123,25 +122,25 @@ class SequenceStructure:
         return positions + self.first_positions.repeat_interleave(lengths, output_size=self.total_tokens)
 
     def item_tokens(self) -> torch.Tensor:
-        """Returns the token of each item in order, `[items]` int64."""
+        """Returns the index of each item's token in order, `[items]` int64."""
         total = sum(self.host_item_lengths)
         return spread(self.item_offsets, self.item_lengths, total, self.tokens_per_item)
 
     def own_items(self) -> torch.Tensor | None:
-        """Returns which of the items that are looked up are tokens, `[items]` int64; None if all are."""
+        """Returns the indices of the looked-up items that are tokens, `[items]` int64; None if all are."""
         if self.host_item_lengths == self.host_looked_up_lengths:
             return None
         starts = self.looked_up_lengths.cumsum(0) - self.looked_up_lengths
         return spread(starts, self.item_lengths, sum(self.host_item_lengths))
 
     def last_item_tokens(self, num_last: torch.Tensor, total: int) -> torch.Tensor:
-        """Returns the tokens of each sample's last `num_last` items in order, `[total]` int64.
+        """Returns the token indices of each sample's last `num_last` items in order, `[total]` int64.
 
-        The item after a piece counts as its last one; its token would be the next one after the piece's.
+        The item after a piece counts as the piece's last item. Its index is the one after the piece's tokens.
 
         Args:
-            num_last: `[B]` integers, at most the sample's items.
-            total: their sum, passed so that it need not be read from the device.
+            num_last: `[B]` integers, at most the sample's number of items.
+            total: sum of `num_last`, passed so that it need not be read from the device.
         """
         first_item = self.looked_up_lengths - num_last
         return spread(
@@ -169,6 +168,8 @@ def _check(items: list[int], actions: list[int], candidates: list[int]) -> None:
         zip(items, actions, candidates, strict=True)
     ):
         if num_items != num_actions:
-            raise ValueError(f"row {row} has {num_items} items and {num_actions} actions; expected as many")
+            raise ValueError(
+                f"row {row} has {num_items} items and {num_actions} actions; expected equally many"
+            )
         if not 0 <= num_candidates <= num_items:
             raise ValueError(f"row {row} has {num_candidates} candidates among its {num_items} items")

@@ -39,23 +39,23 @@ def triton_hstu_attention(
 
     Equals `jagged_hstu_attention`, in one kernel forward and two backward (three for head_dim above 128, or
     above 64 in float32). Masked tiles are skipped, scores are never stored, and host and device do not
-    synchronize. Sums are float32; float32 products are three TF32 products. Results are deterministic.
+    synchronize. Sums are float32. A float32 product is three TF32 products. Results are deterministic.
 
     Args:
-        q, k, v: `[total_tokens, num_heads, head_dim]` each, all bfloat16, float16 or float32. They may be
-            views of one projection. head_dim is at most 256; it is padded to a power of two.
-        work: masks of the batch's samples.
+        q, k, v: `[total_tokens, num_heads, head_dim]` each, all bfloat16, float16, or float32. They may be
+            views of one projection. head_dim is at most 256, and is padded to a power of two.
+        work: masks of the batch's samples, and the work lists made from them.
         scaling_seqlen: constant of the model.
-        fetched: keys and values that pieces of samples see besides k and v, `[num_fetched, 2, num_heads,
-            head_dim]`; None for whole samples.
+        fetched: keys and values that pieces of samples see in addition to k and v, `[num_fetched, 2,
+            num_heads, head_dim]`; None for whole samples.
 
     Returns:
-        `[total_tokens, num_heads, head_dim]`, contiguous, with the inputs' dtype, zero for tokens that are no
-        queries.
+        The results, `[total_tokens, num_heads, head_dim]`, contiguous, with the inputs' dtype, and zero for
+        tokens that are not queries.
 
     Raises:
         ImportError: triton is not installed.
-        ValueError: shapes, dtypes or devices do not fit, or `scaling_seqlen` is not positive.
+        ValueError: shapes, dtypes, or devices do not fit, or `scaling_seqlen` is not positive.
     """
     check_inputs(q, k, v, work.end, scaling_seqlen, work.has_holes)
     if fetched is not None and work.run is not None:
@@ -102,11 +102,11 @@ class _TritonHSTUAttention(torch.autograd.Function):
         tiles = _tiles(q)
         _, items_q, items_kv = _lists(work, q.device, tiles)
         if work.has_holes and not len(items_q):
-            # Gradients of zeros would take memory for nothing.
+            # Gradients that are all zero would waste memory.
             return None, None, None, None if fetched is None else torch.zeros_like(fetched), None, None
         q, k, v = _kernel_inputs(q, k, v, fetched, work)
         grad_out = grad_out.contiguous()
-        # All keys of pieces are in a block of columns. Whole samples' keys have the queries' holes.
+        # Every key of a piece is in some block of columns. Keys of whole samples have the queries' holes.
         grad_q, grad_k, grad_v = (_new(x, work.has_holes and (x is q or fetched is None)) for x in (q, k, v))
         # Gradients of scores are cast to the inputs' dtype. Dividing by sqrt(scaling_seqlen) before the cast
         # and again after the sum keeps float16 from overflowing or underflowing.
@@ -129,14 +129,14 @@ class _TritonHSTUAttention(torch.autograd.Function):
 def _kernel_inputs(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, fetched: torch.Tensor | None, work: TritonWork
 ) -> Sequence[torch.Tensor]:
-    """Returns queries, keys and values as the kernels take them; the keys of pieces are gathered."""
+    """Returns queries, keys, and values as the kernels take them. The keys of pieces are gathered first."""
     if fetched is not None and work.run is not None:
         k, v = work.run.gather(k, fetched[:, 0]), work.run.gather(v, fetched[:, 1])
     return *_with_equal_strides(q), *_with_equal_strides(k, v)
 
 
 def _new(like: torch.Tensor, zero: bool) -> torch.Tensor:
-    """Returns a contiguous tensor, of zeros or uninitialized."""
+    """Returns a contiguous tensor like another, of zeros or uninitialized."""
     new = torch.zeros if zero else torch.empty
     return new(like.shape, dtype=like.dtype, device=like.device)
 
@@ -165,7 +165,7 @@ def _lists(work: TritonWork, device: torch.device, tiles: KernelTiles) -> list[t
 
 
 def _with_equal_strides(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Returns the tensors, contiguous unless their strides agree and the last one is 1."""
+    """Returns the tensors if their strides agree and the last stride is 1, else contiguous copies."""
     if len({x.stride() for x in tensors}) == 1 and tensors[0].stride(2) == 1:
         return tensors
     return [x.contiguous() for x in tensors]

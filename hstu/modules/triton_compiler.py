@@ -1,4 +1,4 @@
-"""The assembler that Triton compiles kernels with, and a version that gets kernels like HSTU's wrong."""
+"""Finds the version of Triton's assembler, and warns of a version that miscompiles kernels like HSTU's."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import re
 import subprocess
 
 logger = logging.getLogger(__name__)
-# Miscompiles kernels with several products on Hopper; Triton 3.6.0 and 3.7.1 bundle it (triton issues 10486,
-# 10573 and 11366).
+# This ptxas miscompiles kernels with several products on Hopper. Triton 3.6.0 and 3.7.1 bundle it (triton
+# issues 10486, 10573, and 11366).
 _WRONG_PTXAS, _HOPPER = "12.8.93", (9, 0)
 
 
 @functools.cache
 def ptxas_version() -> str:
-    """Returns the version of the ptxas that Triton calls, such as "12.9.86"; empty if it cannot be told."""
+    """Returns the version of the ptxas that Triton calls, such as "12.9.86"; empty if it is unknown."""
     try:
         from triton import knobs
 
@@ -30,7 +30,7 @@ def ptxas_version() -> str:
 
 @functools.cache
 def warn_of_wrong_code(chip: tuple[int, int]) -> None:
-    """Warns once per process if kernels for a chip, by compute capability, may be compiled wrong."""
+    """Warns, once per process, if kernels for a chip of this compute capability may be miscompiled."""
     if chip == _HOPPER and ptxas_version() == _WRONG_PTXAS:
         logger.warning(
             f"Triton {importlib.metadata.version('triton')} compiles with ptxas {_WRONG_PTXAS}, which gets "

@@ -22,7 +22,7 @@ NUM_FIELDS = tl.constexpr(15)
 def _item(work, num_heads):
     """Returns this program's work item and head, then places of token 0 of the sample among queries and keys.
 
-    Then follow the end of the rows, the number of columns, and the block's first row or column.
+    The end of the rows, the number of columns, and the block's first row or column follow.
     """
     item = work + tl.program_id(0) // num_heads * NUM_FIELDS
     head = tl.program_id(0) % num_heads
@@ -30,13 +30,13 @@ def _item(work, num_heads):
     return item, head, query_base, key_base, tl.load(item + 3), tl.load(item + 4), tl.load(item + 8)
 
 
-# With TRITON_INTERPRET=1 at import, kernels run in Python, also on a CPU.
+# With TRITON_INTERPRET=1 at import, kernels run in Python, even on a CPU.
 INTERPRETED = tl.constexpr(not isinstance(_item, triton.JITFunction))
 
 
 @triton.jit
 def _num_tiles(item, EDGE: tl.constexpr):
-    """Returns the number of tiles that need the mask if EDGE, else of those that do not."""
+    """Returns the number of tiles that need the mask if EDGE, else the number of the others."""
     if EDGE:
         return tl.load(item + 12) + tl.load(item + 14)
     return tl.load(item + 10)
@@ -53,7 +53,7 @@ def _tile(item, step, EDGE: tl.constexpr):
 
 @triton.jit
 def _load(base, first, end, stride, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr):
-    """Loads `[ROWS, DIM]` from token `first` on; zeros from token `end` on and past head_dim."""
+    """Loads `[ROWS, DIM]` starting at token `first`, with zeros from token `end` on and past head_dim."""
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
     pointers = base + first.to(tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
     inside = (rows < end - first)[:, None]
@@ -64,7 +64,7 @@ def _load(base, first, end, stride, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, 
 
 @triton.jit
 def _store(base, values, first, end, stride, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr):
-    """Stores `[ROWS, DIM]` from token `first` on; nothing from token `end` on and past head_dim."""
+    """Stores `[ROWS, DIM]` starting at token `first`, but nothing from token `end` on or past head_dim."""
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
     pointers = base + first.to(tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
     inside = (rows < end - first)[:, None]
@@ -75,7 +75,7 @@ def _store(base, values, first, end, stride, HEAD_DIM: tl.constexpr, ROWS: tl.co
 
 @triton.jit
 def _dot(a, b, acc=None):
-    """Returns `a b + acc`; float32 products as three TF32 products, which is nearly as accurate."""
+    """Returns `a b + acc`. Three TF32 products replace a float32 product, and are nearly as accurate."""
     if INTERPRETED:  # the interpreter cannot multiply bfloat16
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="tf32x3")

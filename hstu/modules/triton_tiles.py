@@ -1,4 +1,4 @@
-"""Tile shapes of the Triton kernels by head width, dtype and chip.
+"""Tile shapes of the Triton kernels by head width, dtype, and chip.
 
 `make check-kernels` compiles all of them. They are chosen so that 16-bit variants do not spill registers.
 """
@@ -15,12 +15,12 @@ INTERPRETER = (0, 0)  # in place of a compute capability
 
 @dataclass(frozen=True)
 class TileShape:
-    """Tile of scores that a program computes at a time, and compiler options of the program.
+    """The tile of scores that a program computes at a time, and compiler options of the program.
 
     Attributes:
-        rows, columns: queries and keys; powers of two, at least 16.
-        num_warps: warps of a program.
-        num_stages: stages of the pipeline that loads tiles ahead.
+        rows, columns: numbers of queries and of keys; powers of two, at least 16.
+        num_warps: number of warps of a program.
+        num_stages: number of stages of the pipeline that loads tiles ahead.
     """
 
     rows: int
@@ -29,7 +29,7 @@ class TileShape:
     num_stages: int
 
     def constants(self, head_dim: int) -> dict[str, int]:
-        """Returns the constants that all kernels are compiled with."""
+        """Returns the constants with which all kernels are compiled."""
         padded = padded_head_dim(head_dim)
         return {"HEAD_DIM": head_dim, "DIM": padded, "ROWS": self.rows, "COLUMNS": self.columns}
 
@@ -39,17 +39,17 @@ class TileShape:
 
 
 TOGETHER = ({"GRAD_K": True, "GRAD_V": True},)
-# For wide heads the sums of both gradients do not fit into registers at once.
+# For wide heads, the sums of both gradients do not fit into registers at once.
 APART = ({"GRAD_K": True, "GRAD_V": False}, {"GRAD_K": False, "GRAD_V": True})
 
 
 @dataclass(frozen=True)
 class KernelTiles:
-    """Tile shapes of the three kernels.
+    """The tile shapes of the three kernels.
 
     Attributes:
-        forward, grad_q, grad_kv: shape of each.
-        grad_kv_passes: constants of each launch of the last.
+        forward, grad_q, grad_kv: tile shape of each kernel.
+        grad_kv_passes: constants of each launch of the kernel for the gradients of k and v.
     """
 
     forward: TileShape
@@ -59,7 +59,7 @@ class KernelTiles:
 
 
 _T = TileShape
-# Keys are padded head widths. These fit into 99 KiB of shared memory, which sm_86, sm_89 and sm_120 have.
+# Keys are padded head widths. These shapes fit into the 99 KiB of shared memory of sm_86, sm_89, and sm_120.
 MMA_16_BIT = {
     32: KernelTiles(_T(128, 64, 4, 3), _T(64, 64, 4, 3), _T(64, 64, 4, 3)),
     64: KernelTiles(_T(128, 64, 8, 3), _T(128, 64, 8, 3), _T(32, 128, 8, 2)),

@@ -1,4 +1,4 @@
-"""Work lists of the Triton kernels: the visible tiles of each sample, computed from host numbers."""
+"""Work lists of the Triton kernels: the visible tiles of each sample, computed on the host."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hstu.modules.triton_tiles import TileShape
 
 
 class TritonWork:
-    """Masks of a batch and the kernels' work lists. Make one per batch; all layers share it.
+    """The masks of a batch and the kernels' work lists. Make one per batch; all layers share it.
 
     Args:
-        masks: one per sample or piece.
-        starts: first query of each mask; other tokens may lie between them. None if the queries are
-            all tokens, in the order of the masks.
+        masks: masks of the samples or pieces.
+        starts: index of each mask's first query; other tokens may lie between masks. None means that all
+            tokens are queries, in the order of the masks.
         key_tokens: locations of the pieces' keys, as `key_runs` takes them; None for whole samples.
 
     Attributes:
         end: index of the first token after all queries.
-        has_holes: whether there may be tokens that are no queries.
+        has_holes: whether there may be tokens that are not queries.
         run: keys of all pieces; None for whole samples.
 
     Raises:
@@ -66,10 +66,10 @@ class TritonWork:
     def lists(
         self, device: torch.device, by_rows: Sequence[TileShape], by_columns: Sequence[TileShape]
     ) -> list[torch.Tensor]:
-        """Returns a work list on the device for each tile shape, those `by_rows` first.
+        """Returns a work list on the device for each tile shape, first `by_rows`, then `by_columns`.
 
-        The first call copies them all in one non-blocking transfer from pinned memory. Later calls return the
-        same tensors.
+        The first call copies all lists in one non-blocking transfer from pinned memory. Later calls return
+        the same tensors.
 
         Args:
             device: device of the kernels.
@@ -77,11 +77,11 @@ class TritonWork:
             by_columns: tile shapes of the kernels that compute blocks of columns.
 
         Returns:
-            `[items, 15]` int32 each, items with most tiles first. Rows, columns and candidates count tokens
-            from the sample's start. Fields 0 to 7 are those of `_Samples`, field 8 is the first row or column
-            of the block. Fields 9 to 14 are three ranges of tiles, begin and number each: tiles visible
-            throughout, tiles at the mask's edge, and tiles that only candidates see. Tiles of rows are
-            counted from the first row.
+            The lists, `[items, 15]` int32 each, items with most tiles first. Rows, columns, and candidates
+            are counted from the sample's start. Fields 0 to 7 are the fields of `_Samples`, and field 8 is
+            the first row or column of the block. Fields 9 to 14 are three ranges of tiles, begin and number
+            each: fully visible tiles, tiles at the mask's edge, and tiles that only candidates see. Tiles
+            of rows are counted from the first row.
         """
         key = (device, (*by_rows, *by_columns))
         if key not in self._on_device:
@@ -99,7 +99,7 @@ class TritonWork:
         """Returns the items of blocks of rows, which visit tiles of columns."""
         samples, first = self._samples.blocks(self._samples.first_row, self._samples.end_row, shape.rows)
         last = np.minimum(first + shape.rows, samples.end_row) - 1
-        # Columns before the candidates that the first and the last row of the block see.
+        # Numbers of leading columns that the first and the last row of the block see.
         first_prefix = np.clip(first + 1, samples.prefix, samples.history_end)
         last_prefix = np.clip(last + 1, samples.prefix, samples.history_end)
         full = first_prefix // shape.columns
@@ -122,7 +122,7 @@ class TritonWork:
         last_candidate = (last - history_end) // per_candidate
         own_end = history_end + (last_candidate + 1) * per_candidate
         end = np.where(first < history_end, samples.end_row, own_end)
-        # First row from which on all rows see all columns of the block.
+        # The first row such that it and all later rows see all columns of the block.
         full = np.where(last < samples.prefix, 0, np.where(last < history_end, last, end))
         begin, full, end = (
             np.clip(row, samples.first_row, samples.end_row) - samples.first_row for row in (begin, full, end)
@@ -137,8 +137,8 @@ class _Samples:
     """Numbers of samples or pieces, int64 `[samples]` each, in the order of a work item's fields.
 
     Attributes:
-        query_base: place in q of token 0 of the sample, as if its first tokens preceded the queries there.
-        key_base: place in k and v of token 0.
+        query_base: place in q of the sample's token 0, as if the sample's first tokens preceded its queries.
+        key_base: place in k and v of the sample's token 0.
         first_row, end_row, num_keys, prefix, history_end, tokens_per_candidate: fields of `SampleMask`;
             `num_keys` is its `num_tokens`.
     """
@@ -154,11 +154,11 @@ class _Samples:
 
     @property
     def fields(self) -> list[np.ndarray]:
-        """All of the numbers."""
+        """All fields, in order."""
         return list(vars(self).values())
 
     def blocks(self, first: np.ndarray, end: np.ndarray, size: int) -> tuple[_Samples, np.ndarray]:
-        """Returns the sample of each block of `size` tokens from `first` to `end`, and its first token."""
+        """Returns the sample and the first token of each block of `size` tokens from `first` to `end`."""
         num_blocks = _ceil_div(end - first, size)
         ends = num_blocks.cumsum()
         blocks = np.arange(num_blocks.sum()) - (ends - num_blocks).repeat(num_blocks)
@@ -169,7 +169,7 @@ class _Samples:
 def _longest_first(
     samples: _Samples, first: np.ndarray, *ranges: tuple[np.ndarray, np.ndarray]
 ) -> np.ndarray:
-    """Returns items `[blocks, 15]`, most tiles first, so that the programs that start last are short."""
+    """Returns the items, `[blocks, 15]`, most tiles first, so that the programs that start last are short."""
     bounds = [(begin, end - begin) for begin, end in ranges]
     num_tiles = sum(number for _, number in bounds)
     fields = [*samples.fields, first, *(field for both in bounds for field in both)]

@@ -1,1 +1,1 @@
-"""Entry points of the HSTU models and what their gin files say."""
+"""Entry points of the HSTU models, and the settings in their gin files."""

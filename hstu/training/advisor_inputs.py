@@ -36,7 +36,7 @@ def configured_model() -> ConfiguredModel:
 
 
 def configured_lengths(num_random: int) -> SampleLengths | None:
-    """Returns the dataset's training samples, `num_random` random ones; None if no dataset is configured."""
+    """Returns the training samples, `num_random` of them if they are random; None without a dataset."""
     if is_bound("BenchmarkDatasetArgs.feature_args"):
         return _random_lengths(from_gin(BenchmarkDatasetArgs), num_random)
     return _lengths_on_disk() if is_bound("hstu.DatasetArgs.dataset_name") else None
@@ -65,7 +65,7 @@ def _lengths_on_disk() -> SampleLengths:
     args = from_gin(DatasetArgs)
     path = Path("data") / args.dataset_name if args.dataset_path is None else Path(args.dataset_path)
     sequences = UserSequences.open(path, args.dataset_name)
-    # Retrieval holds out each user's last item, ranking a fraction of the events.
+    # Retrieval holds out each user's last item, and ranking holds out a fraction of the events.
     num_held_out = 1 if is_bound("RetrievalArgs.num_negatives") else None
     source = UserSequenceSource(sequences, "train", args.max_history_seqlen, num_held_out=num_held_out)
     rule = TokenRule(per_item=2, extra=len(sequences.meta.contextual_feature_names))

@@ -26,7 +26,7 @@ from commons.training import EvaluationMetrics, TrainerArgs, TrainingTask
 from commons.training.run_log import warn_once
 from commons.training.training_state import settings_of
 from commons.training.training_task import random_sources, rank_datasets
-from hstu.batch_shuffler import flops_of_rows  # and registers "hstu"
+from hstu.batch_shuffler import flops_of_rows  # this import registers "hstu"
 from hstu.models.embedding_tables import EmbeddingTable
 from hstu.models.hstu_config import HSTUConfig
 from hstu.models.hstu_encoder import HSTUFeatures
@@ -35,7 +35,7 @@ from hstu.training.model_args import DatasetArgs, NetworkArgs, RankingArgs, Retr
 
 @dataclass(frozen=True)
 class HSTUSources:
-    """Samples that a gin file configures.
+    """The samples that a gin file configures.
 
     Attributes:
         train: training samples.
@@ -50,7 +50,7 @@ class HSTUSources:
 
 @dataclass(frozen=True)
 class ModelParts:
-    """Configuration, tables and features of a model."""
+    """Configuration, tables, and features of a model."""
 
     config: HSTUConfig
     tables: list[EmbeddingTable]
@@ -61,12 +61,12 @@ def sources_from_gin(trainer: TrainerArgs, num_held_out: int | None = None) -> H
     """Returns random samples if `BenchmarkDatasetArgs` is configured, else samples from `DatasetArgs`' files.
 
     Args:
-        trainer: provides batch sizes and the seed.
-        num_held_out: events of each user held out for evaluation; None for a fraction of them.
+        trainer: settings with the batch sizes and the seed.
+        num_held_out: number of each user's events held out for evaluation; None for a fraction of them.
 
     Raises:
         ValueError: settings are missing or contradict each other, or a file is malformed.
-        FileNotFoundError: the dataset is not prepared; the message has the command that prepares it.
+        FileNotFoundError: the dataset is not prepared; the message gives the command that prepares it.
     """
     if not is_bound("BenchmarkDatasetArgs.feature_args"):
         return _disk_sources(num_held_out)
@@ -95,7 +95,7 @@ def _disk_sources(num_held_out: int | None) -> HSTUSources:
 
 
 def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs, device: torch.device) -> ModelParts:
-    """Returns configuration, tables and features of a model for samples of this spec.
+    """Returns the configuration, tables, and features of a model for samples of this spec.
 
     Warns once about each setting without effect on this device.
     """
@@ -139,7 +139,7 @@ def hstu_task(
     metrics: EvaluationMetrics,
     *settings: NetworkArgs | RankingArgs | RetrievalArgs,
 ) -> TrainingTask:
-    """Returns the task of training a model on these samples; `settings` are those of the model."""
+    """Returns the task of training a model on these samples. `settings` are the model's gin settings."""
     flops = HSTUFlops(
         config.num_layers,
         config.hidden_size,
@@ -167,7 +167,7 @@ def hstu_task(
 
 
 def _dynamic_tables(spec: SequenceDatasetSpec) -> list[str]:
-    """Returns one warning for all tables, if any."""
+    """Returns one warning about all settings of dynamic tables that have no effect, if there are any."""
     ignored = {
         table.table_name: table.settings_without_effect()
         for table in spec.tables

@@ -49,16 +49,16 @@ class DatasetArgs:
 @gin.configurable(module="hstu")
 @dataclass
 class NetworkArgs(BaseNetworkArgs):
-    """Settings of the HSTU layers; all of `BaseNetworkArgs` applies.
+    """Settings of the HSTU layers, including all of `BaseNetworkArgs`.
 
     Attributes:
-        embedding_backend: name that gin files of this field have; tables are TorchRec's.
+        embedding_backend: name in gin files of other trainers, without effect here: tables are TorchRec's.
     """
 
     embedding_backend: str | None = None
 
     def settings_without_effect(self) -> list[str]:
-        """Returns one line for each setting without effect."""
+        """Returns one warning for each setting without effect."""
         lines = super().settings_without_effect()
         if self.embedding_backend is not None:
             lines.append("NetworkArgs.embedding_backend has no effect here: tables are TorchRec's")
@@ -76,7 +76,7 @@ class NetworkArgs(BaseNetworkArgs):
         )
 
     def backend_lines(self, backend: RunningBackend) -> list[str]:
-        """Returns one line if another backend than `kernel_backend` runs."""
+        """Returns one warning if another backend than `kernel_backend` runs."""
         return [self.backend_line(BACKENDS[backend.name], backend.reason)] if backend.reason else []
 
     def config(self, num_contextual: int, max_items: int, attention_backend: str) -> HSTUConfig:
@@ -110,11 +110,11 @@ class RankingArgs:
     """Settings of the head that predicts actions.
 
     Attributes:
-        prediction_head_arch: output widths of its linear layers.
+        prediction_head_arch: output widths of the head's linear layers.
         prediction_head_act_type: "relu" or "gelu".
         prediction_head_bias: whether the linear layers have a bias.
-        num_tasks: binary tasks, one per bit of the action; 1 for classes.
-        eval_metrics: names of metrics: "AUC" alone, in any case of letters.
+        num_tasks: number of binary tasks, one per bit of the action; 1 for classes.
+        eval_metrics: names of metrics. Only "AUC" is supported, in upper or lower case.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
@@ -152,17 +152,17 @@ class RankingArgs:
 @gin.configurable(module="hstu")
 @dataclass
 class RetrievalArgs:
-    """Settings of learning and retrieving the next item.
+    """Settings for training and evaluating retrieval of the next item.
 
     Attributes:
-        num_negatives: negatives drawn for each sample and epoch.
+        num_negatives: number of negatives drawn for each sample and epoch.
         temperature: divisor of scores, which are products of unit vectors.
         l2_norm_eps: lower bound of the norm that a vector is divided by.
-        eval_metrics: "HR@k", "Recall@k" or "NDCG@k", over a ranking of all items.
+        eval_metrics: names of metrics, "HR@k", "Recall@k", or "NDCG@k", over a ranking of all items.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
-        ValueError: a value is out of range, or a metric unknown.
+        ValueError: a value is out of range, or a metric is unknown.
     """
 
     num_negatives: int

@@ -21,7 +21,7 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
 
     Raises:
         ValueError: settings are missing or contradict each other.
-        FileNotFoundError: the dataset is not prepared; the message has the command that prepares it.
+        FileNotFoundError: the dataset is not prepared; the message gives the command that prepares it.
     """
     network, ranking = from_gin(NetworkArgs), from_gin(RankingArgs)
     sources = sources_from_gin(trainer)
@@ -40,7 +40,8 @@ def _check_head(ranking: RankingArgs, spec: SequenceDatasetSpec) -> None:
     if spec.num_tasks > 1 and not ranking.num_tasks == arch[-1] == spec.num_tasks:
         raise ValueError(
             f"RankingArgs.num_tasks = {ranking.num_tasks}, prediction_head_arch = {arch}: the dataset has "
-            f"{spec.num_tasks} tasks, expected num_tasks = {spec.num_tasks} and this as the last width"
+            f"{spec.num_tasks} tasks, expected num_tasks = {spec.num_tasks}, and a last width of "
+            f"{spec.num_tasks}"
         )
     if ranking.num_tasks < arch[-1] < spec.num_classes:
         raise ValueError(
@@ -56,7 +57,7 @@ def _check_head(ranking: RankingArgs, spec: SequenceDatasetSpec) -> None:
 
 
 def _positive_class(spec: SequenceDatasetSpec, ranking: RankingArgs) -> int:
-    """Returns the first positive class. The default is four fifths up, like four stars of five."""
+    """Returns the first positive class. The default is four fifths of the way up, like 4 of 5 stars."""
     if spec.positive_class is not None:
         return spec.positive_class
     return math.ceil(0.8 * ranking.prediction_head_arch[-1]) - 1

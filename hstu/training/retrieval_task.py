@@ -22,7 +22,7 @@ def retrieval_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
 
     Raises:
         ValueError: settings are missing or contradict each other.
-        FileNotFoundError: the dataset is not prepared; the message has the command that prepares it.
+        FileNotFoundError: the dataset is not prepared; the message gives the command that prepares it.
     """
     network, retrieval = from_gin(NetworkArgs), from_gin(RetrievalArgs)
     histories = sources_from_gin(trainer, num_held_out=1)

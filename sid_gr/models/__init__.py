@@ -1,4 +1,4 @@
-"""SID-GR model and its retrieval."""
+"""The SID-GR model and its retrieval."""
 
 from sid_gr.models.beam_search import beam_search
 from sid_gr.models.code_tree import CodeTree

@@ -1,4 +1,4 @@
-"""Code tuples of all items, as a tree of prefixes."""
+"""The code tuples of all items, as a tree of prefixes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from commons.datasets import ItemSIDs
 
 
 class CodeTree(nn.Module):
-    """Prefixes of the items' semantic IDs by length, and the items of each complete tuple.
+    """The prefixes of the items' semantic IDs by length, and the items of each complete tuple.
 
     Node n at depth h is the n-th prefix of h + 1 codes, in lexicographic order. The root above depth 0 is
-    node 0. Memory is proportional to the number of items, whatever the codebooks' sizes. The buffers move to
-    the model's device, but are not part of its state.
+    node 0. Memory is proportional to the number of items and independent of the codebooks' sizes. The buffers
+    move to the model's device, but are not part of its state.
 
     Args:
         sids: items and their codes.
@@ -48,7 +48,7 @@ class CodeTree(nn.Module):
         self.max_items_per_tuple = int(counts.max())
 
     def num_prefixes(self, depth: int) -> int:
-        """Returns how many prefixes of `depth + 1` codes lead to an item."""
+        """Returns the number of prefixes of `depth + 1` codes that lead to an item."""
         return self.get_buffer(f"keys_{depth}").numel()
 
     def child_nodes(self, nodes: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +60,7 @@ class CodeTree(nn.Module):
 
         Returns:
             The child's number, int64 `[..., codebook size]`, and whether it exists, bool of the same shape.
-            The number of a child that does not exist is some other node's.
+            A child that does not exist has the number of some other node.
         """
         keys, size = self.get_buffer(f"keys_{depth}"), self.codebook_sizes[depth]
         wanted = nodes.unsqueeze(-1) * size + torch.arange(size, device=nodes.device)

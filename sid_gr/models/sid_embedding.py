@@ -1,4 +1,4 @@
-"""Embeds codes, contextual ids, BOS and positions as the decoder's input."""
+"""Embeds codes, contextual ids, BOS, and positions as the decoder's input."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _POSITION_STD = 0.02
 
 
 class SIDEmbedding(nn.Module):
-    """Embedding table per hierarchy and contextual feature, BOS, and learned positions.
+    """One table per hierarchy and per contextual feature, a BOS embedding, and learned positions.
 
-    Semantic IDs come from residual quantization, where a code refines the codes before it. So the token of a
-    code is the sum of its item's codes up to it, and the token of the last code represents the whole item.
-    All tokens of an item, its BOS included, also add the sum of the previous item. This convolution over two
+    Semantic IDs come from residual quantization, where a code refines the codes before it. So a code's token
+    is the sum of its item's code embeddings up to this code, and the last code's token represents the item.
+    All tokens of an item, including its BOS, also add the sum of the previous item. This convolution over two
     items has no parameters, and makes transitions between items available to the first layer.
 
-    The tables are plain modules replicated on every rank: a codebook has a few hundred rows, less than what
-    an all-to-all of lookups would move.
+    The tables are plain modules replicated on every rank. A codebook has a few hundred rows, which is less
+    than an all-to-all of lookups would move.
 
     Args:
-        codebook_sizes: rows of each hierarchy's table.
-        contextual_vocab_sizes: rows of each contextual feature's table.
+        codebook_sizes: number of rows of each hierarchy's table.
+        contextual_vocab_sizes: number of rows of each contextual feature's table.
         hidden_size: width of a token.
-        num_position_buckets: positions with their own embedding; later positions share the last.
+        num_position_buckets: number of positions with their own embedding; later positions share the last.
         device: device of the parameters.
     """
 
@@ -46,12 +46,12 @@ class SIDEmbedding(nn.Module):
             return nn.Embedding(rows, hidden_size, device=device)
 
         self.codes = nn.ModuleList(table(size) for size in codebook_sizes)
-        # A list and not a ModuleDict, because torch reserves some names.
+        # A ModuleList and not a ModuleDict, because torch reserves some names.
         self._contextual_names = list(contextual_vocab_sizes)
         self.contextual = nn.ModuleList(table(size) for size in contextual_vocab_sizes.values())
         self.bos = nn.Parameter(torch.randn(1, hidden_size, device=device))
         self.positions = table(num_position_buckets)
-        # Small next to the codes, which carry the token's meaning.
+        # Positions start small next to the codes, which carry the token's meaning.
         nn.init.normal_(self.positions.weight, std=_POSITION_STD)
 
     def forward(self, batch: SIDBatch, layout: TokenLayout) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,7 +98,7 @@ class SIDEmbedding(nn.Module):
         return self.positions(positions.clamp(max=self.positions.num_embeddings - 1))
 
     def _items(self, codes: torch.Tensor) -> torch.Tensor:
-        """Maps codes `[items · hierarchies]` to the sums up to each, `[items, hierarchies, hidden_size]`."""
+        """Returns the sums up to each code, `[items, hierarchies, d]`, from `[items · hierarchies]` codes."""
         by_hierarchy = codes.view(-1, len(self.codes)).unbind(1)
         embedded = [table(column) for table, column in zip(self.codes, by_hierarchy, strict=True)]
         return torch.stack(embedded, 1).cumsum(1)

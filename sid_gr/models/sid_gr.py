@@ -23,7 +23,7 @@ from sid_gr.modules.decoder import Decoder, DecoderConfig
 from sid_gr.modules.piecewise_attention import PiecewiseCausalAttention
 from sid_gr.modules.token_layout import TokenLayout
 
-# Tokens in the beams' cache, padding included: one gigabyte for eight bfloat16 layers of eight heads of 128.
+# Limit of the beams' cache in padded tokens: 1 GB for eight bfloat16 layers of eight heads of width 128.
 _CACHED_TOKENS = 1 << 15
 
 
@@ -32,12 +32,12 @@ class SIDGRConfig:
     """Sizes and settings of the model.
 
     Attributes:
-        decoder: the layers.
+        decoder: sizes of the layers.
         top_k: number of items to retrieve, and of beams.
         contextual_vocab_sizes: number of ids of each contextual feature, in the order of their tokens.
-        share_lm_head: True for one head for all hierarchies, as wide as the largest codebook; False for one
-            head each.
-        num_position_buckets: positions with their own embedding; later positions share the last.
+        share_lm_head: whether all hierarchies share one head, as wide as the largest codebook. False gives
+            each hierarchy its own head.
+        num_position_buckets: number of positions with their own embedding; later positions share the last.
         dtype: torch.bfloat16 and torch.float16 run under autocast with float32 parameters; torch.float32 runs
             without.
 
@@ -64,10 +64,10 @@ class SIDGRConfig:
 
 @dataclass(frozen=True)
 class RetrievalOutput:
-    """Items retrieved for the samples that end in a batch, in the order of its rows.
+    """Items retrieved for the samples that end in a rank's batch, in the order of its rows.
 
-    These are all its samples, unless the step cuts some: then they are whole samples and last pieces. So each
-    sample has one row, on one rank.
+    A whole sample ends in its row, and a cut sample ends in the row of its last piece. So each sample has one
+    row, on one rank.
 
     Attributes:
         items: int64 `[samples, top_k]`, best first; −1 where there are fewer items.
@@ -86,7 +86,7 @@ class SIDGR(nn.Module):
 
     Args:
         config: sizes of the model.
-        tree: the items that may be retrieved, which also determine the codebooks.
+        tree: tree of the items that can be retrieved, which also determines the codebooks.
         device: device of the parameters.
     """
 
@@ -109,14 +109,14 @@ class SIDGR(nn.Module):
     def forward(self, batch: SIDBatch) -> tuple[torch.Tensor, RetrievalOutput | None]:
         """Returns the summed loss of the batch's candidate codes, a float32 scalar.
 
-        In evaluation mode, also returns the `top_k` items that beam search finds for each sample. Their
+        In evaluation mode, also returns the `top_k` items that beam search finds for each sample. The
         target is the sample's last candidate, whose own codes do not influence the search. A batch without
         tokens has a loss of 0 and zero gradients for all parameters, so its rank stays in step with the
-        others. Collective over the ranks of the plan where samples are cut.
+        others. If samples are cut, the call is collective over the plan's ranks.
 
         Raises:
             ValueError: the batch's features differ from the model's, codes do not form whole items, a sample
-                has no candidate, or the plan that cut samples counted their tokens in another way.
+                has no candidate, or the token counts of a plan that cuts samples differ from the model's.
         """
         with self._autocast(batch):
             layout = TokenLayout.of(batch)
@@ -137,7 +137,7 @@ class SIDGR(nn.Module):
     def _attention(
         self, batch: SIDBatch, layout: TokenLayout
     ) -> JaggedCausalAttention | PiecewiseCausalAttention:
-        """Returns the attention of a batch, which keeps keys and values in evaluation."""
+        """Returns the attention of a batch. In evaluation, it keeps keys and values."""
         keep, lengths = not self.training, layout.host_lengths
         if batch.pieces is None:
             return JaggedCausalAttention(lengths, keep)
@@ -148,15 +148,15 @@ class SIDGR(nn.Module):
         return torch.autocast(device_type, self.config.dtype, enabled=self.config.dtype != torch.float32)
 
     def _logits(self, states: torch.Tensor, hierarchy: int) -> torch.Tensor:
-        """Returns `[..., codebook size]` logits."""
+        """Returns the logits of a hierarchy's codes, `[..., codebook size]`."""
         head = self.heads[0 if self.config.share_lm_head else hierarchy]
         return head(states)[..., : self.tree.codebook_sizes[hierarchy]]
 
     def _loss(self, states: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Returns the loss of `[candidate codes]`, from states `[candidate codes, hidden_size]`.
+        """Returns the summed loss of `[candidate codes]` codes, from `[candidate codes, hidden_size]` states.
 
-        Only codes that lead to an item compete, as in the search. So the model need not learn which do, and
-        the probabilities of all existing semantic IDs add up to 1.
+        Only codes that lead to an item compete, as in the search. So the model need not learn which codes do,
+        and the probabilities of all existing semantic IDs add up to 1.
         """
         num_hierarchies = len(self.tree.codebook_sizes)
         item_codes = codes.view(-1, num_hierarchies, 1)
@@ -182,14 +182,14 @@ class SIDGR(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns items and scores of some rows, after the forward pass over their prompts.
 
-        Not collective, so ranks may have different numbers of samples.
+        The search is not collective, so ranks may have different numbers of samples.
 
         Args:
-            states: `[tokens, hidden_size]`.
-            before_candidates: `[candidates, hidden_size]`, embedding of the item before each.
+            states: states of the tokens, `[tokens, hidden_size]`.
+            before_candidates: embedding of the item before each candidate, `[candidates, hidden_size]`.
             attention: attention that computed `states`, with its keys and values.
             layout: layout of the tokens.
-            rows: ascending; each ends its sample.
+            rows: ascending rows, each of which ends its sample.
         """
         num_steps, device = len(self.tree.codebook_sizes) - 1, states.device
         items = torch.full((len(rows), self.config.top_k), -1, device=device)
@@ -223,11 +223,11 @@ class SIDGR(nn.Module):
         prompt_lengths: torch.Tensor,
         beams: BeamAttention,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs beam search for the users of `beams`, from their last BOS' states `[users, hidden_size]`."""
+        """Runs beam search for the users of `beams`, from `[users, hidden_size]` states of the last BOS."""
         sums = before_targets.unsqueeze(1).expand(-1, self.config.top_k, -1)  # up to each beam's last code
 
         def scores_of(states: torch.Tensor, hierarchy: int) -> torch.Tensor:
-            # In 16 bits many logits of a codebook would tie, and chance would choose among them.
+            # In 16 bits, many logits of a codebook would tie, and chance would choose among them.
             with torch.autocast(states.device.type, enabled=False):
                 return self._logits(states.float(), hierarchy)
 
@@ -243,11 +243,11 @@ class SIDGR(nn.Module):
 
 
 def _chunks(prompt_lengths: list[int], room: int) -> Iterator[list[int]]:
-    """Yields users to search for together, shortest prompts first, so that padding costs little.
+    """Yields lists of users to search for together, shortest prompts first, so that padding costs little.
 
     Args:
         prompt_lengths: prompt length of each user.
-        room: tokens of each user's beams, in addition to the prompt.
+        room: number of tokens of each user's beams, in addition to the prompt.
     """
     chunk: list[int] = []
     for user in sorted(range(len(prompt_lengths)), key=prompt_lengths.__getitem__):

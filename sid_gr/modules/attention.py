@@ -21,35 +21,35 @@ except ImportError:  # before PyTorch 2.10
 
 # Widest head that PyTorch's flash attention can train on all chips.
 MAX_VARLEN_HEAD_DIM = 192
-# Longest samples that share a call. Above, copying takes as long as the calls that it saves.
+# Length of the longest samples that share a call. Copying longer ones takes as long as the calls it saves.
 LONGEST_SHARING = 32
-# Fewer samples of one length are not worth copying.
+# Fewer samples of equal length are not worth copying.
 MIN_SHARING = 4
-# Queries of a piece in one call, which computes up to half a square of masked pairs.
+# Queries of a piece per call. A call also computes masked pairs, up to half the square of this number.
 QUERIES_PER_BLOCK = 512
 
 
 class Attention(Protocol):
-    """Attention of the decoder's layers."""
+    """The attention of the decoder's layers."""
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Returns the shape of q, `[tokens, num_heads, head_dim]`; k and v have `num_kv_heads` heads."""
+        """Returns the attended values, `[tokens, num_heads, head_dim]`; k and v may have fewer heads."""
 
 
 class JaggedCausalAttention:
     """Causal scaled-dot-product attention within each sample; make one per batch.
 
-    On CUDA, bfloat16 and float16 run PyTorch's variable-length attention, one kernel for all samples, where
-    there is one. Otherwise each sample is one call, and short samples of equal length share one. Nothing is
-    padded.
+    On CUDA, bfloat16 and float16 run PyTorch's variable-length attention if it is available, one kernel for
+    all samples. Otherwise each sample takes one call, and short samples of equal length share a call. Nothing
+    is padded.
 
     Args:
-        lengths: tokens of each sample, on the host; q, k and v concatenate the samples.
+        lengths: number of tokens of each sample, on the host; q, k, and v concatenate the samples.
         keep: whether to keep keys and values, to extend the sequences later.
 
     Attributes:
         keys_values: keys and values of each layer that has run, if kept.
-        key_starts: first key of each sample in them.
+        key_starts: index in the keys of each sample's first key.
     """
 
     def __init__(self, lengths: Sequence[int], keep: bool = False) -> None:
@@ -61,7 +61,7 @@ class JaggedCausalAttention:
         self.key_starts = (np.cumsum(self._lengths, dtype=np.int64) - self._lengths).tolist()
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Computes the attention of all samples; no host-device synchronization.
+        """Computes the attention of all samples, without host-device synchronization.
 
         Raises:
             ValueError: the lengths do not add up to the number of tokens.
@@ -85,11 +85,11 @@ class JaggedCausalAttention:
 
 
 class LastQueriesAttention:
-    """Causal attention of samples of which only the last tokens have queries; make one per batch.
+    """Causal attention in which only the last tokens of a sample are queries; make one per batch.
 
     Args:
-        lengths: queries of each sample, on the host.
-        num_keys: keys of each sample.
+        lengths: number of queries of each sample, on the host.
+        num_keys: number of keys of each sample.
         device: device of the tokens.
     """
 
@@ -100,13 +100,13 @@ class LastQueriesAttention:
         self._mask: torch.Tensor | None = None
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Returns the shape of q, `[queries, num_heads, head_dim]`.
+        """Returns the attended values, `[queries, num_heads, head_dim]` like q.
 
         Args:
             q: queries of all samples.
             k, v: `[keys, num_kv_heads, head_dim]`, keys and values of all samples.
         """
-        if not self._lengths:  # still a function of keys and values, whose backward is collective
+        if not self._lengths:  # still depends on k and v, whose backward is collective
             return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
         if has_varlen(q):
             queries, keys = self._offsets
@@ -122,11 +122,11 @@ class LastQueriesAttention:
     def _blocks(
         mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> Iterator[torch.Tensor]:
-        """Yields the attention of a sample's queries block by block, each without the keys after it."""
+        """Yields the attention of a sample's queries, block by block. A block skips the keys after it."""
         end = len(k) - len(q)
         for block in q.split(QUERIES_PER_BLOCK):
             end += len(block)
-            # The lower right corner of the mask hides what is after each query of any block.
+            # The mask's lower right corner hides the keys after each query, for blocks of any size.
             hidden = mask[len(mask) - len(block) :, mask.shape[1] - end :]
             q_BHTD, k_BHTD, v_BHTD = (x.transpose(0, 1).unsqueeze(0) for x in (block, k[:end], v[:end]))
             attended = scaled_dot_product_attention(
@@ -136,9 +136,9 @@ class LastQueriesAttention:
 
 
 def _causal_attention(q_BTHD: torch.Tensor, k_BTHD: torch.Tensor, v_BTHD: torch.Tensor) -> torch.Tensor:
-    """Computes B samples of T tokens, H heads, D head_dim; k and v may have fewer heads."""
+    """Computes B samples of T tokens, with H heads of width D; k and v may have fewer heads."""
     q, k, v = (tensor.transpose(1, 2) for tensor in (q_BTHD, k_BTHD, v_BTHD))
-    # PyTorch's kernel for CPUs takes grouped heads as they are; expanding them is slower.
+    # PyTorch's CPU kernel takes grouped heads as they are, and expanding them would be slower.
     grouped = k.shape[1] != q.shape[1]
     attended = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     return attended.transpose(1, 2)
@@ -173,20 +173,20 @@ def varlen_causal_attention(
     Args:
         q: `[total_tokens, num_heads, head_dim]`.
         k, v: `[total_keys, …]`, with num_heads or fewer heads.
-        offsets: int32 `[samples + 1]`, first query of each sample, then the number of all queries.
-        longest: queries of the sample with most.
-        key_offsets, most_keys: these two of the keys.
+        offsets: first query of each sample, then the number of all queries, int32 `[samples + 1]`.
+        longest: largest number of queries of a sample.
+        key_offsets, most_keys: counterparts of `offsets` and `longest` for keys.
 
     Returns:
-        The shape of q.
+        The attended values, shaped like q.
 
     Raises:
-        ImportError: PyTorch is older.
+        ImportError: PyTorch is older than 2.10.
     """
     if varlen is None:
         raise ImportError(f"torch is {torch.__version__}; expected 2.10 or later for varlen_attn")
     accepted = _varlen_parameters()
-    # PyTorch 2.10 takes `is_causal`, later versions a window; some of them no grouped heads.
+    # PyTorch 2.10 takes `is_causal`, and later versions take a window. Some versions lack grouped heads.
     settings: dict[str, Any] = {"is_causal": True} if "is_causal" in accepted else {"window_size": (-1, 0)}
     if k.shape[1] != q.shape[1]:
         if "enable_gqa" in accepted:
@@ -206,7 +206,7 @@ class _SampleGroups:
     """The samples of a batch, grouped by length; made once per batch.
 
     Args:
-        lengths: tokens of each sample, on the host.
+        lengths: number of tokens of each sample, on the host.
         device: device of the tokens.
     """
 
@@ -216,7 +216,7 @@ class _SampleGroups:
         counts = np.bincount(on_host, minlength=1)[: LONGEST_SHARING + 1]
         counts[0] = 0
         sharing = np.flatnonzero(counts >= MIN_SHARING)
-        # Copying the other samples, too, must not cost more than the calls that are saved.
+        # The other samples are copied, too, which must not cost more than the calls that are saved.
         if 2 * (sharing * counts[sharing]).sum() < on_host.sum():
             sharing = sharing[:0]
         others = np.flatnonzero(~np.isin(on_host, [0, *sharing]))
@@ -240,12 +240,12 @@ class _SampleGroups:
         """
         if self._order:
             x = permuted(x, *self._order)
-        # `split` and not slices: its backward is one concatenation, a slice's fills a tensor per sample.
+        # `split`, not slices: its backward is one concatenation, but a slice's fills a tensor per sample.
         parts = x.split([samples * length for samples, length in self._shapes])
         return [part.unflatten(0, shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns the parts, shaped as those of `divide`, as `[total_tokens, ...]`."""
+        """Joins parts shaped like those of `divide` to `[total_tokens, ...]`; the inverse of `divide`."""
         x = torch.cat([part.flatten(0, 1) for part in parts])
         return permuted(x, *reversed(self._order)) if self._order else x
 
@@ -256,7 +256,7 @@ def permuted(x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor) -> tor
 
 
 class _Permuted(torch.autograd.Function):
-    """Backward is the inverse permutation; `index_select`'s own scatter-add is slower."""
+    """A permutation whose backward is the inverse one; `index_select`'s own scatter-add is slower."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:

@@ -9,19 +9,19 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class BeamAttention:
-    """Attention of W beams for each of B users; a beam sees its user's prompt and its own tokens.
+    """Attention of W beams for each of B users. A beam sees its user's prompt and its own tokens.
 
     A user's beams share one copy of the prompt's keys and values. Tokens stay in the cache where they were
     written. When beams are selected, only the small mask of each beam's ancestors changes.
 
-    The cache is `[B, num_kv_heads, longest prompt + num_steps · W, head_dim]`, twice per layer.
+    Per layer, the cache has two tensors, `[B, num_kv_heads, longest prompt + num_steps · W, head_dim]` each.
 
     Args:
-        keys_values: keys and values of the prompts of each layer, `[any, num_kv_heads, head_dim]`.
-        offsets: `[B]` int64, index in them of the first token of each prompt.
-        prompt_lengths: `[B]` int64, tokens of each prompt.
-        longest: their maximum, passed so that it need not be read from the device.
-        num_beams: W.
+        keys_values: keys and values of the prompts in each layer, `[any, num_kv_heads, head_dim]`.
+        offsets: index of each prompt's first token in `keys_values`, `[B]` int64.
+        prompt_lengths: number of tokens of each prompt, `[B]` int64.
+        longest: maximum of `prompt_lengths`, passed so that it need not be read from the device.
+        num_beams: number of beams per user, W.
         num_steps: number of tokens that will extend each beam.
     """
 
@@ -38,7 +38,7 @@ class BeamAttention:
         self._num_users, self._num_beams, self._longest = len(offsets), num_beams, longest
         places = torch.arange(longest, device=device)
         in_prompt = places < prompt_lengths.unsqueeze(1)
-        # After a prompt's end any token will do, because it is masked out.
+        # After a prompt's end, any token will do, because it is masked out.
         tokens = torch.where(in_prompt, offsets.unsqueeze(1) + places, 0)
         self._cache = [
             tuple(self._with_room(tensor[tokens], num_beams * num_steps) for tensor in layer)

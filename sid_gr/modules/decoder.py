@@ -1,4 +1,4 @@
-"""Transformer decoder: pre-norm layers of causal attention and MLP."""
+"""The Transformer decoder: pre-norm layers of causal attention and an MLP."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class DecoderConfig:
     Attributes:
         num_layers: number of layers.
         hidden_size: width of a token.
-        num_heads: query heads.
+        num_heads: number of query heads.
         head_dim: width of a head; `num_heads * head_dim` need not be `hidden_size`.
-        num_kv_heads: key and value heads, each shared by `num_heads / num_kv_heads` query heads; −1 for
-            `num_heads`.
-        mlp_size: width of the MLP's hidden layer; −1 for `4 * hidden_size`.
-        gated_mlp: False for `Linear(GELU(Linear(x)))`, True for `Linear(SiLU(Linear(x)) * Linear(x))`
-            (Shazeer, "GLU Variants Improve Transformer", 2020).
+        num_kv_heads: number of key and value heads, each shared by `num_heads / num_kv_heads` query heads.
+            −1 means `num_heads`.
+        mlp_size: width of the MLP's hidden layer; −1 means `4 * hidden_size`.
+        gated_mlp: whether the MLP is `Linear(SiLU(Linear(x)) * Linear(x))` (Shazeer, "GLU Variants Improve
+            Transformer", 2020). False means `Linear(GELU(Linear(x)))`.
         dropout: dropout probability on the outputs of attention and MLP.
         norm_epsilon: epsilon of all layer norms.
 
@@ -67,7 +67,7 @@ class Decoder(nn.Module):
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon, device=device)
 
     def forward(self, x: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """Maps `[tokens, hidden_size]` to the same shape; `attention` decides which tokens see which."""
+        """Returns the states, `[tokens, hidden_size]` like x; `attention` decides which tokens see which."""
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attention)
         return self.final_norm(x)
@@ -82,8 +82,8 @@ class DecoderLayer(nn.Module):
         self.head_dim = config.head_dim
         self.num_heads = (heads, kv_heads, kv_heads)
         self.attention_norm = nn.LayerNorm(d, eps=config.norm_epsilon, device=device)
-        # No bias: softmax cancels that of the keys, so its gradient is rounding noise, which optimizers such
-        # as Adam scale up to full steps.
+        # No bias: softmax cancels the keys' bias, so its gradient is rounding noise, which optimizers such as
+        # Adam scale up to full steps.
         self.qkv = nn.Linear(d, sum(self.num_heads) * self.head_dim, bias=False, device=device)
         self.attention_output = nn.Linear(heads * self.head_dim, d, device=device)
         self.mlp_norm = nn.LayerNorm(d, eps=config.norm_epsilon, device=device)
@@ -93,7 +93,7 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor, index: int, attention: Attention) -> torch.Tensor:
-        """Maps `[tokens, hidden_size]` to the same shape; `index` is the layer's place in the stack."""
+        """Returns the output, `[tokens, hidden_size]` like x; `index` is the layer's place in the stack."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, self.head_dim))
         q, k, v = qkv.split(self.num_heads, dim=1)
         attended = attention(index, q, k, v).flatten(1)

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class PiecewiseCausalAttention:
-    """`JaggedCausalAttention` for a step in which a sample is cut; collective in forward and backward.
+    """`JaggedCausalAttention` for a step that cuts a sample; collective in forward and backward.
 
-    A piece sees all earlier tokens of its sample. While those of other ranks are on their way, whole samples
-    are computed. A rank without pieces fetches nothing, but takes part.
+    A piece sees all earlier tokens of its sample. While keys and values from other ranks are in transit,
+    whole samples and first pieces are computed. A rank without pieces takes part in the collectives, too.
 
     Args:
-        lengths: tokens of each row, on the host.
+        lengths: number of tokens of each row, on the host.
         pieces: places of the rows in their samples.
         device: device of the tokens.
         keep: whether to keep keys and values, to extend the sequences later.
 
     Attributes:
         keys_values: keys and values, as in `JaggedCausalAttention`.
-        key_starts: first key of each row's sample in them, from the sample's first token on.
+        key_starts: index in the keys of the first token of each row's sample.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PiecewiseCausalAttention:
         self.key_starts = starts.tolist()
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Computes the attention of all rows; collective, no host-device synchronization."""
+        """Computes the attention of all rows. Collective, without host-device synchronization."""
         on_their_way = self._fetch.start(k, v)
         (q_whole, q_pieces), (k_whole, _), (v_whole, _) = (self._divide(x) for x in (q, k, v))
         whole_output = self._whole(layer, q_whole, k_whole, v_whole)
@@ -67,7 +67,7 @@ class PiecewiseCausalAttention:
         return permuted(together, *reversed(self._order)) if self._order else together
 
     def _divide(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Returns the tokens of whole samples and first pieces, and those of later pieces."""
+        """Returns the tokens of whole samples and first pieces, and the tokens of later pieces."""
         if self._order:
             x = permuted(x, *self._order)
         return x.split([self._num_whole, len(x) - self._num_whole])
@@ -76,8 +76,8 @@ class PiecewiseCausalAttention:
 class _SeenKeys(torch.autograd.Function):
     """Copies the keys and values that each piece sees, `[keys, 2, num_kv_heads, head_dim]`.
 
-    Pieces may share tokens. Backward adds their gradients piece by piece, so that no sum depends on the order
-    of threads.
+    Pieces may share tokens. Backward adds gradients piece by piece, so that no sum depends on the order of
+    threads.
     """
 
     @staticmethod

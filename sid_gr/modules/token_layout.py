@@ -1,4 +1,4 @@
-"""Layout of each sample's contextual, history, BOS and candidate tokens in a batch of jagged sequences."""
+"""Layout of each sample's contextual, history, BOS, and candidate tokens in a batch of jagged sequences."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from commons.sequence_batch.packed_rows import spread, to_device_together
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """Layout of the concatenated tokens of B samples.
+    """The layout of the concatenated tokens of B samples.
 
-    A sample's tokens are its contextual ids, the codes of its history, and a BOS and the codes of each
-    candidate. Its very last code is left out, because it predicts nothing. The token before a candidate code
-    predicts it. Tensors are on the batch's device, lists on the host.
+    A sample's tokens are its contextual ids, the codes of its history, and then, for each candidate, a BOS
+    and its codes. The sample's very last code is left out, because it predicts nothing. The token before a
+    candidate code predicts that code. Tensors are on the batch's device, lists on the host.
 
-    A row may be a piece of a sample. Its tokens are those of its own items, and it keeps its last code unless
-    it ends the sample. The item before its own is looked up, but it is no token and has no loss.
+    A row may be a piece of a sample. Its tokens are those of its own items, and the last code is left out
+    only in the last piece. The item before its own is looked up, but adds no token and no loss.
 
     Attributes:
-        ids: `[ids]` int64 of each feature, samples concatenated.
-        labels: `[candidate codes]` int64, the codes to predict.
-        host_lengths: tokens of each row.
-        host_prompt_lengths: tokens of each whole sample up to its last BOS, which predict its target; 0 for
-            padding rows.
-        prompt_lengths: `[B]` int64, the same.
-        offsets: `[B]` int64, index of each sample's first token. A piece that starts later in its sample has
-            the index that this token would have, which may be negative.
-        sources: `[total_tokens]` int64, row of each token in the concatenated embeddings of contextual ids,
-            history codes, candidate codes and candidate BOS.
-        previous_items: `[items]` int64, number of the previous item in the sample, for all history items and
-            then all candidates; `items` where there is none.
-        last_candidates: `[B]` int64, index of each row's last candidate among all candidates.
-        positions: `[total_tokens]` int64, position of each token in its whole sample.
-        predictors: `[candidate codes]` int64, token that predicts each label.
+        ids: ids of each feature, samples concatenated, `[ids]` int64.
+        labels: codes to predict, `[candidate codes]` int64.
+        host_lengths: number of tokens of each row.
+        host_prompt_lengths: number of tokens of each whole sample up to its last BOS, which predict its
+            target; 0 for padding rows.
+        prompt_lengths: `host_prompt_lengths` on the device, `[B]` int64.
+        offsets: index of each sample's first token, `[B]` int64. For a later piece, it is the index that the
+            first token of the sample would have, and may be negative.
+        sources: row of each token in the concatenated embeddings of contextual ids, history codes, candidate
+            codes, and candidate BOS, `[total_tokens]` int64.
+        previous_items: number of the previous item in the sample, for all history items and then all
+            candidates, `[items]` int64; `items` if there is no previous item.
+        last_candidates: index of each row's last candidate among all candidates, `[B]` int64.
+        positions: position of each token in its whole sample, `[total_tokens]` int64.
+        predictors: index of the token that predicts each label, `[candidate codes]` int64.
     """
 
     ids: dict[str, torch.Tensor]
@@ -56,17 +56,17 @@ class TokenLayout:
     def of(cls, batch: SIDBatch) -> TokenLayout:
         """Returns the layout of a batch on any device.
 
-        No host-device synchronization for an exchanged batch; else one, for the lengths.
+        An exchanged batch needs no host-device synchronization. Any other batch needs one, for the lengths.
 
         Raises:
-            ValueError: a row's codes do not form whole items, a sample has no candidate, or the plan of
-                pieces counts tokens in another way.
+            ValueError: a row's codes do not form whole items, a sample has no candidate, or the token counts
+                of a plan that cuts samples differ from the model's.
         """
         keys, counts = batch.features.keys(), batch.row_counts_on_host()
         names = [*batch.contextual_feature_names, batch.history_feature_name, batch.candidate_feature_name]
         num_codes = batch.num_hierarchies
         host = _HostRows.of(batch, np.stack([counts[f"features.{name}"] for name in names]))
-        # Not by the KeyedJaggedTensor: without an exchange it would read its lengths once more.
+        # The KeyedJaggedTensor's own split would read the lengths once more, if there was no exchange.
         values = batch.features.values().split([int(counts[f"features.{key}"].sum()) for key in keys])
         ids = dict(zip(keys, values, strict=True))
         lengths = torch.stack([batch.feature_lengths(name) for name in names])
@@ -109,15 +109,15 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class _HostRows:
-    """Numbers of a batch's rows on the host, int64 `[B]` each if no shape is given.
+    """Numbers of a batch's rows on the host, int64 `[B]` unless another shape is given.
 
     Attributes:
-        lengths: `[features, B]`, ids that are looked up.
-        halos: `[features, B]`, how many of them, the first ones, are of the item before a piece.
-        left_out: 1 where the row's last code is no token, because it ends its sample; else 0.
-        tokens: tokens of the row.
-        first_tokens: tokens of its sample before the row.
-        prompts: tokens of the whole sample up to its last BOS.
+        lengths: number of ids that are looked up, `[features, B]`.
+        halos: number of leading ids that belong to the item before a piece, `[features, B]`.
+        left_out: 1 if the row's last code is not a token, because the row ends its sample; else 0.
+        tokens: number of tokens of the row.
+        first_tokens: number of tokens of its sample before the row.
+        prompts: number of tokens of the whole sample up to its last BOS.
     """
 
     lengths: np.ndarray
@@ -129,7 +129,7 @@ class _HostRows:
 
     @classmethod
     def of(cls, batch: SIDBatch, lengths: np.ndarray) -> _HostRows:
-        """Makes them for a batch with these lengths, contextual features first, candidates last."""
+        """Returns the numbers of a batch with these lengths, contextual features first, candidates last."""
         num_codes = batch.num_hierarchies
         halos, ends_sample = np.zeros_like(lengths), np.ones(batch.batch_size, dtype=bool)
         if batch.pieces is not None:
@@ -152,11 +152,11 @@ class _HostRows:
 
 @dataclass(frozen=True)
 class _Codes:
-    """Ids of a feature that are tokens.
+    """The ids of a feature that are tokens.
 
     Attributes:
-        lengths: `[B]` int64, their number in each row.
-        rows: `[ids]` int64, their rows in the concatenated embeddings.
+        lengths: number of such ids in each row, `[B]` int64.
+        rows: rows of these ids in the concatenated embeddings, `[ids]` int64.
     """
 
     lengths: torch.Tensor
@@ -166,7 +166,7 @@ class _Codes:
 def _own_codes(
     lengths: torch.Tensor, halos: list[torch.Tensor], first_rows: list[int], totals: list[int]
 ) -> list[_Codes]:
-    """Returns the ids of each feature without the halos; `totals` are their numbers."""
+    """Returns the ids of each feature without the halos. `totals` are the numbers of these ids."""
     codes = []
     for feature_lengths, halo, first, total in zip(lengths, halos, first_rows[:-1], totals, strict=True):
         starts, own = feature_lengths.cumsum(0) - feature_lengths, feature_lengths - halo
@@ -185,12 +185,12 @@ def _sources(
     """Returns `TokenLayout.sources` and `.predictors`.
 
     Args:
-        starts: `[B]` int64, index of each row's first token.
-        codes: the ids of each feature.
-        left_out: codes at the end of each row that are no tokens, `[B]` or for all rows.
-        first_rows: first embedding of each feature's ids, and that of BOS.
-        total_tokens: tokens of all rows.
-        num_hierarchies: codes per item.
+        starts: index of each row's first token, `[B]` int64.
+        codes: ids of each feature that are tokens.
+        left_out: number of codes at the end of each row that are not tokens, `[B]` or one for all rows.
+        first_rows: index of the first embedding of each feature, then of BOS.
+        total_tokens: number of tokens of all rows.
+        num_hierarchies: number of codes per item.
     """
     # The additional last element takes the codes that are left out.
     sources = torch.empty(total_tokens + 1, dtype=torch.int64, device=starts.device)

@@ -1,1 +1,1 @@
-"""Entry point of the SID-GR model and what its gin files say."""
+"""Entry point of the SID-GR model, and the settings in its gin files."""

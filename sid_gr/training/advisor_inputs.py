@@ -38,7 +38,7 @@ def configured_model() -> ConfiguredModel:
 
 
 def configured_lengths(num_random: int) -> SampleLengths | None:
-    """Returns the dataset's training samples, `num_random` random ones; None if no dataset is configured.
+    """Returns the training samples, `num_random` of them if they are random; None without a dataset.
 
     A length counts all items, including the target.
     """

@@ -27,23 +27,23 @@ class DatasetArgs:
 
     Attributes:
         dataset_name: name of the dataset.
-        max_history_length: number of newest items that a sample keeps before its candidates; before its
+        max_history_length: number of newest items that a sample keeps before its candidates, or before its
             target if all items are candidates.
-        max_candidate_length: number of newest items that have a loss: 1 for the last alone, 0 for all. Each
-            has a BOS in front.
+        max_candidate_length: number of newest items that have a loss: 1 for only the last, 0 for all. Each
+            candidate has a BOS in front.
         dataset_type_str: "sid_random_dataset" or "sid_sequence_dataset".
         sequence_features_training_data_path, sequence_features_testing_data_path: Parquet files written by
             `commons.datasets.sid_preprocess`.
-        item_to_sid_mapping_path: a `.pt` tensor `[num_hierarchies, num_items]`, or JSON `{item: [codes]}`,
-            which takes seconds per million items to read.
+        item_to_sid_mapping_path: `.pt` file of a tensor `[num_hierarchies, num_items]`, or JSON file of
+            `{item: [codes]}`. Reading JSON takes seconds per million items.
         shuffle: whether each epoch has its own order.
-        num_hierarchies: codes per item.
+        num_hierarchies: number of codes per item.
         codebook_sizes: codebook size of each hierarchy.
-        deduplicate_label_across_hierarchy: flag that gin files of this field have; `NetworkArgs` decides on
-            shared heads.
-        contextual_vocab_sizes: columns of the Parquet files that describe the user, and their number of ids.
+        deduplicate_label_across_hierarchy: flag in gin files of other trainers, without effect here:
+            `NetworkArgs` decides on shared heads.
+        contextual_vocab_sizes: number of ids of each Parquet column that describes the user, by name.
         history_length_dist: lengths of the random dataset; None for uniform from 1 to `max_history_length`.
-        num_generated_batches: batches of the random dataset, per rank and epoch.
+        num_generated_batches: number of batches of the random dataset, per rank and epoch.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
@@ -112,9 +112,9 @@ class NetworkArgs(BaseNetworkArgs):
     """Settings of the decoder's layers.
 
     Attributes:
-        share_lm_head_across_hierarchies: True for one head for all hierarchies, False for one each.
-        num_kv_heads: key and value heads, shared by groups of query heads; −1 for `num_attention_heads`.
-        mlp_size: width of the MLP's hidden layer; −1 for four times `hidden_size`.
+        share_lm_head_across_hierarchies: whether all hierarchies share one head; False gives each its own.
+        num_kv_heads: number of key and value heads, which query heads share; −1 means `num_attention_heads`.
+        mlp_size: width of the MLP's hidden layer; −1 means four times `hidden_size`.
         gated_mlp: whether a third matrix gates the MLP's hidden layer.
 
     Raises:

@@ -27,15 +27,15 @@ from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
 from sid_gr.modules import DecoderConfig
 from sid_gr.training.model_args import RANDOM, DatasetArgs, NetworkArgs
 
-# Items of a random dataset; fewer where the codebooks do not have that many tuples.
+# Items of a random dataset, or fewer if the codebooks do not have that many tuples.
 _NUM_RANDOM_ITEMS = 10_000
 
 
 def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     """Returns the task that the parsed gin configuration describes.
 
-    The tables are replicated, so TorchRec's pipeline has no sharded lookup to overlap. The trainer then runs
-    the pipeline "none" in place of "native".
+    The tables are replicated, so TorchRec's pipeline has no sharded lookup to overlap. The trainer therefore
+    runs the pipeline "none" in place of "native".
 
     Raises:
         ValueError: settings are missing or contradict each other, or a file of the dataset is malformed.

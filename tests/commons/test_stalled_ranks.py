@@ -170,7 +170,7 @@ def test_the_command_runs_without_torch_and_names_a_folder_without_stacks(tmp_pa
 
     assert run(tmp_path).stdout == f"no rank has written stacks to {tmp_path / 'stacks'}\n"
     gone = run(tmp_path / "gone")
-    assert gone.returncode == 2 and "gone is no folder; expected TrainerArgs.log_dir" in gone.stderr
+    assert gone.returncode == 2 and "gone is not a folder; expected TrainerArgs.log_dir" in gone.stderr
 
 
 def test_ranks_are_ranges():

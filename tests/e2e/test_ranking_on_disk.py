@@ -59,7 +59,7 @@ def test_kuairand_evaluates_each_task_and_refuses_a_head_of_others(tmp_path):
     wrong_head = bind(*SMALL, "RankingArgs.num_tasks = 1", "RankingArgs.prediction_head_arch = [16, 256]")
     error = (
         "RankingArgs.num_tasks = 1, prediction_head_arch = [16, 256]: the dataset has 8 tasks, "
-        "expected num_tasks = 8 and this as the last width"
+        "expected num_tasks = 8, and a last width of 8"
     )
     output = torchrun(tmp_path, *KUAIRAND, *wrong_head, fails=True)
     assert output.count(error) == 1, output

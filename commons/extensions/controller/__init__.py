@@ -1,4 +1,4 @@
-"""A batch that one process holds: its division among workers, and what they return."""
+"""Controller: splits a batch that one process holds among workers, and merges their results."""
 
 from .split import SplitOrder, merge, split_balanced, split_groups
 

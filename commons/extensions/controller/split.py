@@ -1,7 +1,7 @@
-"""Splits a global batch among the workers of a controller, and merges what they return.
+"""Splits a global batch among the workers of a controller, and merges their results.
 
-Ranks that load batches of their own use a `BatchShuffler`. Here one process holds all samples, as in
-reinforcement learning, and hands each worker its part. Nothing is collective; no process group is needed.
+One process holds all samples, as in reinforcement learning, and hands each worker its chunk. Nothing is
+collective, and no process group is needed. Ranks that load their own batches use a `BatchShuffler` instead.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True, eq=False)
 class SplitOrder:
-    """The samples in each chunk of a batch; plain data that can be pickled.
+    """The samples in each chunk of a batch. It is plain data that can be pickled.
 
     Attributes:
-        partition: arrays by chunk, int64 `[samples]`: the ascending rows of its samples in the batch.
-        batch_size: rows of the batch, padding included.
-        chunk_rows: rows of each chunk, padding included.
-        shared_fields: paths of what all samples share.
-        shared_hashes: hashes of what is at these paths.
+        partition: one array per chunk, int64 `[samples]`: the ascending rows of its samples in the batch.
+        batch_size: number of rows of the batch, padding included.
+        chunk_rows: number of rows of each chunk, padding included.
+        shared_fields: paths of the values that all samples share.
+        shared_hashes: hashes of the values at these paths.
     """
 
     partition: tuple[np.ndarray, ...]
@@ -48,7 +48,7 @@ class SplitOrder:
 
     @property
     def num_samples(self) -> np.ndarray:
-        """int64 `[chunks]`: real rows of each chunk, which are its first."""
+        """The number of real rows of each chunk, int64 `[chunks]`. Real rows come first."""
         return np.array([len(samples) for samples in self.partition], dtype=np.int64)
 
 
@@ -58,37 +58,37 @@ def split_balanced(
     workloads: ArrayLike | torch.Tensor | BatchShuffler,
     groups: Sequence[int | str] | np.ndarray | torch.Tensor | None = None,
 ) -> tuple[list[Batch], SplitOrder]:
-    """Splits a batch into chunks with nearly the same number of samples and nearly the same load.
+    """Splits a batch into chunks with nearly equal numbers of samples and nearly equal loads.
 
     Each sample is in one chunk. Chunks of a `BaseBatch` get padding rows, so that all have the same number of
-    rows, at least one. Another batch cannot mark padding rows, so its chunks have none, and those without
-    samples have no rows: give it a multiple of `num_chunks` samples for chunks of one size. Padding rows of
-    the batch itself are left out. Values are detached. A batch on CUDA is split there; the host waits for its
-    lengths. The first call compiles, as the first shuffler of an installation does.
+    rows, at least one. Other batches cannot mark padding rows, so their chunks have none, and a chunk without
+    samples has no rows. For chunks of equal size, give a multiple of `num_chunks` samples. Padding rows of
+    the batch itself are left out. Values are detached. A batch on CUDA is split on its device, and the host
+    waits for its lengths. The first call compiles, like the first shuffler of an installation.
 
     Args:
-        batch: any batch that `BatchShuffler.exchange` takes, on any device. All but a `BaseBatch` may also
-            have numpy arrays with one row per sample, such as arrays of objects.
-        num_chunks: chunks to make, at least 1; some have no samples if there are fewer samples.
-        workloads: the cost of each row in any unit, `[rows]` or `[real rows]` non-negative numbers; or a
-            shuffler, whose `get_workloads` gives them.
-        groups: `[rows]` or `[real rows]` integers or strings. Samples with the same one stay in one chunk,
-            as responses to one prompt must. If None, those of a shuffler that has groups; its samples with a
-            negative number stay by themselves. Without groups, the chunks' numbers of samples differ by at
-            most one. With groups of one size, their numbers of groups do. With others, samples follow the
-            load.
+        batch: batch of any type that `BatchShuffler.exchange` takes, on any device. All types except
+            `BaseBatch` may also have numpy arrays with one row per sample, such as arrays of objects.
+        num_chunks: number of chunks, at least 1. If there are fewer samples, some chunks have none.
+        workloads: cost of each row in any unit, `[rows]` or `[real rows]` non-negative numbers, or a
+            shuffler whose `get_workloads` returns them.
+        groups: group of each row, `[rows]` or `[real rows]` integers or strings. Samples of a group stay in
+            one chunk, as responses to one prompt must. None means the groups of the shuffler, if it has any,
+            where a negative number means no group. Without groups, the numbers of samples per chunk differ by
+            at most one. With groups of equal size, the numbers of groups per chunk do. With other groups, the
+            numbers of samples follow the load.
 
     Returns:
-        The chunks: batches of the same kind, each in memory of its own. Samples keep the order of the batch,
-        and padding rows follow them; `num_samples` of the order counts the samples. And the order, which
-        `merge` needs.
+        The chunks, and the order, which `merge` needs. Chunks are batches of the same kind, each in memory of
+        its own. Their samples keep the order of the batch, and padding rows follow. The order's `num_samples`
+        counts the samples.
 
     Raises:
         ValueError: `num_chunks` is below 1; workloads or groups do not have one entry per row; a workload is
-            negative, NaN or infinite, or a shuffler's is not a whole number; or the lengths of a jagged field
-            do not account for its values.
-        TypeError: `batch` has no rows, or cannot be made again with others; workloads are not numbers, or
-            groups not integers or strings.
+            negative, NaN, or infinite, or a shuffler's is not a whole number; or the lengths of a jagged
+            field do not account for its values.
+        TypeError: `batch` has no rows, or cannot be rebuilt with other rows; workloads are not numbers; or
+            groups are not integers or strings.
     """
     check_count("num_chunks", num_chunks)
     shared = workloads.shared_fields if isinstance(workloads, BatchShuffler) else ()
@@ -122,16 +122,16 @@ def split_balanced(
 
 
 def split_groups(workloads: ArrayLike, groups: ArrayLike, num_chunks: int) -> list[np.ndarray]:
-    """Splits samples, of which numbers are known, as `split_balanced` does with groups: these stay whole.
+    """Splits samples as `split_balanced` does with groups, given only numbers. Groups stay whole.
 
     Args:
-        workloads: `[samples]`, non-negative.
-        groups: `[samples]` integers. Samples with the same one stay in one chunk, whatever that costs, all
-            but those with a negative one.
+        workloads: cost of each sample, `[samples]` non-negative numbers.
+        groups: group of each sample, `[samples]` integers. Samples of a group stay in one chunk, however bad
+            the balance. A negative number means no group.
         num_chunks: number of chunks, at least 1.
 
     Returns:
-        For each chunk the ascending int64 indices of its samples.
+        The ascending int64 indices of the samples in each chunk.
 
     Raises:
         ValueError: a workload is negative, NaN, or infinite; `groups` is not one integer per sample; or
@@ -146,23 +146,23 @@ def split_groups(workloads: ArrayLike, groups: ArrayLike, num_chunks: int) -> li
 
 
 def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
-    """Merges batches in the order of the batch that was split: `merge(*split_balanced(batch, …))` is `batch`.
+    """Merges batches in the order of the split batch: `merge(*split_balanced(batch, …))` equals `batch`.
 
     Args:
-        batches: one for each chunk, with a row for each row of the chunk, padding rows included. It may be
-            the chunk itself, changed or not, or have other fields: a dict of what a worker computed for each
-            row, or one tensor, array, KeyedJaggedTensor or JaggedTensor. Padding rows may hold anything.
-        order: the order that `split_balanced` returned with the chunks.
+        batches: one batch per chunk, with one row for each row of the chunk, padding rows included. It may be
+            the chunk itself, changed or not, or have other fields, such as a dict of a worker's results per
+            row, or one tensor, array, KeyedJaggedTensor, or JaggedTensor. Padding rows may hold anything.
+        order: order that `split_balanced` returned with the chunks.
 
     Returns:
-        A batch of the same kind as `batches`, with every sample in its row of the batch that was split, then
-        padding rows: zero or empty, or None in arrays of objects and in lists. What samples share is taken
+        A batch of the same kind as `batches`, with every sample in its row of the split batch. Padding rows
+        follow: zero or empty, or None in arrays of objects and in lists. Values that samples share are taken
         from the first of `batches`.
 
     Raises:
-        ValueError: `batches` are not one per chunk, or one has more or fewer rows than its chunk; batches
-            differ in their fields; or the lengths of a jagged field do not account for its values.
-        TypeError: a batch has no rows.
+        ValueError: the numbers of batches and chunks differ; a batch has more or fewer rows than its chunk;
+            batches differ in their fields; or the lengths of a jagged field do not account for its values.
+        TypeError: a batch has no rows, or has a list of tensors that may be samples.
     """
     if len(batches) != len(order.partition):
         raise ValueError(
@@ -170,20 +170,20 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
             "in the order in which split_balanced returned them"
         )
     shared = shared_in_results(batches, order.shared_fields, order.chunk_rows, order.shared_hashes)
-    # Lists that `split_balanced` took for fields are fields here, too.
+    # Lists of tensors that `split_balanced` took for fields are fields here, too.
     size = order.batch_size
     return join(batches, order.partition, order.chunk_rows, size, shared, "merge", size)
 
 
 def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
-    """Returns the sums of the workloads' columns, int64 `[samples]`; `batch` is on the host."""
+    """Returns the sum of each sample's workload columns, int64 `[samples]`. `batch` is on the host."""
     whose = f"{type(shuffler).__name__}.get_workloads"
     work = check_work(shuffler.get_workloads(batch), num_rows, num_real, whose)[:num_real].numpy()
     return Cost.sum_of_columns(work.shape[1]).of(0, np.zeros(len(work)), work)
 
 
 def _read_groups(shuffler: BatchShuffler, batch: Any, num_real: int) -> np.ndarray | None:
-    """Returns int64 `[samples]`, None if no extension tells groups; `batch` is on the host."""
+    """Returns the group of each sample, int64 `[samples]`; None without groups. `batch` is on the host."""
     for extension in shuffler.extensions:
         groups = extension.columns(batch).get("groups")
         if groups is not None:
@@ -192,7 +192,7 @@ def _read_groups(shuffler: BatchShuffler, batch: Any, num_real: int) -> np.ndarr
 
 
 def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:
-    """Returns `[samples]` finite numbers of at least 0."""
+    """Returns the cost of each sample, `[samples]` finite non-negative numbers."""
     check_wide(workloads, "workloads")
     if isinstance(workloads, torch.Tensor):
         workloads = workloads.detach().to("cpu", torch.float64).numpy()
@@ -208,11 +208,11 @@ def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:
 
 
 def _numbered_groups(groups: Any, num_rows: int, num_real: int, has_none: bool) -> np.ndarray:
-    """int64 `[samples]`: the group of each sample, numbered from 0 in order of appearance.
+    """Returns the group of each sample, numbered from 0 in order of appearance, int64 `[samples]`.
 
-    With `has_none`, a negative number is no group.
+    With `has_none`, a negative number means no group.
 
-    Were groups numbered by sorted label, labels such as random ids would break ties.
+    If groups were numbered by sorted label, then labels such as random ids would break ties.
     """
     labels = groups.tolist() if isinstance(groups, np.ndarray | torch.Tensor) else groups
     if not isinstance(labels, Sequence) or isinstance(labels, str):

@@ -1,4 +1,4 @@
-"""Learned costs: what samples cost, and how fast ranks are, from measured steps."""
+"""Learned costs: sample costs and rank speeds, learned from measured steps."""
 
 from .learned_costs import LearnedCosts
 

@@ -1,4 +1,4 @@
-"""Balances by costs and speeds that follow the times of the training's steps."""
+"""Balances by sample costs and rank speeds, learned from the measured times of training steps."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 SPEED_LIMIT = 2.0
 MAX_SPEED_LIMIT = 30  # so that two ranks differ by less than MAX_SPEED_RATIO
-# Ranks differ in speed if the fastest is this many times as fast as the slowest. Loads follow if the slowest
-# takes at most this share longer than the mean. A warning comes after so many plans in which they do not.
+# Speeds differ if the fastest rank is this many times as fast as the slowest. Loads lag behind if the longest
+# time of a rank exceeds the mean by more than this share. A warning follows if this many plans lag in a row.
 _DIFFERENT_SPEEDS, _FOLLOWED, _PLANS_BEHIND = 1.25, 0.05, 20
 
 
 class LearnedCosts(Extension):
-    """Balances by what samples cost and how fast ranks are, as the steps of the training show.
+    """Balances by sample costs and rank speeds, which it learns from the times of training steps.
 
-    Pipelines measure these; a loop of your own calls `record`.
+    Pipelines measure the steps. In a loop of your own, call `record`.
 
     Args:
-        speed_limit: a rank's speed is taken to be at most this times, and at least 1 / this times, the median
-            rank's: its rows and memory follow it. 1.0 for equal speeds.
+        speed_limit: largest factor by which a rank counts as faster or slower than the median rank. Its rows
+            and memory grow or shrink with its speed. 1.0 means that all ranks count as equally fast.
 
     Raises:
-        TypeError: `speed_limit` is no number.
-        ValueError: it is not within 1 to 30. When a shuffler is made: it has a cost of its own, or moves no
-            sample. When a pipeline is made: its steps wait for other ranks in a way that cannot be told from
-            computation.
+        TypeError: `speed_limit` is not a number.
+        ValueError: `speed_limit` is not within 1 to 30. When a shuffler is made: the shuffler has a cost of
+            its own, or moves no samples. When a pipeline is made: its steps contain waits for other ranks
+            that cannot be told apart from computation.
     """
 
     name = "learned_costs"
@@ -70,7 +70,7 @@ class LearnedCosts(Extension):
         return {"speed_limit": self.speed_limit}
 
     def setup(self, shuffler: BatchShuffler) -> None:
-        """Starts to learn anew, for the ranks that plan together."""
+        """Starts to learn for the ranks that plan together, from restored state if there is any."""
         if shuffler.cost is not None:
             raise ValueError(f"cost={shuffler.cost} has no effect with LearnedCosts: leave out one of them")
         self._shuffler, ranks = shuffler, shuffler.group
@@ -80,20 +80,20 @@ class LearnedCosts(Extension):
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that learn together."""
+        """Number of ranks that learn together."""
         return self._shuffler.group.num_ranks
 
     @property
     def num_posted(self) -> int:
-        """Numbers that the gather carries for each rank."""
+        """Number of integers that each rank posts with the planning gather."""
         return self._learning.num_posted
 
     def post(self) -> np.ndarray:
-        """Returns this rank's speed, a time, and rank 0's coefficients."""
+        """Returns this rank's speed, a hash, a step time, and cost coefficients, int64 `[num_posted]`."""
         return self._learning.to_post()
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        """Places rows by the learned cost and speeds, once it has learned from what ranks posted."""
+        """Learns from the numbers that all ranks posted, then places rows by the learned cost and speeds."""
         learning, self._restored = self._learning, {}
         learning.take(rows.posts[self.name], rows.work.shape[1])
         state = learning.state
@@ -106,74 +106,74 @@ class LearnedCosts(Extension):
         return plan
 
     def join(self, model: torch.nn.Module, device: torch.device, loss_reduction: str) -> None:
-        """Measures the steps of a pipeline, by hooks that stay on the model."""
+        """Prepares to time the steps of a pipeline, with hooks that stay on the model."""
         check_waits(model, device, self._shuffler, loss_reduction)
         self._model = model
-        group = self._shuffler.group  # alone: the clock outlives no model that its shuffler holds
+        group = self._shuffler.group  # not `self`, through which the clock would keep the model alive
         self._clock = ComputeClock.of(model, device, lambda: group.wait_seconds)
 
     def forward(self, step: Step, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Measures the step, which ends with its backward."""
+        """Runs the model, and times the step, whose end comes with the backward."""
         span = self._clock.begin()
         result = forward(step)
-        if step.plan.has_batch:  # else its ranks have nothing to time, and others of the job still train
+        if step.plan.has_batch:  # otherwise only other ranks of the job still train
             if self._model.training and torch.is_grad_enabled():
                 self._learning.record(step.plan, span)
             self._last = step.plan
         return result
 
     def record(self, plan: ShufflePlan, seconds: float) -> None:
-        """Takes the time that this rank computed a step, in a loop of your own.
+        """Records how long this rank computed in a step of your own loop.
 
-        The planning gather of a later step, the same on all ranks, carries it: no collective, and no
-        host-device synchronization. A step that some rank does not record does not count. Record no step
-        whose time says nothing of its samples, for example the first, which compiles.
+        The planning gather of a later step carries the time, so this call needs no collective and no
+        host-device synchronization. A step counts only if every rank records it. Do not record steps whose
+        times do not depend on their samples, such as the first step, which compiles.
 
         Args:
-            plan: plan of the step, among the last that were planned.
-            seconds: time of forward and backward, or of the forward alone, without waits for other ranks; on
-                CUDA, by events.
+            plan: plan of the step, which must be among the most recent plans.
+            seconds: time of forward and backward, or of the forward only, without waits for other ranks. On
+                CUDA, measure it with events.
 
         Raises:
-            ValueError: the plan is not among the last; the step was recorded before; or the time is not a
-                finite number above 0.
+            ValueError: the plan is not among the most recent, the step was already recorded, or the time is
+                not a finite number above 0.
         """
         if not 0 < seconds < float("inf"):
             raise ValueError(f"record got {seconds} seconds; expected a finite number above 0")
         self._learning.record(plan, float(seconds))
 
     def cost(self) -> Cost | None:
-        """Returns what was learned, to save and to balance by; None before anything was."""
+        """Returns the learned cost, to save or to balance by, or None before anything was learned."""
         return self._learning.learned_cost()
 
     def state(self, last: ShufflePlan | None = None) -> dict[str, bytes]:
-        """Returns what was learned, and this rank's times that no plan has used yet, for a checkpoint.
+        """Returns a checkpoint of the learned state, and of this rank's times that no plan has used yet.
 
         Args:
-            last: plan of the last step before the checkpoint; None for the last that a pipeline has run, or
-                before the first step.
+            last: plan of the last step before the checkpoint. None means the plan that a pipeline ran last,
+                or that no step has run yet.
         """
         last = last or self._last
         return self._learning.saved(0 if last is None else self._learning.number_of(last) + 1)
 
     def load_state(self, state: dict[str, bytes]) -> None:
-        """Restores `state`, before the first plan: further plans are those of the run that saved it.
+        """Restores a `state` before the first plan, so that plans continue as in the run that saved it.
 
-        On other hosts, or another number of ranks, speeds are learned anew.
+        If the ranks or their hosts have changed, or "times" is missing, speeds are learned anew.
 
         Args:
-            state: data that this rank saved, or without "times" what another rank saved.
+            state: state that this rank saved, or the state of another rank without its "times".
 
         Raises:
             ValueError: `state` has no "learned".
-            RuntimeError: plans were made before.
+            RuntimeError: plans were already made.
         """
         if state:
             self._learning.restore(state)
             self._restored = dict(state)
 
     def _warn_of_unfollowed_speeds(self, plan: ShufflePlan) -> None:
-        """Warns once where ranks differ in speed, and loads have long not followed."""
+        """Warns once if ranks differ in speed, and loads have not followed for many plans."""
         speeds, loads = plan.rows.speeds, plan.loads
         if speeds is None or self._shuffler.group.rank != 0 or self._plans_behind == _PLANS_BEHIND:
             return
@@ -191,10 +191,10 @@ class LearnedCosts(Extension):
 def check_waits(
     model: torch.nn.Module, device: torch.device, shuffler: BatchShuffler, loss_reduction: str
 ) -> None:
-    """Checks that spans hold no waits for other ranks, which would pass for computation.
+    """Checks that measured times contain no waits for other ranks, which would count as computation.
 
     Raises:
-        ValueError: they do, and cannot be subtracted.
+        ValueError: they contain such waits, which cannot be subtracted.
     """
     reason = None
     for extension in shuffler.extensions:

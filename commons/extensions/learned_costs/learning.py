@@ -1,9 +1,9 @@
 """Learns sample costs and rank speeds from step times that travel with the planning gather.
 
-Each step is measured on every rank. The gather of a fixed number of plans later carries the times, so that
-all ranks use them in the same plan, whenever they were ready. One rank fits what samples cost, because
-the last bits of a fit differ between processors: its coefficients ride in the gather, too. Each rank works
-out its own speed from the times of all ranks, and the gather carries that.
+Every rank measures each step. The planning gather carries the times a fixed number of plans later, so all
+ranks use them in the same plan, no matter when they were ready. Only rank 0 fits sample costs, because the
+last bits of a fit differ between processors, and the gather carries its coefficients. Each rank works out its
+own speed from the times of all ranks, and the gather carries the speed, too.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from ...perf_model.compute_clock import ComputeSpan
 
 logger = logging.getLogger(__name__)
-# Plans from one to the one that its times enter.
+# The gather of a plan carries the times of the plan that was made this many plans earlier.
 _DELAY = MOST_ON_THEIR_WAY
-# Steps that a rank's speed is worked out from, and plans between two fits.
+# Number of steps that determine a rank's speed, and number of plans between two fits.
 _STEPS_OF_SPEED, _PLANS_PER_FIT = 16, 4
-# Steps that costs are fitted to: this many times of ranks, but neither fewer nor more steps than these.
+# A fit uses as many steps as yield this many times over all ranks, within these bounds on the steps.
 _TIMES, _FEWEST_STEPS, _MOST_STEPS = 1024, _STEPS_OF_SPEED, 64
-# Of what a rank posts: its speed, a hash, and a time.
+# A rank posts this many numbers before the coefficients: its speed, a hash, and a time.
 _NUM_OF_STATE = 3
-_SPEED_UNIT = 2.0**-20  # speeds are posted as integers of it
-# A rank this much slower or faster than the others for this many plans is named; so are missing times.
+_SPEED_UNIT = 2.0**-20  # speeds are posted as multiples of this unit
+# A warning names ranks that are this much slower or faster, or lack times, for this many plans.
 _NAMED_SPEED, _NAMED_PLANS = 0.8, 50
 
 
 @dataclass(frozen=True)
 class Learned:
-    """All that learning knows before a plan; equal on every rank. Arrays are float64.
+    """The state of learning before a plan, equal on every rank. Arrays are float64, except `slow_since`.
 
     Attributes:
-        cost: cost of samples, in nanoseconds; None before anything was learned.
-        speeds: `[ranks]`, as measured, whatever the limit.
-        counts: `[steps, ranks, 2 + columns]`, what ranks computed in steps that were timed, the oldest first.
-        seconds: `[steps, ranks]`, how long it took.
-        in_flight: `[plans, ranks, 2 + columns]`, of plans whose times are not known yet.
-        plans: planned so far.
-        slow_since: `[ranks]`, the plan since which a rank has been much slower or faster; −1 if it is not.
+        cost: cost of samples, in nanoseconds. None before anything was learned.
+        speeds: `[ranks]`, measured speeds, regardless of the speed limit.
+        counts: `[steps, ranks, 2 + columns]`, counts of the rows computed in timed steps, oldest step first.
+        seconds: `[steps, ranks]`, times of these steps.
+        in_flight: `[plans, ranks, 2 + columns]`, counts of the plans whose times are not known yet.
+        plans: number of plans so far.
+        slow_since: int64 `[ranks]`, the plan at which a rank became much slower or faster, or −1.
     """
 
     cost: Cost | None
@@ -64,22 +64,22 @@ class Learned:
 
     @staticmethod
     def nothing(num_ranks: int, num_columns: int, cost: Cost | None = None, plans: int = 0) -> Learned:
-        """Returns a state without times, for so many columns of `get_workloads`."""
+        """Returns a state without times, for `num_columns` columns of `get_workloads`."""
         none = np.zeros((0, num_ranks, NUM_OTHERS + num_columns))
         seconds, slow_since = np.zeros((0, num_ranks)), np.full(num_ranks, -1)
         return Learned(cost, np.ones(num_ranks), none, seconds, none, plans, slow_since)
 
     @property
     def num_columns(self) -> int:
-        """Columns of `get_workloads`; 0 before the first plan."""
+        """Number of columns of `get_workloads`, or 0 before the first plan."""
         return self.in_flight.shape[-1] - NUM_OTHERS
 
 
 class Learning:
-    """Learns what samples cost and how fast ranks are; one for each planner.
+    """Learns sample costs and rank speeds, for one planner.
 
-    Loads follow speeds within 1 / `speed_limit` and it. `hosts` and `names` are of all ranks, names for
-    messages. `state` is what is known before the next plan.
+    Loads follow speeds between 1 / `speed_limit` and `speed_limit`. `hosts` and `names` have an entry for
+    each rank. A name is the number of a rank in the job. `state` is the state before the next plan.
     """
 
     def __init__(
@@ -89,20 +89,20 @@ class Learning:
         self._hosts, self._names, self._speed_limit = hosts, names, speed_limit
         self._most_steps = min(max(_TIMES // num_ranks, _FEWEST_STEPS), _MOST_STEPS)
         self.state = Learned.nothing(num_ranks, 0)
-        # This rank's times of the steps of plans, as far as a checkpoint may need them.
+        # This rank's times of steps, by plan number, as long as a checkpoint may need them.
         self._times: dict[int, ComputeSpan | float] = {}
         self._number_of: deque[tuple[ShufflePlan, int]] = deque(maxlen=_DELAY)
-        # States before the last plans, likewise.
+        # States before the most recent plans, by plan number, also for checkpoints.
         self._states: dict[int, Learned] = {}
         self._named: set[int] = set()
-        self._last_timed, self._named_times = 0, False  # the plan that times last entered
+        self._last_timed, self._named_times = 0, False  # the plan that last brought all times
         self._looked_for_linear = False
 
     def record(self, plan: ShufflePlan, span: ComputeSpan | float) -> None:
-        """Takes this rank's time of a plan's step.
+        """Records this rank's time of a plan's step.
 
         Raises:
-            ValueError: the plan is none of the last ones, or its step has a time.
+            ValueError: the plan is not among the most recent, or its step already has a time.
         """
         number = self.number_of(plan)
         if number in self._times:
@@ -111,16 +111,16 @@ class Learning:
 
     @property
     def num_posted(self) -> int:
-        """Numbers that each rank posts with the next gather."""
+        """Number of integers that each rank posts with the next gather."""
         return _NUM_OF_STATE + NUM_OTHERS + self._before_plan().num_columns
 
     def _before_plan(self) -> Learned:
-        """Returns the state before the next plan: as it was, if that failed and is made again."""
+        """Returns the state before the next plan, unchanged if that plan failed and is made again."""
         return self._states.get(self.state.plans, self.state)
 
     def to_post(self) -> np.ndarray:
-        """Returns int64 `[num_posted]`: this rank's speed, a hash of all ranks' last speeds, the time of a
-        step, and rank 0's coefficients; without columns before the first plan, which tells their number."""
+        """Returns int64 `[num_posted]`: this rank's speed, a hash of all speeds, a step time, and cost
+        coefficients. Those of columns are missing until the first plan tells the number of columns."""
         state = self._states[self.state.plans] = self._before_plan()
         self._states.pop(state.plans - 2 * _DELAY, None)
         speed = followed_speed(float(state.speeds[self._rank]), self._own_ratios())
@@ -135,20 +135,20 @@ class Learning:
         return np.concatenate([state_numbers, coefficients.view(np.int64)])
 
     def take(self, posted: np.ndarray, num_columns: int) -> None:
-        """Takes what all ranks posted.
+        """Updates the state with the numbers that all ranks posted.
 
         Args:
-            posted: int64 `[ranks, numbers]`, of `to_post`.
-            num_columns: columns of `get_workloads` now; from another number, nothing that was learned is of
-                use.
+            posted: int64 `[ranks, numbers]`, results of `to_post`.
+            num_columns: current number of columns of `get_workloads`. If it has changed, all that was learned
+                is dropped.
 
         Raises:
-            ValueError: ranks have restored different states; on every rank.
+            ValueError: ranks have restored different states. Raised on every rank.
         """
         if (posted[:, 1] != posted[0, 1]).any():
             raise ValueError(
-                "ranks have restored different speeds: load_state on every rank what it saved itself, or "
-                'on all of them "learned" alone'
+                "ranks have restored different speeds: call load_state on every rank with what that rank "
+                'saved, or on all ranks with "learned" only'
             )
         state = self._states[self.state.plans]
         coefficients = np.ascontiguousarray(posted[0, _NUM_OF_STATE:]).view(np.float64).tolist()
@@ -166,7 +166,7 @@ class Learning:
             counts = state.in_flight[0]
             if (seconds > 0).all():
                 self._last_timed = state.plans
-                if counts.any(1).all():  # a rank without samples tells nothing
+                if counts.any(1).all():  # a rank without samples provides no evidence
                     state = replace(
                         state,
                         counts=np.concatenate([state.counts, counts[None]])[-self._most_steps :],
@@ -178,12 +178,12 @@ class Learning:
         self.state = self._with_slow_ranks(state)
 
     def speeds(self) -> np.ndarray | None:
-        """Returns the speeds for loads to be proportional to, float64 `[ranks]`; None if all are equal."""
+        """Returns the speeds that loads should follow, float64 `[ranks]`, or None if all are equal."""
         speeds = np.clip(self.state.speeds, 1 / self._speed_limit, self._speed_limit)
         return None if (speeds == speeds[0]).all() else speeds
 
     def planned(self, plan: ShufflePlan) -> None:
-        """Takes a plan, whose time `record` takes later."""
+        """Registers a plan, whose time `record` receives later."""
         state = self.state
         in_flight = np.concatenate([state.in_flight, plan.counts[None]])
         self.state = replace(state, in_flight=in_flight, plans=state.plans + 1)
@@ -191,8 +191,8 @@ class Learning:
         self._times.pop(state.plans - 3 * _DELAY, None)
 
     def learned_cost(self) -> Cost | None:
-        """Returns the learned cost with its error in the last steps; None before anything was learned, or
-        while a resumed run has not measured any step."""
+        """Returns the learned cost with its error in the last steps, or None before anything was learned, or
+        before a resumed run has any measured step."""
         cost, counts, seconds = self.state.cost, self.state.counts, self.state.seconds
         if cost is None or not len(counts):
             return None
@@ -200,13 +200,13 @@ class Learning:
         return replace(cost, median_error=median_error(cost.step_seconds(counts), at_speed_1))
 
     def number_of(self, plan: ShufflePlan) -> int:
-        """Returns the number of one of the last plans, from 0.
+        """Returns the number of a recent plan, counted from 0.
 
         Raises:
-            ValueError: the plan is none of them.
+            ValueError: the plan is not among the most recent.
         """
-        for kept_plan, number in tuple(self._number_of):  # the planning thread appends meanwhile
-            if kept_plan.destination is plan.destination:  # the job's part came later
+        for kept_plan, number in tuple(self._number_of):  # a copy, because the planning thread appends
+            if kept_plan.destination is plan.destination:  # callers hold copies with `job` added
                 return number
         raise ValueError(
             f"the plan is none of the last {_DELAY} of this shuffler: record a step, or save what was "
@@ -214,11 +214,11 @@ class Learning:
         )
 
     def saved(self, next_plan: int) -> dict[str, bytes]:
-        """Returns for a checkpoint "learned", the state before a plan, which is equal on all ranks; and
-        "times", this rank's of the plans before it.
+        """Returns the entries of a checkpoint: "learned", the state before a plan, equal on all ranks, and
+        "times", this rank's times of the plans in flight then. Waits for the ends of their steps.
 
         Args:
-            next_plan: number of the first plan whose step is left to run; one of the last, or the next.
+            next_plan: number of the first plan whose step has not run, a recent one or the next to be made.
         """
         state = self._states.get(next_plan, self.state)
         before = range(state.plans - len(state.in_flight), state.plans)
@@ -233,12 +233,12 @@ class Learning:
         return {"learned": learned, "times": _to_bytes(times=times)}
 
     def restore(self, saved: dict[str, bytes]) -> None:
-        """Restores what `saved` returned. Other ranks, or another host, drop the speeds, and all times with
-        them; so do missing "times".
+        """Restores the entries that `saved` returned. If ranks or hosts have changed, or "times" is missing,
+        only the cost and the number of plans are restored.
 
         Raises:
             ValueError: "learned" is missing.
-            RuntimeError: plans were made before.
+            RuntimeError: plans were already made.
         """
         if "learned" not in saved:
             raise ValueError(
@@ -248,7 +248,7 @@ class Learning:
         if self._number_of:
             raise RuntimeError("load_state came after the first plan; call it before")
         self._times.clear()
-        self._states.clear()  # of a first plan that failed
+        self._states.clear()  # left by a first plan that failed
         arrays, times = _from_bytes(saved["learned"]), saved.get("times")
         coefficients = tuple(arrays["nanoseconds"].tolist())
         cost = Cost(coefficients) if coefficients else None
@@ -264,25 +264,25 @@ class Learning:
         self._times = {first + number: seconds for number, seconds in enumerate(plan_times)}
 
     def _seconds(self, number: int) -> float:
-        """Returns this rank's time of a plan's step, 0 if it was not measured; waits for its end."""
+        """Returns this rank's time of a plan's step, or 0 if not measured. Waits for the end of the step."""
         span = self._times.get(number, 0.0)
         return span if isinstance(span, float) else max(span.seconds(), 0.0)
 
     def _own_ratios(self) -> np.ndarray:
-        """float64 `[steps]`: predicted ÷ measured time at speed 1, relative to the median rank."""
+        """Returns predicted ÷ measured times of this rank, relative to the median rank, float64 `[steps]`."""
         state = self.state
         if len(state.in_flight) == _DELAY and not state.in_flight[:, self._rank].any():
-            return np.ones(1)  # too slow for a sample: only with one can it show that it is not
+            return np.ones(1)  # it was too slow to get samples, and needs some to show that it no longer is
         if state.cost is None:
             return np.zeros(0)
         ratios = state.cost.step_seconds(state.counts) / state.seconds
-        ratios = ratios[(ratios > 0).all(1)][-_STEPS_OF_SPEED:]  # samples may cost nothing
+        ratios = ratios[(ratios > 0).all(1)][-_STEPS_OF_SPEED:]  # a rank's samples may cost nothing
         if len(ratios) < _STEPS_OF_SPEED:
             return np.zeros(0)
         return ratios[:, self._rank] / np.median(ratios, axis=1)
 
     def _say_if_linear(self, cost: Cost | None) -> None:
-        """Logs at the first fit if workloads are linear in tokens: nothing quadratic can be learned then."""
+        """Warns once if workloads are linear in tokens, so that no quadratic cost can be learned."""
         counts = self.state.counts
         if cost is not None and self.state.seconds.size >= LEAST_TIMES and not self._looked_for_linear:
             self._looked_for_linear = True
@@ -290,20 +290,20 @@ class Learning:
                 logger.warning(LINEAR)
 
     def _name_missing(self, ranks: np.ndarray) -> None:
-        """Warns once that ranks have not recorded times."""
+        """Warns once that these ranks have not recorded times."""
         if self._rank != 0 or self._named_times:
             return
         self._named_times = True
         logger.warning(
-            f"LearnedCosts has not got the times of all ranks for {_NAMED_PLANS} plans, and learns nothing "
+            f"LearnedCosts has not seen the times of all ranks for {_NAMED_PLANS} plans, and learns nothing "
             f"from them; they are missing from ranks {[self._names[rank] for rank in ranks.tolist()]}. In a "
             "loop of your own, call record(plan, seconds) on every rank after each step. Pipelines time no "
             "step without a backward"
         )
 
     def _with_slow_ranks(self, state: Learned) -> Learned:
-        """Notes since when ranks are much slower or faster, and names those that stay so, once."""
-        # Of two ranks, the faster one is the usual.
+        """Updates `slow_since`, and warns once of each rank that has been much slower or faster for long."""
+        # With two ranks, the faster one is the reference.
         usual, whose = float(np.median(state.speeds)), "the median rank"
         if self._num_ranks == 2:
             usual, whose = float(state.speeds.max()), "the other rank"
@@ -316,7 +316,7 @@ class Learning:
                 pace = "slower" if relative[rank] < 1 else "faster"
                 limit = self._speed_limit
                 is_beyond = not 1 / limit <= state.speeds[rank] <= limit
-                bound = f". Loads follow it up to speed_limit={limit} alone" if is_beyond else ""
+                bound = f". Loads follow it only up to speed_limit={limit}" if is_beyond else ""
                 logger.warning(
                     f"rank {self._names[rank]} on {self._hosts[rank]} computes {relative[rank]:.2f} times as "
                     f"fast as {whose}, noticed about step {int(since[rank])} of the run: its "

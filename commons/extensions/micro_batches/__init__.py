@@ -1,4 +1,4 @@
-"""Micro-batches under a cap of tokens: the division of ranks' samples, and the forward that runs them."""
+"""Micro-batches under a token cap: divides the samples of ranks, and runs the micro-batches."""
 
 from typing import TYPE_CHECKING
 

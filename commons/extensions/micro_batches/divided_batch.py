@@ -1,4 +1,4 @@
-"""The micro-batches of a rank's batch, as its plan divides it."""
+"""The micro-batches of a rank's batch, as the plan divides it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ...sequence_batch.row_lists import row_lists, select_entries
 from ...sequence_batch.tree import rebuild, take_apart
 
 Batch = TypeVar("Batch")
-COLUMN = "micro_batch"  # of a plan's rows
+COLUMN = "micro_batch"  # name of a column in a plan's rows
 
 
 def micro_batch_of_rows(plan: ShufflePlan) -> np.ndarray:
     """Returns the micro-batch of each row of a plan, int64 `[rows]`."""
-    # Where the loaders of all that exchange have ended, nothing was divided.
+    # If the loaders of all ranks that balance together have ended, nothing was divided.
     return plan.rows.columns.get(COLUMN, np.zeros(len(plan.destination), dtype=np.int64))
 
 
 def rows_of_micro_batches(plan: ShufflePlan, rank: int) -> list[np.ndarray]:
-    """Returns the ascending rows of each micro-batch in a rank's batch; none where batches run whole."""
+    """Returns the ascending rows of each micro-batch in a rank's batch, or `[]` if batches run whole."""
     if not plan.num_parts:
         return []
     return indices_of_parts(micro_batch_of_rows(plan)[plan.computed_by(rank)], plan.num_parts)
@@ -32,8 +32,8 @@ def rows_of_micro_batches(plan: ShufflePlan, rank: int) -> list[np.ndarray]:
 def micro_batch_rows(
     shuffler: BatchShuffler, batch: Any, plan: ShufflePlan, num_copies: int = 1
 ) -> list[np.ndarray]:
-    """Returns the rows of the exchanged batch in each micro-batch, int64; copies of the first for one without
-    samples, but none where the batch knows padding."""
+    """Returns the rows of the exchanged batch in each micro-batch, int64. A micro-batch without samples gets
+    the first row `num_copies` times, or no row if batches know their padding."""
     first = np.zeros(0 if shuffler.view(batch).pads else num_copies, dtype=np.int64)
     return [rows if len(rows) else first for rows in rows_of_micro_batches(plan, shuffler.group.rank)]
 
@@ -41,21 +41,21 @@ def micro_batch_rows(
 def micro_batches(
     shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan, num_copies: int = 1
 ) -> list[Batch]:
-    """Returns the micro-batches of an exchanged batch, as `MicroBatches.micro_batches` does; without samples,
-    with `num_copies` of the first row."""
+    """Returns the micro-batches of an exchanged batch as `MicroBatches.micro_batches` does, with `num_copies`
+    copies of the first row in place of one."""
     rank, batch_format = shuffler.group.rank, shuffler.format
     if not plan.num_parts or batch_format is None:
         return [batch]
     view = shuffler.view(batch)
     if not (plan.num_placed[rank] or view.pads):
-        # Each micro-batch has memory of its own, which its model may change in place.
+        # Each micro-batch needs memory of its own, because the model may change it in place.
         copies = view if num_copies == view.num_rows else view.copies(num_copies)
         return [copies.copy().batch for _ in range(plan.num_parts)]
-    # Of several ranks, lists are equal on all of them, and so shared.
+    # If ranks exchange, lists are equal on all of them, and so are shared.
     counts = {view.num_rows, view.num_samples} if not shuffler.exchanges else set()
     lists = row_lists(view.tree, counts)
     own = plan.computed_by(rank)
-    if not shuffler.exchanges:  # as loaded, with whatever padding rows may have
+    if not shuffler.exchanges:  # as loaded, including elements in padding rows
         lengths = plan.rows.lengths_as_loaded(rank)
     else:
         lengths = np.zeros((view.num_rows, plan.rows.key_lengths.shape[1]), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Division of samples on ranks into micro-batches under a cap of tokens: as many on every rank."""
+"""Divides the samples of ranks into micro-batches under a token cap, the same number on every rank."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ...partition.problem import Problem, indices_of_parts, number_of_part
 from ...partition.refined import place_from_scratch
 from ...partition.workloads import as_workloads, check_count
 
-# For fewer micro-batches, a rank gets at most this share of the room beyond the mean rank's tokens: packed
-# fuller, its samples seldom divide.
+# For fewer micro-batches, a rank fills at most this share of the room beyond the mean rank's tokens. If it is
+# fuller, its samples seldom fit into that many micro-batches.
 SHARE_OF_SPARE_TOKENS = 0.75
-# With more rows per rank than this many times the ranks, it takes longer to place one of each at a time than
-# to divide rank by rank.
+# With more rows per rank than this many times the ranks, placing one row of every rank at a time takes longer
+# than dividing rank by rank.
 MOST_ROWS_PER_RANK = 4
-# That costs ranks of equal speed 1 to 2%. With others, it must not make a step this many times as long.
+# Spare room costs 1 to 2% of balance at equal speeds. At unequal speeds, it may cost at most this factor.
 _COSTLY = 1.02
 
 
@@ -45,15 +45,15 @@ def balance_micro_batches(
     speeds: ArrayLike | None = None,
     strict: bool = False,
 ) -> list[list[np.ndarray]]:
-    """Places samples on ranks as `refined` does, then divides each rank's into micro-batches.
+    """Places samples on ranks as `refined` does, then divides each rank's samples into micro-batches.
 
-    Every rank gets the same number of micro-batches. Where that is more than the tokens need, a placement
-    with a cap on the tokens of a rank is tried, too. It is taken if it needs fewer, and costs 1 to 2% of
-    balance; not where speeds differ and it costs more. With unequal sizes, ranks get a sample for each
-    micro-batch where that takes no more micro-batches, whatever it costs in balance.
+    Every rank gets the same number of micro-batches. If that is more than the tokens need, a placement with a
+    cap on a rank's tokens is also tried. It is taken if it needs fewer micro-batches, which costs 1 to 2% of
+    balance; with unequal speeds, it must not cost more. If sizes may differ, every micro-batch gets a sample
+    where that takes no more micro-batches, whatever it costs in balance.
 
-    Arguments and errors are those of `refined` and `pack_micro_batches`; `multiple_of` and `min_count` are of
-    a rank. Returns what the latter does for each rank.
+    Arguments and errors are those of `refined` and `pack_micro_batches`. `multiple_of` and `min_count` apply
+    to each rank. Returns the result of `pack_micro_batches` for each rank.
     """
     work, amounts, cap = check_samples(workloads, tokens, max_tokens, multiple_of, min_count)
     multiple_of, min_count = int(multiple_of), int(min_count)
@@ -70,12 +70,12 @@ def balance_micro_batches(
         return _in_lists(rank_of, num_ranks, *numbered)
 
     ranks = divide(partition)
-    # 2. Try one that leaves ranks some room under their caps.
+    # 2. Try a placement that leaves ranks some room under their caps.
     if len(ranks[0]) > fewest:
         roomy = _place_with_room(workloads, amounts, cap, partition, fewest, equal_size, speeds)
         if roomy is not None:
             ranks = min(ranks, divide(roomy), key=lambda each: len(each[0]))
-    # 3. Try one with a sample for each micro-batch.
+    # 3. Try a placement with a sample for each micro-batch.
     if not equal_size and has_empty(ranks):
         rows = min(len(ranks[0]), len(work) // num_ranks)
         problem = replace(Problem.of(workloads, num_ranks, equal_size=False, speeds=speeds), fewest=rows)
@@ -97,7 +97,7 @@ def _place_with_room(
     equal_size: bool,
     speeds: ArrayLike | None,
 ) -> list[np.ndarray] | None:
-    """Places samples so that `count` micro-batches per rank have spare tokens; None if that costs much."""
+    """Places samples with spare room in `count` micro-batches per rank. None if that fails or is costly."""
     capped = np.minimum(tokens, max_tokens)
     mean = -(-int(capped.sum()) // len(partition))
     most = mean + int(SHARE_OF_SPARE_TOKENS * (count * max_tokens - mean))
@@ -115,13 +115,13 @@ def _place_with_room(
 def divide_into_micro_batches(
     workloads: ArrayLike, tokens: ArrayLike, partition: Sequence[np.ndarray], max_tokens: int
 ) -> list[list[np.ndarray]]:
-    """Divides samples that are on ranks as `balance_micro_batches` does, without a warning.
+    """Divides samples that are already on ranks as `balance_micro_batches` does, without a warning.
 
-    `partition` is for each rank the indices of its samples. The number of micro-batches is the smallest for
+    `partition` holds the indices of each rank's samples. The number of micro-batches is the smallest for
     which a division is found on every rank.
 
     Raises:
-        ValueError: as `pack_micro_batches`; or `partition` does not hold each sample once.
+        ValueError: `pack_micro_batches` refuses a value, or `partition` does not hold each sample once.
     """
     check_count("num_partitions", len(partition))
     work, amounts, cap = check_samples(workloads, tokens, max_tokens)
@@ -141,10 +141,10 @@ def number_micro_batches(
     min_count: int = 1,
     even: bool = True,
 ) -> tuple[np.ndarray, int]:
-    """Divides every rank's samples, into the smallest number of micro-batches that is found for all.
+    """Divides every rank's samples into the smallest number of micro-batches that is found for all ranks.
 
-    Returns int64 `[samples]`, the micro-batch of each on its rank, the lightest first; and how many there
-    are. Unless they have to be `even`, any division under the cap will do, which takes less time.
+    Returns the micro-batch of each sample on its rank, the lightest first, int64 `[samples]`, and the number
+    of micro-batches. With `even=False`, any division under the cap will do, which takes less time.
     """
     count = max(min_count, int(least_counts(tokens, max_tokens, rank_of, num_ranks).max()))
     while True:
@@ -175,20 +175,20 @@ def _divide_longest_first(
     count: int,
     even: bool,
 ) -> np.ndarray:
-    """Divides all ranks' samples at once into `count` micro-batches; NONE for a rank that needs a search.
+    """Divides all ranks' samples at once into `count` micro-batches. A rank that needs a search gets NONE.
 
-    Each sample, a rank's heaviest first, goes where the least work is, of those with room for its tokens.
-    Before them, each above the cap goes to an empty micro-batch.
+    From the heaviest on, each sample joins the lightest micro-batch of its rank with room for its tokens.
+    Before that, each sample above the cap gets an empty micro-batch.
     """
     sizes = np.bincount(rank_of, minlength=num_ranks)
     if sizes.max() > MOST_ROWS_PER_RANK * num_ranks:
         return np.full_like(rank_of, NONE)
-    # 1. A row for each rank, of its samples from the heaviest on, and then of nothing.
+    # 1. Line up each rank's samples, first those above the cap, then the heaviest. Fill up with zeros.
     order = np.lexsort((-work, tokens <= max_tokens, rank_of))
     is_real = np.arange(sizes.max()) < sizes[:, None]
     costs, amounts = np.zeros((2, *is_real.shape), dtype=np.int64)
     costs[is_real], amounts[is_real] = work[order], tokens[order]
-    # 2. Place a sample of every rank at a time.
+    # 2. Place one sample of every rank at a time.
     ranks, chosen = np.arange(num_ranks), np.empty_like(costs)
     loads, filled = np.zeros((2, num_ranks, count), dtype=np.int64)
     is_good = np.ones(num_ranks, dtype=bool)
@@ -200,7 +200,7 @@ def _divide_longest_first(
         loads[ranks, part] += costs[:, column]
         filled[ranks, part] += amounts[:, column]
         chosen[:, column] = part
-    # 3. Keep what a search could hardly improve.
+    # 3. Keep the divisions that a search could hardly improve.
     if even:
         least = np.maximum(loads.sum(1) / count, costs.max(1, initial=0))
         is_good &= loads.max(1) <= (1 + TOLERANCE) * least
@@ -211,11 +211,11 @@ def _divide_longest_first(
 
 
 def micro_batch_imbalance(workloads: ArrayLike, micro_batches: Sequence[Sequence[np.ndarray]]) -> float:
-    """Sum over k of the largest k-th load of any rank ÷ mean load of a rank; 1.0 is perfect.
+    """Returns the sum over k of the largest load of a k-th micro-batch, ÷ the mean load of a rank.
 
-    This is the relative time of a step whose ranks wait for each other after every micro-batch. Benchmarks
-    and `BalanceReport` use it; no placement does, because pipelines here wait once a step. Arguments are one
-    of `balance_micro_batches`, and its result.
+    This is the relative time of a step whose ranks wait for each other after every micro-batch; 1.0 is
+    perfect. Benchmarks and reports use it. Placements do not, because the pipelines here wait once per step.
+    Arguments are the `workloads` given to `balance_micro_batches`, and its result.
     """
     values = as_workloads(workloads)
     loads = np.array([[values[indices].sum() for indices in rank] for rank in micro_batches])
@@ -223,6 +223,6 @@ def micro_batch_imbalance(workloads: ArrayLike, micro_batches: Sequence[Sequence
 
 
 def time_relative_to_mean(loads: np.ndarray) -> float:
-    """`micro_batch_imbalance` of non-negative loads `[ranks, micro-batches]`."""
+    """Returns the `micro_batch_imbalance` of non-negative loads, `[ranks, micro-batches]`."""
     mean = loads.sum(1).mean()
     return float(loads.max(0).sum() / mean) if mean > 0 else 1.0

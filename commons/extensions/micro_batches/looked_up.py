@@ -17,9 +17,9 @@ class LookedUp:
     """The result of one call of a sharded module for the whole batch.
 
     Args:
-        whole: a dict of JaggedTensors, as from an EmbeddingCollection; a KeyedTensor, as from an
-            EmbeddingBagCollection; a tensor with one row per row of the batch; a tuple of these; or None.
-        rows: int64, the rows of each micro-batch.
+        whole: dict of JaggedTensors, as from an EmbeddingCollection; KeyedTensor, as from an
+            EmbeddingBagCollection; tensor with one row per row of the batch; tuple of these; or None.
+        rows: rows of each micro-batch, int64.
     """
 
     def __init__(self, whole: Any, rows: Sequence[torch.Tensor]) -> None:
@@ -27,7 +27,7 @@ class LookedUp:
         self._rows = rows
         self._whole = _mapped(self._registered, whole)
         jagged = [tensor for tensor in self.tensors if isinstance(tensor, _Jagged)]
-        if jagged:  # their elements in each micro-batch, in one transfer from the device
+        if jagged:  # count their elements in each micro-batch, with one transfer from the device
             lengths = torch.stack([tensor.lengths for tensor in jagged])
             totals = torch.stack([lengths[:, part_rows].sum(1) for part_rows in rows], 1).tolist()
             for tensor, part_totals in zip(jagged, totals, strict=True):
@@ -38,7 +38,7 @@ class LookedUp:
         return _mapped(lambda tensor: tensor.part(self._rows[number], number), self._whole)
 
     def collect_gradients(self) -> None:
-        """Adds the gradients of the last part at their rows."""
+        """Adds the gradients of the last part to the rows of the whole batch."""
         for tensor in self.tensors:
             tensor.collect_gradient()
 
@@ -63,8 +63,8 @@ class _Tensor:
     """A looked-up tensor with one row per row of the batch.
 
     Attributes:
-        values: `[any, ...]`, of the whole batch.
-        gradient: gradient of `values`, from the parts computed so far; None where it needs none.
+        values: values of the whole batch, `[any, ...]`.
+        gradient: gradient of `values` from the parts so far. None before the first part, or without one.
     """
 
     def __init__(self, values: torch.Tensor) -> None:
@@ -73,17 +73,17 @@ class _Tensor:
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None  # positions and values of the last part
 
     def part(self, rows: torch.Tensor, number: int) -> Any:
-        """Returns the rows, int64 `[rows]`, of micro-batch `number`."""
+        """Returns the part of micro-batch `number`, which has the given rows, int64 `[rows]`."""
         return _padded(self._select(rows))
 
     def collect_gradient(self) -> None:
-        """Adds the gradient of the last part at its rows."""
+        """Adds the gradient of the last part to its rows in `gradient`."""
         if self._last is not None and self._last[1].requires_grad:
             positions, leaf = self._last
             if self.gradient is None:
                 self.gradient = torch.zeros_like(self.values)
             if leaf.grad is not None:
-                # Copies of a row stand in for samples in a part without any, and their gradient is zero.
+                # In a part without samples, a row stands in for them, and its gradient is zero.
                 self.gradient.index_add_(0, positions, leaf.grad)
         self._last = None
 
@@ -109,7 +109,7 @@ class _Jagged(_Tensor):
     """The values of a JaggedTensor.
 
     Attributes:
-        lengths: int64 `[batch_size]`.
+        lengths: lengths of the rows, int64 `[batch_size]`.
         totals: sum of the lengths in each micro-batch.
     """
 
@@ -132,7 +132,7 @@ class _Jagged(_Tensor):
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Returns the value with `function` of each tensor in it."""
+    """Returns `value` with `function` applied to each tensor in it."""
     if isinstance(value, LazyAwaitable):
         value = value.wait()
     if isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""Runs a batch in micro-batches: tables are looked up once, gradients are reduced once."""
+"""Runs a batch in micro-batches, but looks tables up only once, and reduces gradients only once."""
 
 from __future__ import annotations
 
@@ -37,40 +37,40 @@ def run_micro_batches(
     failures: list[Exception] | None = None,
     step_plans: Sequence[ShufflePlan] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, list[Any]]:
-    """Runs a model on a batch in micro-batches, in training forward and backward.
+    """Runs a model on a batch in micro-batches: forward, and in training also backward.
 
     Sharded tables are looked up once, for the whole batch, and each micro-batch gets its part of the result,
-    detached. The dense part then runs forward and backward for one micro-batch after another. So the
-    activations of one at a time are in memory, along with the embeddings of the whole batch and their
-    gradients. Data-parallel gradients are reduced in the backward of the loss that this returns.
+    detached. The dense part then runs forward and backward for one micro-batch after another. So memory holds
+    the activations of one micro-batch at a time, along with the embeddings of the whole batch and their
+    gradients. Data-parallel gradients are reduced in the backward of the returned loss.
 
-    Host-device synchronizations: one per sharded module, for the lengths of its parts, and those of the
-    model, which runs once per micro-batch.
+    The host waits for the device once per sharded module, for the lengths of its parts. Waits of the model
+    itself, which runs once per micro-batch, are additional.
 
     Args:
         model: module that takes a batch and returns `(losses, output)`.
         batch: exchanged batch, on the device.
-        shuffler: the one that exchanged it.
-        plan: the plan of that exchange, in micro-batches.
+        shuffler: shuffler that exchanged the batch.
+        plan: plan of that exchange, with micro-batches.
         loss_reduction: "sum" or "mean", over the loss tokens of a micro-batch.
-        loss_scale: factor of the loss sum before its backward. None for the one that makes the gradient,
-            averaged over ranks, that of the mean over all loss tokens of the optimizer step.
+        loss_scale: factor of the loss sum before its backward. None means the factor for which the gradient,
+            averaged over ranks, is that of the mean over all loss tokens of the optimizer step.
         failures: record of failures, as `loss_sum` takes it.
-        step_plans: plans of all batches of the optimizer step, with gradient accumulation; None for this plan
-            alone. A `loss_scale` of your own has to count them itself.
+        step_plans: plans of all batches of the optimizer step, for gradient accumulation. None means only
+            this plan. If `loss_scale` is given, it must account for them itself.
 
     Returns:
-        A loss; in training call its backward, once, which hands out all gradients. It may be multiplied by a
-        factor or added to other losses before; as the micro-batches' backward has run, a factor keeps no
-        float16 gradient from vanishing. The sum of the losses, detached. The output of each micro-batch;
-        without samples, what has a row for each row of the batch has none in evaluation.
+        The scaled loss, the detached sum of losses, and a list of all micro-batch outputs. In training, call
+        the loss's backward once, which hands out all gradients. Before that, you may multiply the loss or add
+        other losses. A factor no longer keeps float16 gradients from vanishing, because the backward of the
+        micro-batches has already run. In evaluation, outputs omit copies that stand in for samples.
 
     Raises:
-        ValueError: "global_mean", or an unknown reduction; or the shuffler has no `MicroBatches`.
-        MeanOfNoneError: a "mean" of a micro-batch without loss tokens is not finite.
-        RuntimeError: a sharded module is called with something that is not a field of the batch.
-        TypeError: a sharded module returns a type whose rows are unknown here, or the model something other
-            than losses and output.
+        ValueError: the reduction is "global_mean" or unknown; the plan has no micro-batches; or the model has
+            a part that does not work with them, such as a hook on a gradient.
+        MeanOfNoneError: the "mean" of a micro-batch without loss tokens is not finite.
+        RuntimeError: a sharded module is called with a value that is not a field of the batch.
+        TypeError: a sharded module's result cannot be divided, or the model's is not losses and output.
     """
     check_reduction(loss_reduction)
     if not plan.num_parts:
@@ -113,7 +113,7 @@ def run_micro_batches(
         gradients, tensors = [gradient for _, gradient in pairs], [tensor for tensor, _ in pairs]
         scaled = _HandOut.apply(scaled.requires_grad_(), gradients, *tensors)
         for module in replicated:
-            # Of all micro-batches, it is told one forward, so that it reduces in the backward to come.
+            # Tell it of one forward for all micro-batches, so that it reduces in the coming backward.
             if dense.used(module):
                 module._pre_forward(scaled)
                 scaled = module._post_forward(scaled)
@@ -121,8 +121,8 @@ def run_micro_batches(
 
 
 def check_no_hooks(model: torch.nn.Module, trains: bool = False) -> None:
-    """Raises a ValueError if a hook would see the gradient of each micro-batch in place of their sum; or, in
-    training, if parameters are flat, whose gradients are sharded when they are handed out."""
+    """Raises a ValueError if a hook would see the gradient of each micro-batch instead of their sum. In
+    training, also refuses flat parameters, whose gradients are sharded by the time they are handed out."""
     for name, parameter in model.named_parameters():
         if trains and isinstance(parameter, FlatParameter) and parameter.requires_grad:
             raise ValueError(
@@ -140,20 +140,20 @@ def check_no_hooks(model: torch.nn.Module, trains: bool = False) -> None:
 def _check_static_graphs(
     model: torch.nn.Module, replicated: Sequence[DistributedDataParallel], dense: _GradientsAside
 ) -> None:
-    """Raises a ValueError where a static graph has counted backwards of micro-batches, and would reduce in
-    others than the last."""
+    """Raises a ValueError if a static graph has counted the backwards of micro-batches, because it would then
+    reduce in a backward other than the last."""
     static = {id(of) for module in replicated if module.static_graph for of in module.parameters()}
     for name, parameter in model.named_parameters() if static else ():
         if id(parameter) in static and parameter in dense.reached_otherwise:
             raise ValueError(
-                f"micro-batches do not work with static_graph=True of DistributedDataParallel where {name} "
-                "is used otherwise than as an attribute of its module, as in a list: leave static_graph out"
+                f"micro-batches do not work with static_graph=True of DistributedDataParallel if {name} "
+                "is used other than as an attribute of its module, as in a list: leave static_graph out"
             )
 
 
 @contextlib.contextmanager
 def _no_reduction(replicated: Sequence[DistributedDataParallel]) -> Iterator[None]:
-    """While active, these modules reduce nothing, and learn no static graph."""
+    """While active, these modules reduce no gradients and learn no static graph."""
     static = [module for module in replicated if module.static_graph]
     learnt = [module._static_graph_delay_allreduce_enqueued for module in static]
     with contextlib.ExitStack() as stack:
@@ -169,17 +169,17 @@ def _no_reduction(replicated: Sequence[DistributedDataParallel]) -> Iterator[Non
 
 
 def _check_no_checkpoint() -> None:
-    """Raises a ValueError where activations are checkpointed around a lookup, which is not repeated."""
+    """Raises a ValueError if an activation checkpoint contains a lookup, because lookups run only once."""
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
     if hooks and hooks[0].__qualname__.startswith("_checkpoint_hook"):
         raise ValueError(
             "a checkpoint of activations around sharded tables cannot recompute micro-batches, for which "
-            "they are looked up once: checkpoint the dense part alone, or leave MicroBatches out"
+            "they are looked up once: checkpoint only the dense part, or leave MicroBatches out"
         )
 
 
 def _replicated(module: torch.nn.Module) -> list[DistributedDataParallel]:
-    """Returns the modules whose gradients are averaged over ranks; sharded ones run once, and have none."""
+    """Returns all DistributedDataParallel modules except those in sharded modules, which run only once."""
     if isinstance(module, ShardedModule):
         return []
     found = [module] if isinstance(module, DistributedDataParallel) else []
@@ -187,9 +187,9 @@ def _replicated(module: torch.nn.Module) -> list[DistributedDataParallel]:
 
 
 class _Lookups:
-    """Lookups of a model's sharded modules for a batch, which its micro-batches share.
+    """The lookups of a model's sharded modules for a batch, which its micro-batches share.
 
-    `rows` are those of the batch in each micro-batch, int64, and `view` is the shuffler's.
+    `rows` holds the rows of the batch in each micro-batch, int64. `view` is the shuffler's method.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class _Lookups:
         view: Callable[[Any], Rows],
     ) -> None:
         whole = view(batch).fields
-        # The batch's field for each field of a micro-batch, which is kept, so that its id stays its own.
+        # Maps the id of a micro-batch's field to the batch's field. The former is kept, so ids stay unique.
         self._whole_of = {
             id(value): (whole[name], value)
             for micro_batch in micro_batches
@@ -209,13 +209,13 @@ class _Lookups:
         }
         self._rows = to_device_together(rows, view(batch).device)
         self._modules = outermost_sharded(model)
-        self._found: dict[tuple[int, int], LookedUp] = {}  # by module and how often it was called before
+        self._found: dict[tuple[int, int], LookedUp] = {}  # by module, and its number of earlier calls
         self._calls = [0] * len(self._modules)
         self._number = 0
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """While active, the modules' forward returns a micro-batch's part."""
+        """While active, the forward of each sharded module returns the current micro-batch's part."""
         replaced = [module.__dict__.get("forward") for module in self._modules]
         try:
             for index, module in enumerate(self._modules):
@@ -229,17 +229,17 @@ class _Lookups:
                     module.forward = forward
 
     def turn_to(self, number: int) -> None:
-        """Turns to another micro-batch."""
+        """Makes another micro-batch the current one."""
         self._number = number
         self._calls = [0] * len(self._modules)
 
     def collect_gradients(self) -> None:
-        """Adds the gradients of the micro-batch's parts at their rows."""
+        """Adds the gradients of the current micro-batch to those of the whole batch."""
         for found in self._found.values():
             found.collect_gradients()
 
     def gradients(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields what was looked up for the whole batch, and its gradient."""
+        """Yields each looked-up tensor of the whole batch that got a gradient, and the gradient."""
         for found in self._found.values():
             for tensor in found.tensors:
                 if tensor.gradient is not None:
@@ -264,7 +264,7 @@ class _Lookups:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if isinstance(forward, BaseForward):  # its input was distributed before
+        if isinstance(forward, BaseForward):  # its input is already distributed
             return forward(*args, **kwargs)
         for value in (*args, *kwargs.values()):
             if id(value) not in self._whole_of:
@@ -280,14 +280,14 @@ class _Lookups:
 
 
 class _GradientsAside:
-    """While active, a model's gradients are those of the micro-batches alone, which it keeps.
+    """Collects the gradients of micro-batches while active, apart from the model's earlier gradients.
 
-    Modules have other parameters in the meantime, in the same memory, for which DistributedDataParallel does
-    not wait. What reaches the model's own in another way counts, too: weights that a module keeps in a list,
-    tables that the dense part reads, parameters of fully sharded modules. None has no gradients.
+    Modules meanwhile have substitute parameters in the same memory, for which DistributedDataParallel does
+    not wait. Gradients that still reach the model's own parameters count, too, as for weights in a list,
+    tables that the dense part reads, and fully sharded modules. Without a model, it collects none.
 
     Attributes:
-        reached_otherwise: those of modules that got a gradient in another way.
+        reached_otherwise: parameters that got a gradient although modules had substitutes for them.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
@@ -311,7 +311,7 @@ class _GradientsAside:
         for module, name, parameter in self._places:
             module._parameters[name] = parameter
         self.reached_otherwise = {of for of in self._leaves if of.grad is not None}
-        # All are read before any is put back: tables in one tensor share a gradient.
+        # All gradients are read before any is restored, because tables in one tensor share a gradient.
         for parameter in self._parameters:
             holders = (parameter, self._leaves.get(parameter))
             found = [each.grad for each in holders if each is not None and each.grad is not None]
@@ -322,17 +322,17 @@ class _GradientsAside:
         self._before, self._leaves = [], {}
 
     def used(self, module: torch.nn.Module) -> bool:
-        """Returns whether a parameter of a module got a gradient."""
+        """Returns whether any parameter of a module got a gradient."""
         return any(parameter in self._sums for parameter in module.parameters())
 
     def gradients(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields each parameter that was used, and its gradient."""
+        """Yields each parameter that got a gradient, and the gradient."""
         yield from self._sums.items()
 
 
 def _dense_places(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
-    """Yields where a model has parameters that need gradients, but those of sharded modules, which run once,
-    and of fully sharded ones, which reduce by themselves."""
+    """Yields (module, name, parameter) for each parameter that needs a gradient. Skips sharded modules, which
+    run once, and fully sharded ones, which reduce gradients themselves."""
     if isinstance(module, ShardedModule | FSDPModule | FullyShardedDataParallel):
         return
     for name, parameter in module._parameters.items():
@@ -343,10 +343,10 @@ def _dense_places(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, st
 
 
 class _HandOut(torch.autograd.Function):
-    """Passes a loss through; its backward hands out the gradients that the micro-batches had.
+    """Passes a loss through. Its backward hands out the gradients of the micro-batches.
 
-    So they reach tables and parameters as those of a whole batch do: times the gradient that comes in, added
-    to what other losses and batches give, once, and reduced where DistributedDataParallel would.
+    These then reach tables and parameters like the gradients of a whole batch: multiplied by the incoming
+    gradient, added once to those of other losses and batches, and reduced by DistributedDataParallel.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Divides each rank's samples into micro-batches under a cap of tokens, and runs them in pipelines."""
+"""Divides each rank's samples into micro-batches under a token cap, and runs them in pipelines."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ Batch = TypeVar("Batch")
 class MicroBatches(Extension):
     """Divides each rank's samples into micro-batches, the same number on every rank.
 
-    Pipelines run them one after another, and `progress` returns a list with the output of each; `join_values`
-    makes one of it. A sample longer than the cap gets a micro-batch of its own, and a warning names it. The
-    partitioner leaves tokens alone.
+    Pipelines run the micro-batches one after another, and `progress` returns a list of their outputs, which
+    `join_values` joins. A sample longer than the cap gets a micro-batch of its own, and a warning names it.
+    The partitioner does not even out tokens.
 
     Args:
-        max_tokens: tokens of a micro-batch at most, as `get_tokens` counts them: by default all ids of a
-            `BaseBatch`, of every feature, or all jagged elements of another batch.
+        max_tokens: largest number of tokens in a micro-batch, as `get_tokens` counts them. By default, these
+            are the ids of all features of a `BaseBatch`, or all jagged elements of another batch.
 
     Raises:
-        TypeError: `max_tokens` is no integer.
-        ValueError: it is below 1; or, when a pipeline is made, its loss is a mean over all ranks.
+        TypeError: `max_tokens` is not an integer.
+        ValueError: `max_tokens` is below 1. When a pipeline is made: its loss is a mean over all ranks, or a
+            parameter has a hook on its gradient.
     """
 
     name = "micro_batches"
@@ -60,11 +61,11 @@ class MicroBatches(Extension):
         self._longest_named = max_tokens
 
     def settings(self) -> Mapping[str, Any]:
-        """Returns the cap."""
+        """Returns the token cap."""
         return {"max_tokens": self.max_tokens}
 
     def setup(self, shuffler: BatchShuffler) -> None:
-        """Compiles the division where nothing else is compiled."""
+        """Compiles the division, if the shuffler does not exchange and so compiles nothing itself."""
         self._shuffler = shuffler
         if not shuffler.exchanges:
             with show_if_slow("compiling the division into micro-batches, or loading it from numba's cache"):
@@ -73,17 +74,17 @@ class MicroBatches(Extension):
     def warm_up(self) -> None:
         """Compiles the division."""
         compile_from_scratch()
-        tokens = np.array([4, 4, 4, 3, 3])  # two micro-batches could hold so many, but not these
+        tokens = np.array([4, 4, 4, 3, 3])  # 2 × 9 tokens, yet two micro-batches cannot hold them
         divide_into_micro_batches(tokens, tokens, [np.arange(len(tokens))], 9)
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        """Divides the rows of every rank."""
+        """Places rows, and divides those of every rank into micro-batches."""
         plan = divide(place(rows), self.max_tokens)
         self._name_sample_above_cap(plan)
         return plan
 
     def join(self, model: torch.nn.Module, device: torch.device, loss_reduction: str) -> None:
-        """Checks that a micro-batch can be reduced by itself."""
+        """Checks that the loss reduction and the hooks of the model allow micro-batches."""
         if loss_reduction == "global_mean":
             raise ValueError(
                 'loss_reduction="global_mean" is for a whole step: with micro-batches return the mean over '
@@ -93,7 +94,7 @@ class MicroBatches(Extension):
         self._model, self._loss_reduction = model, loss_reduction
 
     def forward(self, step: Step, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Runs the micro-batches; the backward of their loss hands out all gradients."""
+        """Runs the micro-batches. The backward of the returned loss hands out all gradients."""
         if not step.plan.num_parts:
             return forward(step)
         model, reduction = self._model, self._loss_reduction
@@ -104,34 +105,33 @@ class MicroBatches(Extension):
     def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
         """Returns the number of micro-batches, and their imbalance.
 
-        That is the sum over k of the largest k-th micro-batch's load ÷ a rank's mean load. It takes the place
-        of `imbalance_after` where ranks wait for each other after every micro-batch. The pipelines here wait
-        once per step.
+        The imbalance is the sum over k of the largest load of a k-th micro-batch, ÷ the mean load of a rank.
+        It replaces `imbalance_after` if ranks wait for each other after every micro-batch. The pipelines here
+        wait only once per step.
         """
         loads = micro_batch_loads(plan)
         return {"micro_batches": loads.shape[1], "micro_batch_imbalance": time_relative_to_mean(loads)}
 
     def micro_batches(self, batch: Batch, plan: ShufflePlan) -> list[Batch]:
-        """Returns the micro-batches of a batch that `exchange` returned, in order; the batch alone if its
-        plan has none. No host-device synchronization.
+        """Returns the micro-batches of an exchanged batch in order, or only the batch if its plan has none.
 
-        Each has its samples in the order of the batch, and no padding. One without samples has one row:
-        padding, or the first of the batch.
+        A micro-batch has its samples in the order of the batch, and no padding. Without samples, it has one
+        row: padding, or the first row of the batch. No host-device synchronization.
         """
         return micro_batches(self._shuffler, batch, plan)
 
     def join_values(self, values: Sequence[Any], plan: ShufflePlan) -> Any:
-        """Puts per-sample values of micro-batches in the order of their batch's samples, as if it had run
-        whole; two host-device synchronizations, of dense values one.
+        """Joins per-sample values of micro-batches in the order of the batch, as if it had run whole.
+
+        If there are jagged values, the host waits once for the device.
 
         Args:
-            values: results of each micro-batch, with a row for each of its samples, or one of padding without
-                any.
+            values: results of each micro-batch, with a row per sample, or one padding row without samples.
             plan: plan of the exchange.
 
         Raises:
-            ValueError: there are more or fewer than micro-batches, with other rows, or of different kinds.
-            TypeError: a list of tensors, whose entries may be samples; a tuple's are none.
+            ValueError: `values` are not one per micro-batch, have wrong numbers of rows, or differ in kind.
+            TypeError: a result has a list of tensors that may be samples. Tuples never count as samples.
         """
         rank = self._shuffler.group.rank
         rows_of_each = rows_of_micro_batches(plan, rank)
@@ -147,7 +147,7 @@ class MicroBatches(Extension):
         return join(values, rows_of_each, part_rows, num_rows, shared, "join_values")
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
-        """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""
+        """Warns of the longest sample above the cap, if it is longer than all samples named before."""
         tokens = plan.rows.tokens
         ranks = self._shuffler.group
         if ranks.rank != 0 or tokens.max(initial=0) <= self._longest_named:
@@ -164,9 +164,9 @@ class MicroBatches(Extension):
 
 
 def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
-    """Returns the plan with the rows of every rank in micro-batches of at most `max_tokens`.
+    """Returns the plan with the rows of every rank divided into micro-batches of at most `max_tokens`.
 
-    They need not be even: ranks wait for each other once per step.
+    Their loads need not be even, because ranks wait for each other only once per step.
     """
     rows = plan.rows
     work, tokens, cap = check_samples(rows.workloads, rows.tokens, max_tokens)
@@ -176,7 +176,7 @@ def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
 
 
 def micro_batch_loads(plan: ShufflePlan) -> np.ndarray:
-    """Returns float64 `[ranks, micro-batches]`, sums of workloads."""
+    """Returns the load of each micro-batch, float64 `[ranks, micro-batches]`."""
     count = plan.num_parts
     slots = plan.destination * count + micro_batch_of_rows(plan)
     return np.bincount(slots, plan.rows.workloads, minlength=plan.num_ranks * count).reshape(-1, count)

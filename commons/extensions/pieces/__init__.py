@@ -1,4 +1,4 @@
-"""Pieces: long samples in pieces on several ranks."""
+"""Pieces: computes long samples in pieces on several ranks."""
 
 from typing import TYPE_CHECKING
 

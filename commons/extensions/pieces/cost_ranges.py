@@ -1,4 +1,4 @@
-"""Pieces of samples that are too heavy for one part: each is a range of its sample's cost."""
+"""Cuts samples to level the loads of parts. Each piece is a range of its sample's cost."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from ...partition.kernels import NONE, bucket
 
 @dataclass(frozen=True)
 class CostRanges:
-    """Pieces in the order of their samples, and along each sample."""
+    """Pieces as ranges of cost, in the order of their samples, and in order along each sample."""
 
-    sample: np.ndarray  # int64 [pieces], ascending; every sample has at least one piece
-    begin: np.ndarray  # int64 [pieces], the cost of its sample before each piece
-    end: np.ndarray  # int64 [pieces], and through it
+    sample: np.ndarray  # int64 [pieces], ascending samples; every sample has at least one piece
+    begin: np.ndarray  # int64 [pieces], cost of the sample before each piece
+    end: np.ndarray  # int64 [pieces], cost of the sample through each piece
 
     @property
     def costs(self) -> np.ndarray:
-        """int64 `[pieces]`."""
+        """The cost of each piece, int64 `[pieces]`."""
         return self.end - self.begin
 
 
 def cut_heavy(
     workloads: np.ndarray, size: int, heavy: np.ndarray, least_first: np.ndarray, least: np.ndarray
 ) -> CostRanges:
-    """Cuts samples, int64 `[samples]`, that are heavy into as few pieces of at most `size` as there can be.
+    """Cuts heavy samples into as few pieces of at most `size` as possible.
 
-    The first piece of a sample is the smallest, and the others cost the same. Where the cost of a token grows
-    along a sample, later pieces then have the fewest tokens before them.
+    The first piece of a sample is the smallest, and the others cost the same. If the cost of a token grows
+    along the sample, this leaves the fewest tokens before the later pieces.
 
     Example: with a size of 40, a sample of 100 becomes pieces of 20, 40, and 40.
 
-    `heavy` are the ascending samples to cut. Their first piece costs at least `least_first`, and any other
-    `least`, int64 `[len(heavy)]`, whatever the size. Samples of less than twice the latter stay whole.
+    `workloads` is int64 `[samples]`, and `heavy` lists the samples to cut, ascending. Even if `size` is less,
+    a first piece costs at least `least_first` (or an equal share, if that is less), and any other at least
+    `least`, int64 `[len(heavy)]` each. A sample that costs less than twice `least` stays whole.
     """
     work = workloads[heavy]
     count = np.maximum(np.minimum(-(-work // max(size, 1)), work // np.maximum(least, 1)), 1)
@@ -54,13 +55,13 @@ def cut_heavy(
 
 
 class _Cuttable(NamedTuple):
-    """CostRanges on heavy parts, int64 `[pieces]` each, which cuts change."""
+    """The pieces on heavy parts, int64 `[pieces]` each. Cuts change them in place."""
 
     begin: np.ndarray
     end: np.ndarray
     part_of: np.ndarray
-    least_first: np.ndarray  # cost that a piece has at least, if it is the first of its sample
-    least: np.ndarray  # and that any other has
+    least_first: np.ndarray  # least cost of a sample's first piece
+    least: np.ndarray  # least cost of any other piece
 
 
 def level(
@@ -73,21 +74,20 @@ def level(
     most: int,
     goal: int,
 ) -> tuple[CostRanges, np.ndarray]:
-    """Cuts off what heavy parts have too much, and gives it to the lightest parts.
+    """Cuts off the excess of heavy parts, and gives it to the lightest parts.
 
     Every cut brings a heavy part down to the goal or a light one up to it, so there are fewer cuts than
-    parts. Source: McNaughton, "Scheduling with Deadlines and Loss Functions", 1959, for parts that hold whole
-    samples already.
+    parts. Source: McNaughton, "Scheduling with Deadlines and Loss Functions", 1959. There, parts start empty.
 
     Example: loads are 130, 90, and 80, and the goal is 100. The first part gives 20 of a sample to the last,
     and then 10 to the second.
 
     Args:
-        pieces, part_of: whole samples among them, and int64 `[pieces]`, the part of each; so is the result.
-        loads: int64 `[parts]`, initial loads included.
-        least_first, least: int64 `[len(on_heavy)]`, as for `cut_heavy`.
-        on_heavy: int64, the ascending pieces on parts above `most`.
-        most, goal: load that a part has at most, as far as `least` allows, and that these parts come down to.
+        pieces, part_of: pieces or whole samples, and the part of each, int64 `[pieces]`, as in the result.
+        loads: load of each part, int64 `[parts]`, initial loads included.
+        least_first, least: least costs of pieces, int64 `[len(on_heavy)]`, as for `cut_heavy`.
+        on_heavy: pieces on parts above `most`, int64, ascending.
+        most, goal: largest load of a part, as far as `least` allows, and load to which heavy parts come down.
     """
     begin, end, part = pieces.begin.copy(), pieces.end.copy(), part_of.copy()
     heavy = _Cuttable(begin[on_heavy], end[on_heavy], part[on_heavy], least_first, least)
@@ -96,7 +96,7 @@ def level(
     begin[on_heavy], end[on_heavy], part[on_heavy] = heavy[:3]
     sample = np.append(pieces.sample, pieces.sample[on_heavy[cut_off[0]]])
     begin, end, part = np.append(begin, cut_off[1]), np.append(end, cut_off[2]), np.append(part, cut_off[3])
-    order = np.lexsort((begin, sample))  # fast, as nearly all are in order
+    order = np.lexsort((begin, sample))  # fast, because nearly all are in order already
     return CostRanges(sample[order], begin[order], end[order]), part[order]
 
 
@@ -110,16 +110,16 @@ def _level(
     most: int,
     goal: int,
 ) -> np.ndarray:
-    """Changes pieces to what stays of them; returns int64 `[4, cuts]`: (piece, begin, end, part).
+    """Shrinks or moves pieces in place. Returns the cuts, int64 `[4, cuts]`: (piece, begin, end, new part).
 
-    `members` are pieces by part, and `ends` is where each part's end.
+    `members` lists the pieces part by part, and `ends` holds the end of each part's pieces in it.
     """
     begin, end, part_of = pieces.begin, pieces.end, pieces.part_of
     cuts, count = np.empty((4, 2 * len(loads) + len(begin)), dtype=np.int64), 0
     for heavy in fullest_first:
         on_part = members[(0 if heavy == 0 else ends[heavy - 1]) : ends[heavy]]
         while loads[heavy] > most and count < cuts.shape[1]:
-            # 1. Find what takes most off the part, for the lightest one.
+            # 1. Find the range that relieves the part most, for the lightest part to take.
             light = np.argmin(loads)
             on_part = on_part[part_of[on_part] == heavy]
             excess, room = loads[heavy] - goal, most - loads[light]
@@ -127,7 +127,7 @@ def _level(
             piece, first, last = _find_cut(pieces, on_part, wanted, excess, room)
             if piece == NONE:
                 break
-            # 2. Give it: a whole piece, or what is cut off its front or its back.
+            # 2. Give away the range: a whole piece, or the front or back of one.
             loads[heavy] -= last - first
             loads[light] += last - first
             if first == begin[piece] and last == end[piece]:
@@ -146,10 +146,10 @@ def _level(
 def _find_cut(
     pieces: _Cuttable, on_part: np.ndarray, wanted: int, excess: int, room: int
 ) -> tuple[int, int, int]:
-    """(piece, begin, end) that a heavy part gives away, maybe all of a piece; NONE if nothing helps.
+    """Returns the (piece, begin, end) that a heavy part gives away, or NONE as the piece if nothing helps.
 
-    It takes most of the excess, with the least cost before the cut: the tokens there are what the other side
-    needs. A cut gives away what is wanted, or as little more as there has to be.
+    The range, which may be a whole piece, removes the most excess. Ties go to the least cost before the cut,
+    because the later side fetches the tokens there. A cut gives away `wanted`, as far as least costs allow.
     """
     best, first, last, relief, before = NONE, 0, 0, 0, 0
     for piece in on_part:

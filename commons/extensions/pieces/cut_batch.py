@@ -1,4 +1,4 @@
-"""Cuts the samples of a batch on the host into the pieces that were planned."""
+"""Cuts the samples of a host batch into the planned pieces."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .cut_rules import PIECE, CutRules, FieldRule, own_spans, spans
 
 
 def cut_rows(whole: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules) -> Rows:
-    """Returns the rows of a batch on the host with one for each piece, then its padding rows.
+    """Returns the rows of a host batch after the cut: one row per piece, then the padding rows.
 
-    `pieces`, of dtype `PIECE`, are all of the real rows in order, and `row_of` has the row that each is of.
+    `pieces`, of dtype `PIECE`, covers all real rows in order. `row_of` holds the real row of each piece.
     """
     num_samples = len(row_of)
     pieces, row_of = _with_padding(whole, pieces, row_of)
@@ -44,13 +44,13 @@ def cut_rows(whole: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRule
 
 
 def check_cut(whole: Rows, cut: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules) -> None:
-    """Compares a batch as loaded with the pieces that `cut_rows` made of it, put together again."""
+    """Raises a RuntimeError unless the pieces from `cut_rows`, joined again, equal the batch as loaded."""
     pieces, row_of = _with_padding(whole, pieces, row_of)
     for name, value in whole.fields.items():
         of_whole = _whole_fields(name, value, pieces, row_of, rules)
         begins, ends = spans(*of_whole)
         own_begins, own_ends = own_spans(*of_whole)
-        # A piece has a row of zeros for a dense value that it does not get.
+        # A piece that does not get a dense value has a row of zeros in its place.
         held = (np.ones_like(begins) if isinstance(value, torch.Tensor) else ends - begins).T.ravel()
         starts = np.cumsum(held) - held + (own_begins - begins).T.ravel()
         counts = (own_ends - own_begins).T.ravel()
@@ -63,7 +63,7 @@ def check_cut(whole: Rows, cut: Rows, pieces: np.ndarray, row_of: np.ndarray, ru
 
 
 def _with_padding(whole: Rows, pieces: np.ndarray, row_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Adds padding rows, which stay whole, to the pieces and their rows."""
+    """Appends the padding rows, which stay whole, to the pieces and their rows."""
     padding = np.arange(whole.num_samples, whole.num_rows)
     return np.append(pieces, np.zeros(len(padding), dtype=PIECE)), np.append(row_of, padding)
 
@@ -71,7 +71,7 @@ def _with_padding(whole: Rows, pieces: np.ndarray, row_of: np.ndarray) -> tuple[
 def _whole_fields(
     name: str, value: FieldValue, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules
 ) -> tuple[Sequence[FieldRule], np.ndarray, np.ndarray]:
-    """Returns the arguments of `spans` for a field: rules, lengths of each piece's sample, and the pieces."""
+    """Returns the arguments of `spans` for a field: rules, lengths of each piece's sample, and pieces."""
     if isinstance(value, torch.Tensor):
         return [rules.rule(name)], np.ones((len(row_of), 1), dtype=np.int64), pieces
     keys = value.keys() if isinstance(value, KeyedJaggedTensor) else [""]

@@ -1,7 +1,7 @@
-"""Rules by which samples are cut into pieces; for planning, which needs no torch.
+"""Rules for cutting samples into pieces. Planning uses them, and works without torch.
 
-A sample is a row of items. Cuts are between items, so a piece is a run of them. Everything that a batch
-holds besides items follows them by one rule per field.
+A sample is a sequence of items. Cuts fall between items, so a piece is a run of items. All other data of a
+batch follows the items, by one rule per field.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ __all__ = [
     *("ALONG_ITEMS", "FROM_END", "TO_EVERY", "WITH_FIRST", "WITH_LAST"),
     *("CutRules", "FieldRule", "ItemGroup"),
 ]
-# The place of a row in its sample: items and tokens from the first to the last, exclusive, and those of the
-# whole sample. A whole sample is a single piece.
+# The place of a row in its sample: half-open ranges of its items and tokens, and the totals of the whole
+# sample. A whole sample is a single piece.
 PIECE = np.dtype(
     [
         (name, np.int64)
         for name in ("first_item", "last_item", "num_items", "first_token", "last_token", "num_tokens")
     ]
 )
-# Places of a field that does not follow the items.
+# Places of fields that do not follow the items.
 _OF_WHOLE = ("first", "last", "every")
 _PLACES = ("items", "items_from_end", *_OF_WHOLE)
 
 
 @dataclass(frozen=True)
 class FieldRule:
-    """Rule by which one field, or one key of it, follows the items of its sample.
+    """The rule by which a field, or one key of it, follows the items of its sample.
 
     Attributes:
-        place: "items" for elements along the items from the first on; "items_from_end" for elements along the
-            last items, as labels are; "first" or "last" for values that go with the first or the last piece;
-            "every" for values that each piece gets a copy of. Dense values without a place are zeros.
-        unit: elements per item.
-        before, after: a piece from item a to item b, exclusive, gets the elements of items a − `before` to
-            b + `after`. Items that are not its own are a halo, which the model looks up but has no tokens of.
-            A negative number shifts the elements, and the two may not add up to less than 0.
+        place: place of the elements. "items": along the items, from the first on. "items_from_end": along the
+            last items, like labels. "first" or "last": all with the first or last piece. "every": a copy with
+            each piece. A piece that does not get a dense value has zeros.
+        unit: number of elements per item.
+        before, after: numbers of extra items on either side. A piece from item a to item b, exclusive, gets
+            the elements of items a − `before` to b + `after`. Extra items are a halo, which the model looks
+            up but computes no tokens for. A negative number shifts the elements. The sum must be at least 0.
 
     Raises:
-        ValueError: an unknown place, a unit below 1, or elements that no piece would get.
+        ValueError: the place is unknown, the unit is below 1, or some elements would be in no piece.
     """
 
     place: str
@@ -69,15 +69,15 @@ class FieldRule:
 def spans(
     rules: Sequence[FieldRule], lengths: np.ndarray, pieces: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first and the last of a sample's elements, exclusive, that each piece gets in some fields.
+    """Returns the range of a sample's elements that each piece gets in each field.
 
     Args:
         rules: rules of the fields.
-        lengths: int64 `[pieces, rules]`, elements of the whole sample.
+        lengths: int64 `[pieces, rules]`, number of elements in the whole sample.
         pieces: `[pieces]` of dtype `PIECE`.
 
     Returns:
-        Two int64 `[pieces, rules]`.
+        The inclusive begins and exclusive ends of the ranges, int64 `[pieces, rules]` each.
     """
     place, unit, before, after = _by_attribute(rules)
     first, last, num_items = (pieces[name][:, None] for name in ("first_item", "last_item", "num_items"))
@@ -93,9 +93,9 @@ def spans(
 def own_spans(
     rules: Sequence[FieldRule], lengths: np.ndarray, pieces: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the parts of `spans` that no earlier piece of the sample has; arguments as there.
+    """Returns the ranges of `spans`, without elements that earlier pieces of the sample already have.
 
-    One after another, these parts are the sample's elements.
+    Arguments are those of `spans`. One after another, these ranges make up all elements of the sample.
     """
     begin, end = spans(rules, lengths, pieces)
     place, unit, _, after = _by_attribute(rules)
@@ -107,7 +107,7 @@ def own_spans(
 
 
 def _by_attribute(rules: Sequence[FieldRule]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns places, units, and what is before and after, `[rules]` each."""
+    """Returns `place`, `unit`, `before`, and `after` of the rules, `[rules]` each."""
     numbers = np.array([(rule.unit, rule.before, rule.after) for rule in rules], dtype=np.int64)
     return np.array([rule.place for rule in rules], dtype=np.str_), *numbers.reshape(-1, 3).T
 
@@ -115,7 +115,7 @@ def _by_attribute(rules: Sequence[FieldRule]) -> tuple[np.ndarray, np.ndarray, n
 def _first_elements(
     items: np.ndarray, lengths: np.ndarray, num_items: np.ndarray, unit: np.ndarray, place: np.ndarray
 ) -> np.ndarray:
-    """Returns the first element of each item, within the elements that there are."""
+    """Returns the index of the first element of each item, clipped to the existing elements."""
     with_elements = lengths // unit
     skipped = np.where(place == "items_from_end", num_items - with_elements, 0)
     return np.minimum(np.maximum(items - skipped, 0), with_elements) * unit
@@ -128,12 +128,12 @@ WITH_FIRST, WITH_LAST, TO_EVERY = FieldRule("first"), FieldRule("last"), FieldRu
 
 @dataclass(frozen=True)
 class ItemGroup:
-    """Items of a sample that one field holds.
+    """The items of a sample that one field holds.
 
     Attributes:
         name: name of the field, or of the count in `row_counts`.
-        elements: elements of an item in it.
-        tokens: tokens of an item, those of other fields included.
+        elements: number of elements per item in this field.
+        tokens: number of tokens per item, including tokens from other fields.
     """
 
     name: str
@@ -143,17 +143,17 @@ class ItemGroup:
 
 @dataclass(frozen=True)
 class CutRules:
-    """Rules by which samples of a batch type are cut. Plain data, equal on all ranks.
+    """The rules for cutting the samples of a batch type. Plain data, equal on all ranks.
 
-    Names are paths of fields, as `BaseBatch.per_sample_fields` has them. A dot and the key follow where a
-    KeyedJaggedTensor has several.
+    Names are paths of fields, as in `BaseBatch.per_sample_fields`. If a KeyedJaggedTensor has several keys, a
+    dot and the key follow.
 
     Attributes:
-        items: the items of a sample, one group after another.
-        fields: the rule of each field, of each entry in `row_counts`, and of "loss_tokens".
-        head: counts whose elements are tokens before the first item; they stay with the first piece.
-        kept_together: count of last items that stay in one piece, such as candidates; empty for the last one.
-        left_out: tokens at a sample's end that the model leaves out.
+        items: items of a sample, one group after another.
+        fields: rule of each field, of each entry in `row_counts`, and of "loss_tokens".
+        head: names of counts whose elements are tokens before the first item. They stay with the first piece.
+        kept_together: name of the count of last items kept in one piece, like candidates. Empty means 1 item.
+        left_out: number of tokens at a sample's end that the model leaves out.
     """
 
     items: tuple[ItemGroup, ...]
@@ -164,31 +164,31 @@ class CutRules:
 
     @property
     def has_halo(self) -> bool:
-        """Whether pieces get elements of items that are not their own."""
+        """Whether pieces get elements of items outside their own."""
         return any(rule.before + rule.after > 0 for rule in self.fields.values())
 
     def all_tokens(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the tokens of each sample as the rules count them, int64 `[samples]`."""
+        """Returns the number of tokens of each sample as the rules count them, int64 `[samples]`."""
         item_tokens = (group.tokens * (counts[group.name] // group.elements) for group in self.items)
         return sum(item_tokens, self.head_tokens(counts)) - self.left_out
 
     def head_tokens(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the tokens of each sample before its first item, int64 `[samples]`."""
+        """Returns the number of tokens before the first item of each sample, int64 `[samples]`."""
         return sum((counts[name] for name in self.head), np.zeros_like(counts["tokens"]))
 
     def num_items(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the items of each sample, int64 `[samples]`, from its counts by name."""
+        """Returns the number of items of each sample, int64 `[samples]`, from its counts by name."""
         return np.sum([counts[group.name] // group.elements for group in self.items], axis=0)
 
     def last_cut(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the most items that may precede the last cut of each sample, int64 `[samples]`; 0 where
-        there can be none."""
+        """Returns the largest number of items that may precede a cut, int64 `[samples]`, or 0 for a sample
+        that cannot be cut."""
         together = counts[self.kept_together] if self.kept_together else 1
         return np.maximum(self.num_items(counts) - np.maximum(together, 1), 0)
 
     def tokens_before(self, items: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the tokens before the item of this number, int64 `[samples]`; those of the sample at its
-        end."""
+        """Returns how many tokens precede a cut after this many items, int64 `[samples]`: none after 0 items,
+        and all tokens of the sample after its last item."""
         tokens, left = self.head_tokens(counts), items
         for group in self.items:
             group_items = np.minimum(left, counts[group.name] // group.elements)
@@ -197,8 +197,8 @@ class CutRules:
         return np.where(items == 0, 0, np.minimum(tokens, counts["tokens"]))
 
     def fixed_tokens(self, counts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the "head_tokens" of each sample, and the "kept_tokens" of items that are kept together,
-        int64 `[samples]` each."""
+        """Returns "head_tokens", the tokens before each sample's first item, and "kept_tokens", the tokens of
+        the items that are kept together, int64 `[samples]` each."""
         head = self.head_tokens(counts)
         if not self.kept_together:
             return {"head_tokens": head, "kept_tokens": np.zeros_like(head)}
@@ -210,7 +210,7 @@ class CutRules:
         """Returns the rule of a field, a count, or "<field>.<key>".
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such rule.
         """
         for known in (name, name.rpartition(".")[0]):
             if known in self.fields:
@@ -221,7 +221,7 @@ class CutRules:
         """Checks that every field and count has a rule.
 
         Raises:
-            ValueError: one does not; or the rules count what planning does not know.
+            ValueError: a rule is missing or does not fit its field, or planning does not know a counted name.
         """
         for field in schema.fields:
             for key in field.keys:

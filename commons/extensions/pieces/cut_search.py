@@ -1,4 +1,4 @@
-"""The search for cuts: few pieces of samples, and a rank for each, so that ranks have equal loads."""
+"""Searches for as few cuts of samples as balance needs, and for the rank of each piece."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from ...partition.problem import number_of_part
 from .cost_ranges import CostRanges, cut_heavy, level
 from .cutting import COLUMN, MIN_TOKENS, Cutting
 
-# Samples are cut where whole ones cannot come this close to the mean load, whatever the settings' tolerance.
+# Samples are cut if whole samples cannot come this close to the mean load, whatever tolerance is set.
 TOLERANCE = 0.01
-# Attempts to keep limits of rows and tokens; each cuts further what was too large in the one before.
+# Number of attempts to keep the limits on rows and tokens. Each attempt cuts oversized rows further.
 MAX_ATTEMPTS = 8
-# Attempts that also bring groups together; one where samples are more than this, because each may take most
-# of a second at 32,768.
+# Number of attempts that also bring groups together. With more samples than this, only one attempt is made,
+# because an attempt may take most of a second at 32,768 samples.
 GROUP_ATTEMPTS, FEW_SAMPLES = 3, 8192
 
 
 def compile_search() -> None:
-    """Compiles, or loads from numba's cache, what the search calls."""
+    """Compiles the functions that the search calls, or loads them from numba's cache."""
     work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
     rebalance(work, home, 2, tolerance=0.0)
     ones = np.ones(2, dtype=np.int64)
@@ -44,14 +44,14 @@ def compile_search() -> None:
 def cut_and_place(
     samples: RowTable, settings: ShufflerSettings, cutting: Cutting
 ) -> tuple[RowTable, np.ndarray]:
-    """Cuts samples of one step that stand in the way of balance, or of `max_tokens`, and places all.
+    """Cuts the samples of a step that prevent balance, or exceed `max_tokens`, and places all rows.
 
-    Returns the samples with pieces in the places of those that are cut, and int64 `[rows]`, the rank of each.
+    Returns the samples, with pieces in place of each cut sample, and the rank of each row, int64 `[rows]`.
 
     Raises:
-        ValueError: limits cannot be kept, or no placement that keeps them was found.
+        ValueError: the limits cannot be kept, or no placement was found that keeps them.
     """
-    # Added one by one, so that all processors get the same last bit.
+    # Added up one by one, so that all processors get the same last bit.
     total = np.bincount(np.zeros_like(samples.home), samples.workloads, minlength=1)[0]
     speeds = relative_speeds(samples)
     mean = float(total) / (samples.num_ranks if speeds is None else math.fsum(speeds.tolist()))
@@ -71,7 +71,7 @@ def cut_and_place(
                 later = np.flatnonzero(~made.starts_sample)
                 if (even[later] != even[later - 1]).all():
                     return made, even
-                items = made.columns[COLUMN]["first_item"][later]  # a piece came to the rank of the next
+                items = made.columns[COLUMN]["first_item"][later]  # neighboring pieces now share a rank
                 return _cut_where_ranks_change(samples, cutting, made.sample_of[later], items, even)
         else:  # samples are too short to be cut
             rank = _rank_of_whole(samples, settings) if rank is None else rank
@@ -81,7 +81,7 @@ def cut_and_place(
 
 
 def _rank_of_whole(samples: RowTable, settings: ShufflerSettings) -> np.ndarray | None:
-    """Returns the rank of each sample; None if whole samples have no place under `max_tokens`."""
+    """Returns the rank of each whole sample, or None if whole samples do not fit under `max_tokens`."""
     try:
         return place_rows(samples, settings)
     except ValueError:
@@ -91,9 +91,9 @@ def _rank_of_whole(samples: RowTable, settings: ShufflerSettings) -> np.ndarray 
 
 
 def _is_balanced(samples: RowTable, settings: ShufflerSettings, rank: np.ndarray, highest: float) -> bool:
-    """Returns whether no rank is above the highest load, or whole samples can be balanced.
+    """Returns whether no rank is above the highest load, or whole samples could be balanced.
 
-    That the lower bound tells only for equal speeds: with others, it is well below what can be reached.
+    The lower bound decides the latter for equal speeds. For others, it is far below any reachable load.
     """
     if times(samples, rank).max() <= highest:
         return True
@@ -109,15 +109,15 @@ def _pieces_of_equal_loads(
     mean: float,
     rank: np.ndarray | None,
 ) -> tuple[CostRanges, np.ndarray]:
-    """Returns as few pieces as balance takes, whatever `max_tokens` is, and int64 `[pieces]`, their ranks.
+    """Returns as few pieces as balance needs, regardless of `max_tokens`, and their ranks, int64 `[pieces]`.
 
-    Samples that are too heavy for one rank fill whole ranks, and the rest of them is placed like any other
-    sample. Then ranks that have too much give a part of one sample to another rank.
+    Samples that are too heavy for one rank fill whole ranks, and their remainders are placed like any other
+    sample. Then overloaded ranks give a piece of a sample to another rank.
 
-    A quarter of the tolerance is for the loads of whole ranks, a quarter for the partitioner, and a quarter
-    for what it leaves. The last is for cuts, which have to be between items.
+    Each of these three steps may use a quarter of the tolerance: filling ranks, placing, and giving away. The
+    last quarter is for rounding cuts to whole items.
 
-    `mean` is the load of a rank of speed 1, and `rank` the ranks of whole samples, if none is too heavy.
+    `mean` is the load of a rank of speed 1. `rank` holds the ranks of whole samples, if none is too heavy.
     """
     full, most = int(mean * (1 + TOLERANCE / 4)), int(mean * (1 + TOLERANCE * 3 / 4))
     giants = np.flatnonzero(samples.workloads > mean * (1 + TOLERANCE))
@@ -131,7 +131,7 @@ def _pieces_of_equal_loads(
     loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
     speeds = relative_speeds(samples)
     if speeds is not None:
-        loads += full - (full * speeds).astype(np.int64)  # slower ranks start with some, and are full at once
+        loads += full - (full * speeds).astype(np.int64)  # so that slower ranks are full at the same load
     is_long = samples.tokens >= 2 * MIN_TOKENS  # the others cannot be cut
     on_heavy = np.flatnonzero((loads > most)[rank] & is_long[pieces.sample])
     if on_heavy.size:
@@ -143,7 +143,7 @@ def _pieces_of_equal_loads(
 def _cut_between(
     samples: RowTable, cutting: Cutting, pieces: CostRanges, rank: np.ndarray
 ) -> tuple[RowTable, np.ndarray]:
-    """Cuts between pieces, as far as there are items; returns the samples and the rank of each row."""
+    """Cuts at the items closest to the bounds of pieces. Makes no empty piece, and no cut within a rank."""
     later = np.flatnonzero(pieces.begin)
     numbers = pieces.sample[later]
     items = cutting.items_before(samples, numbers, pieces.begin[later])
@@ -154,9 +154,9 @@ def _cut_between(
 def _with_even_tokens(
     samples: RowTable, rank: np.ndarray, settings: ShufflerSettings, mean: float
 ) -> np.ndarray:
-    """Returns int64 `[rows]`, the ranks after a few moves that even out tokens, and keep the longest time.
+    """Returns the ranks, int64 `[rows]`, after a few moves that even out tokens without a longer step.
 
-    Groups stay as they are.
+    Returns the ranks unchanged if the partitioner heeds groups.
     """
     if excess_tokens(samples, rank, settings) == 0 or _heeds_columns(samples, settings):
         return rank
@@ -166,7 +166,7 @@ def _with_even_tokens(
         samples.workloads,
         rank,
         samples.num_ranks,
-        max(longest / bound - 1, 0.0) + 1e-9,  # no lower, although it is rounded
+        max(longest / bound - 1, 0.0) + 1e-9,  # never below `longest`, despite rounding
         samples.sample_bytes,
         samples.ranks_per_node,
         equal_size=False,
@@ -181,7 +181,7 @@ def _with_even_tokens(
 def _without(
     numbers: np.ndarray, items: np.ndarray, rank: np.ndarray, needless: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns cuts and the rank of each row without needless cuts, bool `[cuts]`, and the rows after them."""
+    """Drops the `needless` cuts, bool `[cuts]`, and the ranks of the rows that follow them."""
     needless = np.flatnonzero(needless)
     if not needless.size:
         return numbers, items, rank
@@ -192,7 +192,7 @@ def _without(
 def _cut_where_ranks_change(
     samples: RowTable, cutting: Cutting, numbers: np.ndarray, items: np.ndarray, rank: np.ndarray
 ) -> tuple[RowTable, np.ndarray]:
-    """Makes those cuts that have different ranks before and after them; `rank` is of the rows after all."""
+    """Makes only the cuts between different ranks. `rank` holds the ranks of rows if all cuts were made."""
     rows_before = numbers + np.arange(len(numbers))
     numbers, items, rank = _without(numbers, items, rank, rank[rows_before] == rank[rows_before + 1])
     return (cutting.cut(samples, numbers, items) if len(numbers) else samples), rank
@@ -201,16 +201,16 @@ def _cut_where_ranks_change(
 def _cut_by_tokens(
     samples: RowTable, settings: ShufflerSettings, cutting: Cutting, highest: float
 ) -> tuple[RowTable, np.ndarray]:
-    """Cuts for balance and limits, more often than for balance alone; then brings groups together.
+    """Cuts for balance and limits, with more pieces than balance needs, and then brings groups together.
 
-    Pieces of a sample have equally many tokens, and there are two for every rank that it needs. Costs grow
-    along a sample. So an early and a late piece cost as much as two from its middle, and a rank may have
-    both. Where ranks are still above the highest load, the largest piece on each is cut further.
+    A sample gets two pieces for every rank that it needs, with equal numbers of items. Because costs grow
+    along a sample, an early and a late piece together cost as much as two from its middle, and one rank may
+    take both. If ranks are still above the highest load, the largest piece on each is cut further.
     """
     cap = settings.max_tokens or np.inf
     needed = np.maximum(samples.workloads / max(highest, 1), samples.tokens / cap)
     num_pieces = np.where(needed > 1, 2 * np.ceil(needed), 1).astype(np.int64)
-    # Groups come last: every attempt to keep the limits would search for their places.
+    # Groups come last, because otherwise every attempt to keep the limits would place them, too.
     alone = replace(samples, columns={})
     whole = _rank_of_whole(alone, settings)
     best = None if whole is None else (alone, whole)
@@ -233,10 +233,10 @@ def _cut_within_limits(
     attempts: int,
     best: tuple[RowTable, np.ndarray] | None,
 ) -> tuple[RowTable, np.ndarray]:
-    """Cuts samples into these many pieces, int64 `[samples]`, and into more where that does not do.
+    """Cuts samples into `num_pieces` pieces, int64 `[samples]`, or into more if that is not enough.
 
-    Returns `best`, samples and the rank of each, if no attempt keeps the limits and either the highest load
-    or that of `best`. A result may have more pieces than `best`.
+    Returns `best`, samples and the rank of each, unless an attempt keeps the limits with a time of at most
+    that of `best`, or `highest`. The result may have more pieces than `best`.
     """
     most = cutting.most_pieces(samples, np.arange(len(samples.workloads)))
     num_pieces = np.minimum(num_pieces, most)
@@ -246,11 +246,11 @@ def _cut_within_limits(
         sample_of = made.sample_of
         is_last = attempt == attempts - 1
         try:
-            # Where nothing is cut, `best` may be that very placement.
+            # If nothing is cut, `best` may already be this placement.
             rank = best[1] if best is not None and best[0] is made else place_rows(made, settings)
         except ValueError:
             further = np.unique(sample_of[made.tokens > made.tokens.max() / 2])
-            if best is not None:  # finer pieces do not fit the limits
+            if best is not None:  # the finer pieces do not fit the limits
                 return best
             if is_last or not (num_pieces < most)[further].any():
                 raise
@@ -275,7 +275,7 @@ def _heeds_columns(samples: RowTable, settings: ShufflerSettings) -> bool:
 def _largest_on(
     ranks: np.ndarray, workloads: np.ndarray, rank_of: np.ndarray, sample_of: np.ndarray
 ) -> np.ndarray:
-    """Returns the samples of the largest row on each of the given ranks, int64, ascending."""
+    """Returns the sample of the largest row on each of the given ranks, int64, ascending."""
     largest_first = np.lexsort((-workloads, rank_of))
     first = np.searchsorted(rank_of[largest_first], ranks)
     return np.unique(sample_of[largest_first[first]])

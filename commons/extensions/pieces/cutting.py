@@ -1,4 +1,4 @@
-"""Cuts samples into pieces: where a cut may be, and the numbers of the pieces."""
+"""Cuts samples into pieces: finds the possible cuts, and computes the counts and costs of pieces."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .cut_rules import PIECE, CutRules, FieldRule, spans
 if TYPE_CHECKING:
     from ...sequence_batch.row_schema import Field, Schema
 
-# The column of a plan's rows with the place of each in its sample, of dtype `PIECE`.
+# Name of the column with the place of each row in its sample, of dtype `PIECE`.
 COLUMN = "pieces"
-# A piece is worth its row from this many tokens on: a tile of attention.
+# A piece with fewer tokens than this, one tile of attention, is not worth a row of its own.
 MIN_TOKENS = 32
-# Shares of a sample's items at which the costs before them are known; between them they are interpolated.
+# The costs before these shares of a sample's items are computed, and those in between are interpolated.
 GRID = 128
 SHARES = np.linspace(0, 1, GRID + 1)
 _WORKLOADS = Cost.sum_of_columns(1)
@@ -31,14 +31,14 @@ PrefixCost = Callable[[np.ndarray, Counts], np.ndarray]
 
 @dataclass(frozen=True)
 class Cutting:
-    """Rules and costs by which the ranks cut samples; the same on all of them.
+    """The rules and costs by which ranks cut samples, equal on all ranks.
 
     Attributes:
-        rules: rules of the batches.
-        schema: fields of the batches; None where only tokens are known, as to the advisor.
+        rules: rules for the batches.
+        schema: fields of the batches. None means that only tokens are known, as in the advisor.
         count_names: names of the batches' `row_counts`.
-        prefix_cost: function that `Pieces` takes.
-        cost: cost of rows, by their counts.
+        prefix_cost: function that returns the cost of samples' first tokens; see `Pieces`.
+        cost: cost of rows, from their counts.
     """
 
     rules: CutRules
@@ -48,7 +48,7 @@ class Cutting:
     cost: Cost = _WORKLOADS
 
     def counts(self, samples: RowTable) -> dict[str, np.ndarray]:
-        """Returns what planning knows of each sample by name, int64 `[samples]` each."""
+        """Returns the counts that planning knows of each sample, by name, int64 `[samples]` each."""
         named: dict[str, np.ndarray] = {}
         lengths = iter(samples.key_lengths.T)
         for field in self._jagged_fields:
@@ -58,9 +58,9 @@ class Cutting:
         return named | {"tokens": samples.tokens, "loss_tokens": samples.loss_tokens}
 
     def most_pieces(self, samples: RowTable, numbers: np.ndarray) -> np.ndarray:
-        """Returns how many pieces samples of these numbers may be cut into, int64 `[numbers]`; at least 1.
+        """Returns how many pieces the samples `numbers` may be cut into, int64 `[numbers]`, at least 1.
 
-        What is kept together is one piece; the rest has pieces of `MIN_TOKENS` or more.
+        Items that are kept together form one piece. The other pieces have at least `MIN_TOKENS` each.
         """
         counts = _select(self.counts(samples), numbers)
         last_cut = self.rules.last_cut(counts)
@@ -68,13 +68,13 @@ class Cutting:
         return np.minimum(most, last_cut + 1)
 
     def least_costs(self, samples: RowTable, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the costs that pieces of samples of these numbers have at least, to have `MIN_TOKENS`.
+        """Returns the least costs at which pieces of the samples `numbers` have `MIN_TOKENS`.
 
-        Costs of tokens grow along a sample, so that those of the last tokens are enough anywhere.
+        The cost of a token grows along a sample, so the cost of the last `MIN_TOKENS` is enough anywhere.
 
         Returns:
-            Two int64 `[numbers]`: for a piece at the start of a sample, and for any other. The second is the
-            cost of the whole sample where it cannot be cut.
+            The least cost of a sample's first piece, and that of any other piece, int64 `[numbers]` each. The
+            second is the cost of the whole sample if the sample cannot be cut.
         """
         counts = _select(self.counts(samples), numbers)
         thrice = {name: np.concatenate([counts_of_all] * 3) for name, counts_of_all in counts.items()}
@@ -94,9 +94,9 @@ class Cutting:
         return through_first, samples.workloads[numbers] - before_last
 
     def _useful_cuts(self, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the items before the first and the last cut that leave `MIN_TOKENS` on either side.
+        """Returns how many items precede the first and the last cut that leave `MIN_TOKENS` on either side.
 
-        The last is 0 where there is none.
+        The second number is 0 if the sample cannot be cut.
         """
         num_items, last_cut = self.rules.num_items(counts), self.rules.last_cut(counts)
         after_head = np.maximum(counts["tokens"] - self.rules.head_tokens(counts), 1)
@@ -104,8 +104,8 @@ class Cutting:
         return few, np.minimum(num_items - few, last_cut)
 
     def even_cuts(self, samples: RowTable, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the `numbers` and `items` for `cut` that divide samples into `num_pieces`, int64
-        `[samples]`, of as many items each."""
+        """Returns the `numbers` and `items` for `cut` that divide samples into at most `num_pieces` pieces,
+        int64 `[samples]`, with numbers of items as equal as the rules allow."""
         numbers = np.arange(len(num_pieces)).repeat(num_pieces - 1)
         before = np.cumsum(num_pieces - 1) - (num_pieces - 1)
         place = np.arange(1, len(numbers) + 1) - before[numbers]
@@ -116,14 +116,14 @@ class Cutting:
         return numbers[is_new], items[is_new]
 
     def items_before(self, samples: RowTable, numbers: np.ndarray, costs: np.ndarray) -> np.ndarray:
-        """Finds the cuts that have given costs before them, as far as whole items allow.
+        """Finds the cuts with the given costs before them, as closely as whole items allow.
 
         Args:
-            samples, numbers: arguments of `cut`; at least one number.
-            costs: int64 `[cuts]`, ascending within a sample.
+            samples, numbers: arguments of `cut`, with at least one number.
+            costs: cost before each cut, int64 `[cuts]`, ascending within a sample.
 
         Returns:
-            int64 `[cuts]`, items before each cut. At least `MIN_TOKENS` are before and after it.
+            The number of items before each cut, int64 `[cuts]`. At least `MIN_TOKENS` are on either side.
         """
         is_first = np.append(True, numbers[1:] != numbers[:-1])
         owner = np.cumsum(is_first) - 1
@@ -144,7 +144,7 @@ class Cutting:
                 "queries"
             )
         known = self.cost.of(tokens > 0, tokens, work)
-        # One ascending row of numbers for all samples: sample k has those from k to k + 1.
+        # All samples share one ascending array: the costs of sample k lie between k and k + 1.
         whole = np.maximum(samples.workloads[chosen], 1)
         ascending = to_points + known / whole[to_points]
         wanted = owner + costs / whole[owner]
@@ -156,20 +156,20 @@ class Cutting:
         return np.minimum(np.maximum(items, first[owner]), last[owner])
 
     def cut(self, samples: RowTable, numbers: np.ndarray, items: np.ndarray) -> RowTable:
-        """Returns the samples with the pieces of cut ones in their places.
+        """Returns the samples, with pieces in place of each cut sample.
 
         Args:
             samples: samples as loaded.
-            numbers: int64 `[cuts]`, ascending: the sample of each cut.
-            items: int64 `[cuts]`, ascending within a sample: items before each cut.
+            numbers: sample of each cut, int64 `[cuts]`, ascending.
+            items: number of items before each cut, int64 `[cuts]`, ascending within a sample.
 
         Raises:
-            ValueError: a cut is not within the items of its sample, or `prefix_cost` decreases.
+            ValueError: the rules forbid a cut or miscount tokens, or `prefix_cost` returns invalid costs.
         """
         num_pieces = 1 + np.bincount(numbers, minlength=len(samples.workloads))
         sample_of = np.arange(len(num_pieces)).repeat(num_pieces)
         pieces = self._pieces(samples, sample_of, numbers, items)
-        whole = samples.take(sample_of)  # each row still has the numbers of its sample
+        whole = samples.take(sample_of)  # each row still has the counts of its sample
         chosen = np.flatnonzero(num_pieces.take(sample_of) > 1)
         cut_pieces = pieces[chosen]
         columns = (whole.row_counts, whole.key_lengths, whole.loss_tokens[:, None])
@@ -196,7 +196,7 @@ class Cutting:
         return made
 
     def _check_sums(self, samples: RowTable, made: RowTable) -> None:
-        """Checks that the rules account for the tokens of samples that are cut, and for their loss tokens."""
+        """Checks that the rules account for all tokens and loss tokens of the samples that are cut."""
         counted = self.rules.all_tokens(self.counts(samples))
         is_cut = np.bincount(made.sample_of) > 1
         for sample in np.flatnonzero(is_cut & (counted != samples.tokens))[:1]:
@@ -232,10 +232,10 @@ class Cutting:
         return pieces
 
     def _work(self, whole: RowTable, chosen: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the columns of `get_workloads` of each chosen row, int64 `[rows, columns]`, and its cost.
+        """Returns the `get_workloads` columns of each chosen row, int64 `[rows, columns]`, and its cost.
 
-        Both are differences, so that those of a sample's pieces add up to the sample's. `whole` has the
-        numbers of its sample for each row.
+        Both are differences of prefixes, so the pieces of a sample add up to the sample. In `whole`, each row
+        has the counts of its sample.
         """
         later = np.flatnonzero(pieces["first_item"])
         counts = _select(self.counts(whole), chosen[later])
@@ -252,7 +252,7 @@ class Cutting:
         return work, _differences(whole.workloads[chosen], costs, later)
 
     def _prefix_work(self, tokens: np.ndarray, counts: Counts) -> np.ndarray:
-        """Returns the columns of the first tokens of samples, int64 `[cuts, columns]`."""
+        """Returns the `get_workloads` columns of samples' first tokens, int64 `[cuts, columns]`."""
         work = np.asarray(self.prefix_cost(tokens, counts))
         columns = work[:, None] if work.ndim == 1 else work
         expected = (len(tokens), self.cost.num_columns)
@@ -274,7 +274,7 @@ class Cutting:
 
     @cached_property
     def _rules_of_columns(self) -> list[FieldRule]:
-        """The rules of all row counts, of all keys of jagged fields, and of loss tokens."""
+        """The rules of all row counts, all keys of jagged fields, and loss tokens, in this order."""
         keys = [f"{field.name}.{key}" for field in self._jagged_fields for key in field.keys]
         return [self.rules.rule(name) for name in (*self.count_names, *keys, "loss_tokens")]
 
@@ -284,13 +284,13 @@ def _select(counts: Counts, numbers: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _differences(through: np.ndarray, before: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """Returns what samples have between cuts, of what whole ones have, `through`, `[rows, ...]`, and what is
-    before each cut, `before`, `[cuts, ...]`; `later` are the rows after the cuts."""
+    """Returns the values of pieces, given those of their whole samples, `through`, `[rows, ...]`, and those
+    before each cut, `before`, `[cuts, ...]`. `later` lists the rows after the cuts."""
     start, end = np.zeros_like(through), through.copy()
     start[later] = end[later - 1] = before
     return end - start
 
 
 def _text(work: np.ndarray) -> str:
-    """Returns the columns of one row, as its user wrote them."""
+    """Returns the text of one row of columns, without brackets for a single column."""
     return str(work[0] if len(work) == 1 else work.tolist())

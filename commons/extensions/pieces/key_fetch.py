@@ -1,9 +1,9 @@
 """Fetches the keys and values that pieces of a sample need from the ranks that hold its other pieces.
 
-Collectives: one all-to-all per layer in forward and one in backward, in every step in which a sample is cut,
-on every rank of the group, whether or not it has a piece itself. They have a communicator of their own, and
-the computing stream launches them: they never wait for the exchange of a later batch. Their sizes come from
-the plan: host and device do not synchronize.
+In a step that cuts a sample, each layer takes one all-to-all in forward and one in backward, on every rank of
+the group, with or without a piece. These collectives have a communicator of their own and are launched on the
+compute stream, so they never wait for the exchange of a later batch. Their sizes come from the plan, so host
+and device do not synchronize.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .cutting import COLUMN
 
 
 class PlacedPieces:
-    """Places of a batch's rows in their samples, in a step in which a sample is cut; the exchange makes it.
+    """The places of a batch's rows in their samples, which the exchange adds in steps that cut a sample.
 
-    A model that can train on pieces reads it as `batch.pieces`. `count_names` are of the plan's row counts.
+    A model that can train on pieces reads it as `batch.pieces`. `count_names` names the plan's row counts.
 
     Attributes:
-        rows: `[rows]` of dtype `PIECE`, those of this rank's batch; zeros in padding.
+        rows: places of this rank's rows, `[rows]` of dtype `PIECE`; zeros in padding.
         bytes_fetched: bytes that this rank has received for its pieces, gradients included.
-        seconds: time that the host has waited for them.
-        num_started, num_landed: number of fetches that a model has started and landed.
+        seconds: time that the host has waited for these bytes.
+        num_started, num_landed: numbers of fetches that the model has started and landed.
     """
 
     def __init__(self, plan: ShufflePlan, group: RankGroup, count_names: tuple[str, ...]) -> None:
@@ -48,16 +48,16 @@ class PlacedPieces:
 
     @property
     def ends_sample(self) -> np.ndarray:
-        """bool `[rows]`, whether the row is a whole sample or its last piece; True in padding."""
+        """Whether each row is a whole sample or a last piece, bool `[rows]`; True in padding."""
         return self.rows["last_item"] == self.rows["num_items"]
 
     def all_rows(self) -> np.ndarray:
-        """`[rows of the step]` of dtype `PIECE`, of all ranks, the pieces of a sample one after another."""
+        """Returns all ranks' places, `[rows of the step]` of dtype `PIECE`, each sample's pieces in order."""
         return self._all
 
     def last_piece_count(self, count: str) -> np.ndarray:
-        """int64 `[rows of the step]`, a row count of the last piece of each row's sample; zeros if batches do
-        not have it."""
+        """Returns a row count of the last piece of each row's sample, int64 `[rows of the step]`, or zeros if
+        batches do not have this count."""
         if count not in self._count_names:
             return np.zeros(len(self._all), dtype=np.int64)
         rows = self._plan.rows
@@ -67,10 +67,10 @@ class PlacedPieces:
         return counts_of_rows[last][rows.sample_of]
 
     def check_read(self) -> None:
-        """Checks that a model that has run on the batch has fetched for its pieces.
+        """Checks that the model, after running on the batch, has fetched keys and values for its pieces.
 
         Raises:
-            RuntimeError: it has not, so it took pieces for whole samples.
+            RuntimeError: the model fetched nothing, or did not land every fetch that it started.
         """
         if self.num_started != self.num_landed:
             raise RuntimeError(
@@ -85,11 +85,11 @@ class PlacedPieces:
             )
 
     def fetch(self, num_seen: np.ndarray, device: torch.device) -> KeyFetch:
-        """Makes the fetch of this batch, which all layers share. On every rank of the group.
+        """Makes the fetch of this batch, which all layers share. Call it on every rank of the group.
 
         Args:
-            num_seen: int64 `[rows of the step]`: how many of its sample's tokens, from the first on, the
-                queries of each row see.
+            num_seen: number of tokens, counted from the start of its sample, that the queries of each row
+                see, int64 `[rows of the step]`.
             device: device of keys and values.
         """
         return KeyFetch(self, num_seen, device)
@@ -99,7 +99,7 @@ _NOTHING = np.zeros(0, dtype=np.int64)
 
 
 def _cut_samples(plan: ShufflePlan) -> list[np.ndarray]:
-    """Returns for each cut sample the ascending numbers of its pieces."""
+    """Returns the ascending row numbers of the pieces of each cut sample."""
     starts = np.flatnonzero(plan.rows.starts_sample)
     ends = np.append(starts[1:], len(plan.rows.workloads))
     is_cut = ends - starts > 1
@@ -109,8 +109,8 @@ def _cut_samples(plan: ShufflePlan) -> list[np.ndarray]:
 def _needed(
     pieces: np.ndarray, first: np.ndarray, last: np.ndarray, num_seen: int
 ) -> Iterator[tuple[int, int]]:
-    """Yields the pieces that hold some of a sample's first `num_seen` tokens, and how many of these each
-    holds."""
+    """Yields (piece, count) for each piece that holds some of a sample's first `num_seen` tokens, where the
+    count is the number of these tokens in the piece."""
     for piece in pieces.tolist():
         count = min(int(last[piece]), int(num_seen)) - int(first[piece])
         if count > 0:
@@ -118,16 +118,16 @@ def _needed(
 
 
 class KeyFetch:
-    """Fetches keys and values, layer by layer; `PlacedPieces.fetch` makes it.
+    """Fetches keys and values layer by layer. `PlacedPieces.fetch` makes it.
 
     Attributes:
-        piece_rows: rows of the rank's batch that see tokens of other pieces, ascending.
-        piece_starts: place of each one's first token in the batch.
-        piece_keys: number of its sample's tokens that each sees.
-        key_tokens: int64, for all of them, one after another, where those tokens are: among the tokens of the
-            batch, or, counted on from these, among the fetched ones.
-        sent_tokens: tokens of the batch that each rank gets, int64 on the device.
-        ranks: group that fetches from each other.
+        piece_rows: rows of this rank's batch that see tokens of other pieces, ascending.
+        piece_starts: index in the batch of the first token of each of these rows.
+        piece_keys: number of its sample's tokens that each of these rows sees.
+        key_tokens: indices of the tokens that these rows see, row after row, int64. The tokens of the batch
+            come first in the numbering, and the fetched tokens follow.
+        sent_tokens: indices in the batch of the tokens to send, one int64 tensor on the device per rank.
+        ranks: group whose ranks fetch from each other.
     """
 
     def __init__(self, pieces: PlacedPieces, num_seen: np.ndarray, device: torch.device) -> None:
@@ -139,7 +139,7 @@ class KeyFetch:
         self.all_sent = torch.cat(self.sent_tokens)
 
     def _work_out(self, plan: ShufflePlan, num_seen: np.ndarray) -> list[np.ndarray]:
-        """Works out where the keys of this rank's pieces will be, and returns the tokens to send to each."""
+        """Works out where keys for this rank's pieces will be. Returns the tokens to send to each rank."""
         rank, num_ranks = self.ranks.rank, self.ranks.num_ranks
         own = plan.computed_by(rank)
         pieces_of_all = plan.rows.columns[COLUMN]
@@ -161,7 +161,7 @@ class KeyFetch:
                 for piece, count in _needed(here, first, last, num_seen[there].max(initial=0)):
                     sent[other].append(start_of[piece] + np.arange(count))
             received.append(place - before)
-        # The first piece of a sample mostly sees itself alone, as a whole sample does.
+        # The first piece of a sample usually sees only itself, as a whole sample does.
         sees_others = (first[own] > 0) | (num_seen[own] > last[own])
         piece_rows = np.flatnonzero(sees_others & np.isin(own, np.concatenate([_NOTHING, *mine])))
         pieces_of = {int(piece): pieces for pieces in mine for piece in pieces}
@@ -176,17 +176,17 @@ class KeyFetch:
         return [np.concatenate([_NOTHING, *rank_tokens]) for rank_tokens in sent]
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, back: bool) -> dist.Work:
-        """Starts to move what other ranks need, or gradients of it back; returns what to wait for."""
+        """Starts to send keys and values, or with `back` their gradients. Returns the work to wait for."""
         out, into = self.sent_counts, self.received_counts
         if back:
             out, into = into, out
         return dist.all_to_all_single(received, sent, into, out, group=self.group, async_op=True)
 
     def start(self, keys: torch.Tensor, values: torch.Tensor) -> InFlight:
-        """Starts to fetch; on every rank of the group.
+        """Starts the fetch of one layer. Call it on every rank of the group.
 
         Args:
-            keys, values: `[tokens, num_heads, head_dim]`, those of the batch.
+            keys, values: keys and values of the batch, `[tokens, num_heads, head_dim]` each.
         """
         self.pieces.num_started += 1
         flight = InFlight(self)
@@ -195,7 +195,7 @@ class KeyFetch:
 
 
 class InFlight:
-    """Keys and values on their way."""
+    """The keys and values of one layer during the fetch."""
 
     def __init__(self, fetch: KeyFetch) -> None:
         self.fetch = fetch
@@ -207,7 +207,7 @@ class InFlight:
     def land(self) -> torch.Tensor:
         """Returns the fetched keys and values, `[fetched tokens, 2, num_heads, head_dim]`.
 
-        Every rank has to use the result in its loss, empty or not: its gradient takes a collective.
+        Every rank must use the result in its loss, even an empty one, since its gradient takes a collective.
         """
         self.fetch.pieces.num_landed += 1
         landed = _Land.apply(self.received, self)
@@ -215,13 +215,13 @@ class InFlight:
         return landed
 
     def launch(self, sent: torch.Tensor, received: torch.Tensor, back: bool = False) -> None:
-        """Starts the all-to-all, or the reverse one."""
-        self._sending = sent  # until it has arrived
+        """Starts the all-to-all, or with `back` the reverse one for gradients."""
+        self._sending = sent  # kept alive until it has arrived
         self._work = self.fetch.all_to_all(received, sent, back)
         self.fetch.pieces.bytes_fetched += received.numel() * received.element_size()
 
     def wait(self) -> None:
-        """Waits for it: on CUDA the stream does, elsewhere the host."""
+        """Waits for the all-to-all: on CUDA the stream waits, elsewhere the host."""
         start = time.perf_counter()
         try:
             with named_range("## wait for keys and values ##"):
@@ -239,9 +239,9 @@ class InFlight:
 
 
 class _Launch(torch.autograd.Function):
-    """Starts the fetch in forward, and ends that of the gradients in backward.
+    """Starts the fetch in forward, and ends the return of the gradients in backward.
 
-    Whatever runs between `_Launch` and `_Land` in forward, and between their backwards, overlaps.
+    Work between `_Launch` and `_Land` in forward, and between their backwards, overlaps with the collectives.
     """
 
     @staticmethod
@@ -260,7 +260,7 @@ class _Launch(torch.autograd.Function):
         flight.wait()
         returned, flight.returned = flight.returned, None
         grads = returned.new_zeros((2, *ctx.shape))
-        # Rank by rank: a token may go to several, and sums must not depend on the order of threads.
+        # Add rank by rank: a token may go to several ranks, and sums must not depend on thread order.
         parts = returned.split(flight.fetch.sent_counts)
         for tokens, part in zip(flight.fetch.sent_tokens, parts, strict=True):
             if len(tokens):
@@ -269,7 +269,7 @@ class _Launch(torch.autograd.Function):
 
 
 class _Land(torch.autograd.Function):
-    """Ends the fetch in forward, and starts that of the gradients in backward."""
+    """Ends the fetch in forward, and starts the return of the gradients in backward."""
 
     @staticmethod
     def forward(ctx: Any, received: torch.Tensor, flight: InFlight) -> torch.Tensor:
@@ -283,4 +283,4 @@ class _Land(torch.autograd.Function):
         flight = ctx.flight
         flight.returned = grad.new_empty((len(flight.fetch.all_sent), *grad.shape[1:]))
         flight.launch(grad.contiguous(), flight.returned, back=True)
-        return grad, None  # only ties the two together: the gradients come in `returned`
+        return grad, None  # only links the two functions; `returned` holds the gradients

@@ -33,23 +33,22 @@ from .key_fetch import PlacedPieces
 class Pieces(Extension):
     """Cuts samples that are too long for balance, or for `max_tokens`, into pieces on several ranks.
 
-    The shuffler and the model have to support it: `cut_rules(batch)` of the shuffler returns the `CutRules`
-    of a `BaseBatch`, and the model fetches keys and values over `batch.pieces`, a `PlacedPieces`.
+    The shuffler and the model must support this. The shuffler's `cut_rules(batch)` returns the `CutRules` of
+    a `BaseBatch`, and the model fetches keys and values through `batch.pieces`, a `PlacedPieces`.
 
     Args:
-        prefix_cost: function that returns the cost of the first tokens of samples; None for the shuffler's
-            method of this name. It is called with `tokens`, int64 `[samples]`, from 0 to the sample's tokens,
-            and `counts`, what planning knows of the samples by name, int64 `[samples]` each: "tokens",
-            "loss_tokens", the batch's `row_counts`, "head_tokens" before a sample's first item, and
-            "kept_tokens" of its last items that are not cut apart. It returns int64 `[samples]`, or
-            `[samples, columns]` with the columns of `get_workloads`: the cost of these tokens' queries. No
-            column decreases from token to token, and all equal `get_workloads` at a sample's end. Every rank
-            calls it, and must get the same integers: compute in int64, because the last bits of floats may
-            differ between processors.
+        prefix_cost: function that returns the cost of the queries of samples' first tokens. None means the
+            shuffler's method of this name. Its first argument, `tokens`, is int64 `[samples]`, from 0 to the
+            sample's tokens. The second, `counts`, maps names to int64 `[samples]`: "tokens", "loss_tokens",
+            the batch's `row_counts`, "head_tokens" before a sample's first item, and "kept_tokens" of the
+            last items that stay in one piece. The result is int64 `[samples]`, or `[samples, columns]` with
+            the columns of `get_workloads`. No column may decrease from token to token, and each must equal
+            `get_workloads` at a sample's end. Every rank calls the function and must get the same integers,
+            so compute in int64: the last bits of floats may differ between processors.
 
     Raises:
-        ValueError: when a shuffler is made, if its rows are equal, or it lacks a method; at the first
-            batch, if that cannot be cut.
+        ValueError: when a shuffler is made: it has equal rows, or lacks a method. At the first batch: the
+            batch cannot be cut.
     """
 
     name = "pieces"
@@ -64,10 +63,10 @@ class Pieces(Extension):
     def __init__(self, prefix_cost: PrefixCost | None = None) -> None:
         self._given = prefix_cost
         self._exchanged: deque[tuple[ShufflePlan, PlacedPieces]] = deque(maxlen=MOST_ON_THEIR_WAY)
-        self._ran: PlacedPieces | None = None  # of the step that ran last
+        self._ran: PlacedPieces | None = None  # in the last step that ran
 
     def check(self, settings: ShufflerSettings) -> None:
-        """Checks that rows follow the load."""
+        """Checks that ranks may have different numbers of rows."""
         if settings.equal_rows:
             raise SettingError(
                 "{equal_rows} with Pieces: a piece takes a row, and rows follow the load; set it False",
@@ -75,11 +74,11 @@ class Pieces(Extension):
             )
 
     def uses(self, device: torch.device) -> Sequence[str]:
-        """Returns the group for the fetch."""
+        """Returns the name of the process group for the fetch."""
         return ("fetch",)
 
     def setup(self, shuffler: BatchShuffler) -> None:
-        """Finds the shuffler's costs and rules."""
+        """Looks up `prefix_cost` and `cut_rules`."""
         prefix_cost = self._given or getattr(shuffler, "prefix_cost", None)
         cut_rules = getattr(shuffler, "cut_rules", None)
         if prefix_cost is None or cut_rules is None:
@@ -93,7 +92,7 @@ class Pieces(Extension):
         compile_search()
 
     def agree(self, batch: Any, row_format: Format) -> CutRules:
-        """Returns the rules by which batches are cut."""
+        """Returns the rules for cutting batches."""
         if not isinstance(batch, BaseBatch):
             raise ValueError(f"Pieces: a {type_name(batch)} cannot be cut; make it a BaseBatch")
         rules: CutRules = self._cut_rules(batch)
@@ -114,32 +113,32 @@ class Pieces(Extension):
         return rules
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        """Places whole samples and pieces."""
+        """Cuts samples where needed, and places whole samples and pieces."""
         if rows.num_ranks == 1:
             return place(rows)
         return make_plan(*cut_and_place(rows, self._shuffler.settings, self._make_cutting(rows.cost)))
 
     def before_copy(self, rows: Rows, plan: ShufflePlan) -> Rows:
-        """Returns the rows of a batch cut as planned, on the host; themselves if they are, or if none is cut.
+        """Returns the rows on the host, cut as planned, or `rows` itself if there is nothing left to cut.
 
-        Rows on the device are copied to the host for it, which waits for the device.
+        Rows on the device are first copied to the host, which waits for the device.
         """
         own = plan.rows.loaded_by(self._shuffler.group.rank)
-        # Padding rows are not counted: a batch with a row for each piece has more samples than were loaded.
+        # An already cut batch has one sample per piece. The comparison leaves out padding rows.
         if plan.rows.starts_sample.all() or rows.num_samples == len(own):
             return rows
         on_host, pieces = rows.on_host(), plan.rows.columns[COLUMN][own]
         row_of = np.cumsum(plan.rows.starts_sample[own]) - 1
         rules, _ = self._agreed()
         cut = cut_rows(on_host, pieces, row_of, rules)
-        if not rules.has_halo:  # a batch counts its halo, too
+        if not rules.has_halo:  # otherwise the batch counts its halo, too
             self._check_counts(cut, plan, own)
         if self._checks_cuts:
             check_cut(on_host, cut, pieces, row_of, rules)
         return cut.pin_memory() if rows.is_pinned or rows.device.type == "cuda" else cut
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Hands the batch the places of its rows in their samples."""
+        """Gives the batch its `pieces`, the places of its rows in their samples."""
         if plan.rows.starts_sample.all() or not isinstance(batch, BaseBatch):
             return batch
         _, known = self._agreed()
@@ -150,13 +149,13 @@ class Pieces(Extension):
         return placed
 
     def check_ran(self, plan: ShufflePlan) -> None:
-        """Checks that the model has fetched for its pieces."""
+        """Checks that the model has fetched keys and values for its pieces."""
         self._ran = next((pieces for known, pieces in reversed(self._exchanged) if known is plan), None)
         if self._ran is not None:
             self._ran.check_read()
 
     def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
-        """Returns the samples that are cut, their pieces, and what this rank fetched and waited for."""
+        """Returns the numbers of cut samples and pieces, and this rank's fetched bytes and waiting time."""
         rows_of_each = np.bincount(plan.rows.sample_of)
         num_cut, pieces = int((rows_of_each > 1).sum()), int(rows_of_each[rows_of_each > 1].sum())
         ran = self._ran
@@ -179,7 +178,7 @@ class Pieces(Extension):
         return agreed.agreed[self.name], agreed
 
     def _check_counts(self, cut: Rows, plan: ShufflePlan, own: np.ndarray) -> None:
-        """Compares a cut batch's own counts with those that the rules gave planning."""
+        """Raises a ValueError unless a cut batch has the token counts that planning got from the rules."""
         shuffler = self._shuffler
         shown = cut.to_count().batch
         planned_counts = {"get_tokens": plan.rows.tokens, "get_loss_tokens": plan.rows.loss_tokens}

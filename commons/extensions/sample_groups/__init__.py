@@ -1,4 +1,4 @@
-"""Sample groups: samples that belong together, on one rank if that can be."""
+"""Sample groups: brings samples that belong together to one rank, if possible."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Keeps samples together that belong together, so that their ids are looked up once."""
+"""Brings the samples of a group to one rank, so that their shared ids are looked up once."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ GetGroups = Callable[[Any], torch.Tensor]
 
 
 class SampleGroups(Extension):
-    """Brings samples of one group to one rank, if balance and limits allow it.
+    """Brings the samples of a group to one rank, if balance and limits allow it.
 
     Args:
         feature: name of a feature of a `BaseBatch`, such as the user's id. Samples with the same first value
-            of it belong together: their ids are looked up once if one rank has them. An empty row belongs to
-            no group.
-        get_groups: function that returns the group of each row of a batch on the host, int64 or int32
-            `[batch_size]`; negative for none. Without it and `feature`, the shuffler has a method of this
-            name.
-        moves_per_copy: worth of having a group on one rank fewer: as much as moving its largest
-            sample this many times. It is the bytes of embeddings and gradients that ranks exchange for an id
-            of all tables ÷ the bytes of a sample per id. 64 is one table of 128 float32, and an id with an
-            action.
+            belong together. If one rank has them all, their shared ids are looked up once. An empty row
+            belongs to no group.
+        get_groups: function that returns the group of each row of a host batch, int64 or int32
+            `[batch_size]`. A negative number means no group. If neither this nor `feature` is given, the
+            shuffler must have a method of this name.
+        moves_per_copy: value of having a group on one rank fewer, in moves of the group's largest sample. It
+            is the bytes of embeddings and gradients that ranks exchange per id, over all tables, ÷ the bytes
+            of a sample per id. The default of 64 suits one table of 128 float32, and ids with actions.
 
     Raises:
         TypeError: an argument has the wrong type, or both `feature` and `get_groups` are given.
-        ValueError: `moves_per_copy` is out of range. When a shuffler is made: its partitioner takes no
-            groups, or nothing tells the groups.
+        ValueError: `moves_per_copy` is out of range. When a shuffler is made: the partitioner takes no
+            groups, or there is no source of groups.
     """
 
     name = "sample_groups"
@@ -89,7 +88,7 @@ class SampleGroups(Extension):
             )
 
     def setup(self, shuffler: BatchShuffler) -> None:
-        """Finds what tells the groups."""
+        """Finds the source of the groups."""
         self._view = shuffler.view
         own = getattr(shuffler, "get_groups", None)
         self._whose = f"{type(shuffler).__name__}.get_groups"
@@ -110,14 +109,14 @@ class SampleGroups(Extension):
             )
 
     def warm_up(self) -> None:
-        """Compiles the search for groups' places."""
+        """Compiles the search that places groups."""
         compile_search()
 
     def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
         """Returns the group of each row, int64 `[batch_size]`.
 
         Raises:
-            ValueError: the user's groups are not one integer for each row.
+            ValueError: the groups are not one integer per row.
         """
         groups = self._get_groups(batch)
         shape, is_tensor = (self._view(batch).num_rows,), isinstance(groups, torch.Tensor)
@@ -147,6 +146,6 @@ class SampleGroups(Extension):
             raise ValueError(f"feature={name!r} has {values.dtype} values, expected integers")
         has_group, starts = lengths > 0, lengths.cumsum(0) - lengths
         groups = torch.full_like(lengths, -1)
-        # Hashes may be negative.
+        # Ids such as hashes may be negative, but a negative group means none.
         groups[has_group] = values[starts[has_group]].long() & torch.iinfo(torch.int64).max
         return groups

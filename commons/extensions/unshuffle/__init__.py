@@ -1,4 +1,4 @@
-"""Unshuffle: results back to where their samples were loaded."""
+"""Unshuffle: returns results to the ranks that loaded their samples."""
 
 from .unshuffle import Unshuffle
 

@@ -1,4 +1,4 @@
-"""Unshuffle: returns per-sample results to the rank and row that each sample was loaded on."""
+"""Returns per-sample results to the rank and row from which each sample came."""
 
 from __future__ import annotations
 
@@ -35,52 +35,52 @@ if TYPE_CHECKING:
 _COUNTS = "elements"
 _LISTS = (
     "plain values stay where they are. Return numbers as a tensor, texts as a JaggedTensor of their bytes, "
-    "and leave out lists of a rank"
+    "and leave out lists that differ by rank"
 )
 
 
 class Unshuffle(Extension):
-    """Returns per-sample results to the rank and row that each sample was loaded on."""
+    """Returns per-sample results to the rank and row from which each sample came."""
 
     name = "unshuffle"
     order = 50
 
     def uses(self, device: torch.device) -> Sequence[str]:
-        """Returns a group of its own on GPUs, where it runs on another stream than the exchange."""
+        """Names a process group of its own for GPUs, where it and the exchange use different streams."""
         return () if device.type == "cpu" else ("unshuffle",)
 
     def setup(self, shuffler: BatchShuffler) -> None:
-        """Makes a channel for the ranks to agree on what they return."""
+        """Makes a channel on which ranks agree on the kinds of their values."""
         self._shuffler, self._group = shuffler, shuffler.group
         self._channel = shuffler.group.channel()
         self._every_call = any(extension.verifies for extension in shuffler.extensions)
-        self._agreed: dict[Schema, dict[str, int]] = {}  # hashes of the lists beside the tensors
+        self._agreed: dict[Schema, dict[str, int]] = {}  # hashes of lists, by schema of the tensors
 
     def unshuffle(self, values: Any, plan: ShufflePlan) -> Any:
-        """Returns per-sample results to the rank and row that each sample was loaded on. Collective.
+        """Returns per-sample results to the rank and row from which each sample came. Collective.
 
-        One all-to-all; jagged values take one more, and a host-device synchronization, for their lengths.
-        The first call for each kind of values (their names, keys, dtypes and trailing shapes) takes a gather
-        of host numbers more, in which ranks agree on it. The order of names does not matter.
+        This takes one all-to-all. Jagged values take a second one and a host-device synchronization, for
+        their lengths. The first call for each kind of values (names, keys, dtypes, and trailing shapes) also
+        gathers host numbers, by which ranks agree on the kind. The order of names does not matter.
 
-        A later call in which ranks return different kinds is compared only if an extension verifies: a rank
-        whose kind is new to it waits for the others, and two known kinds are taken for each other.
+        Later calls compare kinds only if an extension verifies. Otherwise, if ranks pass different kinds, a
+        rank to which its kind is new waits for the others, and known kinds are mistaken for each other.
 
         Args:
-            values: a tensor, KeyedJaggedTensor or JaggedTensor, or a batch of such, with a row for each row
-                that the exchange gave this rank, or only for its `plan.num_placed[rank]` samples.
-            plan: the plan of the exchange.
+            values: tensor, KeyedJaggedTensor, or JaggedTensor, or a batch of these. It has one row for each
+                row that the exchange gave this rank, or only for its `plan.num_placed[rank]` samples.
+            plan: plan of the exchange.
 
         Returns:
             Values of the same kind in the order of the loaded batch, zero or empty in its padding rows. The
-            jagged values of a sample's pieces are joined, a dense value is that of the last piece.
+            jagged values of a sample's pieces are joined. A dense value is that of the last piece.
 
         Raises:
-            TypeError: `values` have a list of tensors that may be samples.
-            ValueError: `values` are of different kinds on the ranks, at the first call for one of them;
-                raised on every rank. One has the path of a shared field, or no rows. Or they have another
+            TypeError: `values` has a list of tensors that may be samples.
+            ValueError: ranks passed different kinds of values in the first call for one of the kinds; raised
+                on every rank. Or a value has the path of a shared field, or no rows. Or a value has the wrong
                 number of rows, or lengths that do not account for all jagged values; raised on this rank
-                alone, while the others wait for it.
+                only, while the others wait for it.
         """
         view, rank = Rows(values), self._group.rank
         if named := sorted(paths(view.tree) & set(self._shuffler.shared_fields)):
@@ -92,7 +92,7 @@ class Unshuffle(Extension):
         starts = plan.rows.starts_sample[own]
         num_samples = int(starts.sum())
         num_rows = int(plan.rows.batch_sizes[rank]) - (len(own) - num_samples)
-        # A rank that had no batch gave one padding row to the exchange, where batches know padding.
+        # If batches know their padding, a rank without a batch gave the exchange one padding row.
         batch_format = self._shuffler.format
         num_rows = max(num_rows, int(batch_format is None or batch_format.pads))
         if starts.all():
@@ -104,8 +104,8 @@ class Unshuffle(Extension):
     def _rows_at_home(
         self, values: Rows, plan: ShufflePlan, num_rows: int
     ) -> tuple[dict[str, FieldValue], np.ndarray]:
-        """Returns the values of the real rows that this rank loaded, in their order, padded to `num_rows`;
-        and their lengths, int64 `[real rows, keys]`."""
+        """Returns the values of the real rows that this rank loaded, in order and padded to `num_rows`, and
+        the lengths of these rows, int64 `[real rows, keys]`."""
         group, rank = self._group, self._group.rank
         held, at_home = plan.computed_by(rank), plan.rows.loaded_by(rank)
         fields = dict(sorted(values.fields.items()))  # the same order on every rank
@@ -128,7 +128,7 @@ class Unshuffle(Extension):
 
         lengths, to_come = (np.zeros((count, 0), dtype=np.int64) for count in (rows, len(at_home)))
         if schema.jagged_fields:
-            # Only the ranks that computed them know how long they are. The host reads all lengths at once.
+            # Only the rank that computed a value knows its length. The host reads all lengths at once.
             parts = jagged_parts(fields, schema)
             counts = {_COUNTS: torch.cat(parts[::2]).long().view(schema.num_keys, rows).T.contiguous()}
             arrived = move(PackedRows.pack(counts, Schema.of(counts), lengths), to_come, len(at_home))
@@ -137,11 +137,11 @@ class Unshuffle(Extension):
         return move(PackedRows.pack(fields, schema, lengths), to_come, num_rows), to_come
 
     def _check_kind(self, schema: Schema, lists: dict[str, int]) -> None:
-        """Checks that all ranks return values of this kind. Collective where the kind is new.
+        """Checks that all ranks return values of this kind. Collective if the kind is new or ranks verify.
 
         Raises:
-            ValueError: they differ, also in lists of plain values beside the tensors; on every rank. Or a
-                list has changed; on this rank.
+            ValueError: ranks differ in the kind, or in lists of plain values beside the tensors; raised on
+                every rank. Or a list has changed; raised on this rank only.
         """
         if schema in self._agreed and not self._every_call:
             if self._agreed[schema] != lists:
@@ -164,9 +164,9 @@ class Unshuffle(Extension):
 def _join_pieces(
     fields: dict[str, FieldValue], lengths: np.ndarray, starts: np.ndarray, num_rows: int
 ) -> dict[str, FieldValue]:
-    """Joins the rows of each sample's pieces: jagged values one after another, dense ones of the last piece.
+    """Joins the rows of each sample's pieces: concatenates jagged values, and keeps the last dense one.
 
-    `starts`, bool `[rows]`, tells whether a row is the first of its sample. The result has `num_rows`.
+    `starts`, bool `[rows]`, tells which rows are the first of their samples. The result has `num_rows` rows.
     """
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(starts))[: len(first)] - 1
@@ -181,7 +181,7 @@ def _join_pieces(
 
 
 def _check_rows(fields: Mapping[str, FieldValue], num_real: int, num_padded: int) -> int:
-    """Returns the rows of all fields; raises a ValueError unless they are those of the exchanged batch."""
+    """Returns the number of rows of all fields. Raises a ValueError if the exchange gave a different one."""
     check_results(fields, "unshuffle")
     sizes = {name: num_rows(name, value) for name, value in fields.items()}
     first = next(iter(sizes.values()))

@@ -1,4 +1,4 @@
-"""Verification: ranks compare plans and samples, for debugging and tests."""
+"""Verification: compares plans and samples across ranks, for debugging and tests."""
 
 from .verification import Verification
 

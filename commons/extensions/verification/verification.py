@@ -1,4 +1,4 @@
-"""Verification: ranks compare their plans, and what they exchanged; for debugging and tests."""
+"""Compares plans and exchanged samples across ranks, for debugging and tests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Verification(Extension):
-    """Compares a hash of every plan on all ranks, and the samples of every exchanged batch.
+    """Checks that all ranks make the same plan, and that every exchange keeps all samples intact.
 
-    It adds an all-gather of host numbers to `plan` and two to `exchange`, and host-device synchronizations.
+    `plan` takes one more all-gather of host numbers. `exchange` takes two, and synchronizes host and device.
     """
 
     name = "verification"
@@ -29,16 +29,16 @@ class Verification(Extension):
     verifies = True
 
     def setup(self, shuffler: BatchShuffler) -> None:
-        """Makes a channel for each thread."""
+        """Makes one channel for planning and one for exchanges, which run in different threads."""
         self._view, self._rank = shuffler.view, shuffler.group.rank
         self._planning, self._exchanging = shuffler.group.channel(), shuffler.group.channel()
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        """Returns the plan, once all ranks have the same.
+        """Returns the plan, after checking that all ranks have the same one.
 
         Raises:
             RuntimeError: the plans differ.
-            Exception: the error of the first rank whose placement has one, on every rank.
+            Exception: the error of the first rank whose placement failed. Raised on every rank.
         """
         channel = self._planning
         plan: ShufflePlan | None = None
@@ -51,27 +51,27 @@ class Verification(Extension):
         fingerprints = channel.all_gather(np.array([mine]))[:, 0]
         if (fingerprints < 0).any():
             channel.all_gather_objects(None, failure)
-        assert plan is not None  # or there was a failure
+        assert plan is not None  # otherwise the gather above has raised
         _raise_if_different(fingerprints)
         return plan
 
     def around_exchange(
         self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], Fields]
     ) -> Fields:
-        """Compares the plans that ranks are about to carry out; raises RuntimeError on every rank."""
+        """Exchanges rows if all ranks have equal plans. Otherwise, raises a RuntimeError on every rank."""
         _raise_if_different(self._exchanging.all_gather(np.array([plan.fingerprint]))[:, 0])
         fields, planned = exchange(rows, plan), int(plan.num_rows[self._rank])
         counts = [num_rows(name, field) for name, field in fields.items()]
         self._loaded = rows
         self._more = next((count for count in counts if count != planned), planned) - planned
-        # Of other numbers, no batch could be made here, and the other ranks would wait for the comparison.
+        # A batch with the wrong number of rows would fail on this rank, while the others wait to compare.
         return select_rows([rows], np.zeros(0, dtype=np.int64), planned) if self._more else fields
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Compares each rank's samples with the plan and with the loaded ones.
+        """Compares each rank's samples with the plan, and with the samples that were loaded.
 
         Raises:
-            RuntimeError: a rank has more or fewer samples, or with other lengths or contents; on every rank.
+            RuntimeError: a rank has the wrong number of samples, or a sample changed. Raised on every rank.
         """
         view = self._view(batch)
         here, own = plan.computed_by(self._rank), plan.rows.loaded_by(self._rank)
@@ -86,10 +86,10 @@ class Verification(Extension):
 
 
 def _raise_if_wrong(table: np.ndarray, plan: ShufflePlan) -> None:
-    """Raises for the first rank or row that is wrong after the exchange.
+    """Raises a RuntimeError for the first rank, or else the first row, that is wrong after the exchange.
 
-    `table` is int64 `[ranks, 1 + rows]`: samples of a rank, and for each row of the step the hash of what
-    the rank brought, less that of what it has now.
+    `table` is int64 `[ranks, 1 + rows]`: a rank's number of samples, then for each row of the step the hash
+    of the row that the rank loaded, minus the hash of the row that it has now.
     """
     for rank in np.flatnonzero(table[:, 0] != plan.num_placed)[:1]:
         raise RuntimeError(

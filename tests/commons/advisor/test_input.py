@@ -297,7 +297,7 @@ CASES = {
     "good.npy MODEL --ranks 8,64": ("399 samples", "64 ranks × 32 rows needs 2048"),
     "good.npy": ("no model", "--model"),
     "good.npy --cost one_column.json": ("no model", "--model"),
-    "good.npy MODEL --cost one_column.json": "one_column.json is of a get_workloads with 1 columns; exp",
+    "good.npy MODEL --cost one_column.json": "one_column.json is for 1 columns of get_workloads; exp",
     "good.npy --model bert": ("--model bert", "hstu"),
     "good.npy --model hstu --hidden-size 8": "--num-layers, --num-heads",
     "good.npy MODEL --num-heads 3": ("--num-heads 3", "--head-dim"),

@@ -66,8 +66,8 @@ def test_json_items_are_sorted_and_need_not_be_contiguous(codes, tmp_path_factor
         ({"codes": torch.zeros(3, 5)}, " has a dict: expected an integer tensor"),
         (torch.tensor([[0, 3], [8, 1], [2, 15]]), ": item 0 has code 8 in hierarchy 1: expected 0 to 7, as"),
         (torch.tensor([[0, -1], [7, 1], [2, 15]]), ": item 1 has code -1 in hierarchy 0: expected 0 to 3"),
-        ("{", r" is no JSON \(Expecting"),
-        pytest.param("[" * 100_000, " is no JSON", id="deep"),
+        ("{", r" is not JSON \(Expecting"),
+        pytest.param("[" * 100_000, " is not JSON", id="deep"),
         ("[[0, 1, 2]]", " has a list: expected an object"),
         ("3", " has a int: expected an object"),
         ("{}", " has no items"),
@@ -109,7 +109,7 @@ def test_the_text_of_a_mapping_may_have_a_mark_and_is_shown_if_it_is_compressed(
         assert ItemSIDs.load(path, SIZES).codes.tolist() == [[0, 7, 2]]
     path.write_bytes(gzip.compress(text.encode()))
     with pytest.raises(
-        ValueError, match=r"sids.json is no JSON \(.* 0x8b .*\): expected an object, .* UTF-8"
+        ValueError, match=r"sids.json is not JSON \(.* 0x8b .*\): expected an object, .* UTF-8"
     ):
         ItemSIDs.load(path, SIZES)
 

@@ -102,7 +102,7 @@ def test_a_users_own_temporary_folder_stays(preprocessor, tmp_path):
     assert f"error: {mine} is not of an earlier run" in error_of(main, *arguments, "--out", unfinished.parent)
     shutil.rmtree(unfinished)
     unfinished.symlink_to(tmp_path)
-    assert f"error: {unfinished} is no folder" in error_of(main, *arguments, "--out", unfinished.parent)
+    assert f"error: {unfinished} is not a folder" in error_of(main, *arguments, "--out", unfinished.parent)
     unfinished.unlink()
     write_lines(unfinished / "run-000003.parquet", ["of a run that was killed"])
     write_lines(unfinished / NAMES[name][0], ["of a run that was killed"])

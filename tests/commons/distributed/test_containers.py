@@ -190,7 +190,7 @@ STAYS = "which would stay behind when its samples move"
         ({"a b": object()}, rf"more\['a b'\] is a object, {STAYS}"),
         (
             NonTensorStack("a", "b"),
-            r"more is a .*NonTensorStack, .* has a value that is no tensor for each row",
+            r"more is a .*NonTensorStack, .* its values are not tensors, one for each row",
         ),
         (NESTED, "without holes"),
         (lambda: torch.nested.nested_tensor([torch.arange(2), torch.arange(3)]), r"layout torch\.jagged"),

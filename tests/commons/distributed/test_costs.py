@@ -53,9 +53,9 @@ def test_errors_of_columns_are_the_same_on_all_ranks(pools):
         for error, part in zip(
             errors,
             [
-                "rank 1 has a batch with 2 columns of get_workloads, row_counts of (); rank 0",
-                "row_counts of (); the first batch with 2 columns of get_workloads",
-                "is of 1 columns of get_workloads, which returns 2; calibrate this model",
+                "rank 1 has a batch with 2 columns of get_workloads, row_counts of (), but rank 0",
+                "row_counts of (), but the first batch has 2 columns of get_workloads",
+                "is for 1 columns of get_workloads, which returns 2; calibrate this model",
                 "shuffler has cost=Cost(coefficients=(1.0, 1.0, 1.0)",
                 "Lengths.get_workloads returned ",
                 "Lengths.get_workloads returned -",

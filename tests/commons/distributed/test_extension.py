@@ -543,7 +543,7 @@ def test_columns_that_cannot_be_gathered_are_the_same_error_on_all_ranks(pools):
     first, second = pools(2).run(_errors_of_columns)
     assert first == second
     expected = [f"returning.columns()['known'] {message}" for _, message in BAD_COLUMNS] * 2
-    expected.append("the first batch with 1 columns of get_workloads, row_counts of (), and known")
+    expected.append("the first batch has 1 columns of get_workloads, row_counts of (), and known")
     expected.append("b.columns()['known']: another extension has a column of this name, too")
     for error, message in zip(first, expected, strict=True):
         assert error.startswith("ValueError: ") and message in error
@@ -589,10 +589,10 @@ def test_extensions_that_differ_between_ranks_are_refused_on_all(pools):
     for error, expected in zip(
         first,
         [
-            "rank 1's shuffler has setting={'value': 4}, that of rank 0 {'value': 3}; all ranks need the",
-            "rank 1's batch has ('rule', 1) for setting, that of rank 0 ('rule', 0); all ranks need the same",
-            "rank 1's shuffler has extensions=['connecting', 'other'], that of rank 0 ['other']; all",
-            "and smallest, negative; rank 0 with 1 columns of get_workloads",
+            "rank 1's shuffler has setting={'value': 4}, but rank 0's has {'value': 3}; all ranks need the",
+            "rank 1's batch has ('rule', 1) for setting, but that of rank 0 has ('rule', 0); all ranks need",
+            "rank 1's shuffler has extensions=['connecting', 'other'], but rank 0's has ['other']; all",
+            "and smallest, negative, but rank 0 has 1 columns of get_workloads",
             "the ranks 0 and 1",
         ],
         strict=True,

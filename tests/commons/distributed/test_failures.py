@@ -150,4 +150,4 @@ def test_a_lost_connection_says_that_another_rank_shows_the_cause():
         pool.run(_leave_while_the_others_gather)
     waiting, left = raised.value.by_rank
     assert left == "the process died"
-    assert "rank 0 ends, because it lost the connection to another rank: that one's traceback" in waiting
+    assert "rank 0 ends, because it lost the connection to another rank: that rank's traceback" in waiting

@@ -107,7 +107,7 @@ def test_every_dtype_travels_bit_for_bit_or_is_refused_by_all_ranks(pools, as_di
         of_ranks = [result[name] for result in results]
         if name in REFUSED:
             for error in of_ranks:
-                assert re.match(f"TypeError: .*: a tensor has dtype torch.{name}, of which rows", error), (
+                assert re.match(f"TypeError: .*: a tensor has dtype torch.{name}, whose rows", error), (
                     error
                 )
             continue

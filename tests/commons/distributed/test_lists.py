@@ -143,7 +143,7 @@ def test_shared_tensors_that_differ_between_ranks_are_named_once():
     ids=["tensors", "dicts", "pairs", "by number", "within a batch"],
 )
 def test_tensors_that_may_be_samples_are_no_fields(batch):
-    with pytest.raises(TypeError, match=r"4 alike entries.* may be fields or samples.*refined\(costs, n\)"):
+    with pytest.raises(TypeError, match=r"4 similar entries.* may be fields or samples.*refined\(costs, n\)"):
         Rows(batch).check()
 
 

@@ -145,7 +145,7 @@ def test_errors_of_a_set_name_ranks_of_the_job(pools):
     kind, tokens, settings = first
     assert kind.startswith("ValueError: rank 2 has a batch that differs from that of the first batch")
     assert tokens.startswith("ValueError: row 0 of rank 2 has")
-    assert settings.startswith("ValueError: rank 2's shuffler has equal_rows=True, that of rank 0 False")
+    assert settings.startswith("ValueError: rank 2's shuffler has equal_rows=True, but rank 0's has False")
 
 
 def _errors_of_other_settings() -> list[str]:
@@ -160,7 +160,7 @@ def test_ranks_with_different_settings_are_refused_on_all(pools):
     assert results == [results[0]] * 3
     for error in results[0]:
         assert error == (
-            "ValueError: rank 1's shuffler has equal_rows=True, that of rank 0 False; all ranks need the "
+            "ValueError: rank 1's shuffler has equal_rows=True, but rank 0's has False; all ranks need the "
             "same settings"
         )
 
@@ -170,4 +170,6 @@ def test_ranks_in_overlapping_groups_are_refused_on_all(pools):
     consistent, groups = results[0]
     assert results == [results[0]] * 3
     assert consistent == "no error"
-    assert groups.startswith("ValueError: a rank balances among ranks [0, 1], and one of these among others")
+    assert groups.startswith(
+        "ValueError: a rank balances among ranks [0, 1], but one of these ranks among others"
+    )

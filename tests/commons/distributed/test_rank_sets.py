@@ -66,7 +66,7 @@ def test_ranks_that_do_not_come_in_time_are_named(late):
         "is collective over the job: all ranks make theirs at the same time. A rank that keeps its samples "
         "makes the same shuffler in a group of itself, as in own, _ = "
         "dist.new_subgroups_by_enumeration([[0, 1], [2]]), because an identity shuffler "
-        "takes no part. If they are only late, have all ranks wait for them before, as in "
+        "takes no part. If they are only late, have all ranks wait for them first, as in "
         "dist.barrier()"
     )
     assert results[:2] == [error] * 2

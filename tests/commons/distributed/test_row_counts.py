@@ -70,8 +70,8 @@ def test_wrong_counts_are_named_on_all_ranks(pools):
         for error, message in zip(
             errors,
             [
-                "columns of get_workloads, row_counts of ('a',); rank 0 with 1 columns",
-                "row_counts of ('a',); the first batch with 1 columns of get_workloads",
+                "columns of get_workloads, row_counts of ('a',), but rank 0 has 1 columns",
+                "row_counts of ('a',), but the first batch has 1 columns of get_workloads",
                 "CountedBatch.row_counts()['a'] has 2147483648 for row 1; expected an integer",
                 "CountedBatch.row_counts()['a'] has -1 for row 1",
                 "CountedBatch.row_counts()['a'] has shape (3,), expected one number per row: (2,)",

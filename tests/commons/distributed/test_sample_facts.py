@@ -73,7 +73,7 @@ def test_costs_of_int32_lengths_do_not_wrap(pools):
     expected = [cost + cost[-1:] + cost[:-1] for cost in (squares, squares, flops, squares)]
     for *workloads, error in pools(2).run(_workloads):
         assert workloads == expected
-        assert "returned torch.int32, in which squares and FLOPs wrap without a word" in error
+        assert "returned torch.int32, in which squares and FLOPs overflow silently" in error
 
 
 class Tokens(Costing):
@@ -314,9 +314,9 @@ def test_dataclasses_that_change_when_made_again_are_refused(pools):
     results = pools(2).run(_made_again)
     assert sorted(sample for moved, *_ in results for sample in moved) == list(range(6))
     for _, doubling, other_arguments, base in results:
-        assert base.startswith("TypeError: ids changes when dataclasses.replace makes a")
-        assert "ids changes when dataclasses.replace makes a" in doubling
-        assert "its __init__ takes something else than its fields" in other_arguments
+        assert base.startswith("TypeError: ids changes when dataclasses.replace rebuilds a")
+        assert "ids changes when dataclasses.replace rebuilds a" in doubling
+        assert "its __init__ takes something other than its fields" in other_arguments
         assert "register_batch_type" in doubling and "register_batch_type" in other_arguments
 
 
@@ -457,7 +457,7 @@ def test_counting_may_not_write_into_the_batch(name):
     error = error_of(Costing(writes).plan, batch)
     whose = "ids.values()" if name == "ids" else name
     assert error.startswith(f"ValueError: {whose} of a batch changed after the loader gave it")
-    assert "If it is get_workloads that computes in place, have it do so on a clone" in error
+    assert "If get_workloads computes in place, have it work on a clone" in error
 
 
 def test_a_batch_with_padding_within_another_container_is_refused():

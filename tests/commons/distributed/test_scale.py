@@ -112,10 +112,10 @@ def test_wrong_calls_are_refused():
     assert shuffler.scale(loss, plan, None) is loss
     unknown, vector, gradients, foreign, accumulated = messages
     assert unknown.startswith("loss_reduction='average': expected")
-    assert "losses of shape (3,), and 'mean' is one number" in vector
+    assert "losses of shape (3,), but 'mean' is one number" in vector
     assert gradients.startswith("gradients='median': expected")
     assert foreign.startswith("plan is not among step_plans")
-    assert '"global_mean" is of one batch, and step_plans has 2' in accumulated
+    assert '"global_mean" covers one batch, but step_plans has 2' in accumulated
 
 
 def _warnings() -> list[list[str]]:

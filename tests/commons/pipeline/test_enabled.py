@@ -70,7 +70,7 @@ def test_a_loop_of_ones_own_ends_as_with_balancing(fails):
 @on_ranks(2)
 def test_ranks_of_which_some_are_off_are_refused():
     TokenShuffler()  # so that ranks are connected
-    with pytest.raises(ValueError, match="shuffler has enabled=False, that of rank 0 True"):
+    with pytest.raises(ValueError, match="shuffler has enabled=False, but rank 0's has True"):
         TokenShuffler(enabled=dist.get_rank() == 0)
 
 

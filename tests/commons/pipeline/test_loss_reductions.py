@@ -157,7 +157,7 @@ def test_leaving_the_loop_logs_what_the_last_step_found():
 
 
 def test_a_mean_is_one_number():
-    with pytest.raises(ValueError, match=r"losses of shape \(1,\), and 'mean' is one number"):
+    with pytest.raises(ValueError, match=r"losses of shape \(1,\), but 'mean' is one number"):
         loss_sum(torch.ones(1), "mean", 1, 1.0)
 
 

@@ -85,7 +85,7 @@ class OverCopies(ShuffleStageMixin, CopiesByItself):
 @on_ranks(2)
 def test_a_pipeline_that_reads_past_the_stage_is_refused():
     pipeline = OverCopies(*sharded_ranking_model(), CPU, TokenShuffler(), "sum")
-    with pytest.raises(TypeError, match=r"has to take batches from self\._next_batch"):
+    with pytest.raises(TypeError, match=r"must take batches from self\._next_batch"):
         pipeline.progress(iter(batches()))
 
 
@@ -108,7 +108,7 @@ class OverEnqueues(ShuffleStageMixin, EnqueuesByItself):
 @on_ranks(2)
 def test_a_pipeline_that_enqueues_what_it_reads_itself_is_refused():
     pipeline = OverEnqueues(*sharded_ranking_model(), CPU, TokenShuffler(), "sum")
-    with pytest.raises(TypeError, match=r"has to take batches from self\._next_batch"):
+    with pytest.raises(TypeError, match=r"must take batches from self\._next_batch"):
         pipeline.progress(iter(batches()))
 
 

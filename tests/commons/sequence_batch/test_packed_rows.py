@@ -72,7 +72,7 @@ def test_rows_of_any_fields_arrive_bit_for_bit_and_every_tensor_is_aligned(seed,
 
 
 def test_no_row_is_dropped():
-    with pytest.raises(ValueError, match="select_rows got num_rows=4 for 7 rows; it drops none"):
+    with pytest.raises(ValueError, match="select_rows got num_rows=4 for 7 rows; it cannot drop any"):
         select_rows([packed({"ids": torch.arange(7)}, 7)], np.arange(7), 4)
 
 

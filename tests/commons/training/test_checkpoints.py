@@ -189,7 +189,7 @@ def test_metadata_that_would_run_a_command_is_refused(pools, saved, tmp_path):
 
 def test_a_value_that_would_run_a_command_is_refused(pools, tmp_path):
     pools(2).run(_save_two, str(tmp_path / "crafted"), tmp_path / "ran")
-    with pytest.raises(RankError, match="value is refused: it is no plain data"):
+    with pytest.raises(RankError, match="value is refused: it is not plain data"):
         pools(2).run(_load, str(tmp_path / "crafted"))
     assert not (tmp_path / "ran").exists()
 

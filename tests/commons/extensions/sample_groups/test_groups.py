@@ -139,7 +139,7 @@ def test_errors():
     assert "_Wrong.get_groups returned torch.int64 of (3,); expected an int64 or int32 tensor" in shape
     assert "_Wrong.get_groups returned torch.float32" in dtype
     assert "_Wrong.get_groups returned list" in kind
-    assert "rank 1's shuffler has extensions=['sample_groups'], that of rank 0 []" in differs
+    assert "rank 1's shuffler has extensions=['sample_groups'], but rank 0's has []" in differs
     assert "feature='user' has no effect, because UserShuffler.get_groups" in both
     assert "feature='user': partitioner='karmarkar_karp' has no argument groups" in no_effect
     assert "SampleGroups.feature = 3 (int): expected str or None" in name

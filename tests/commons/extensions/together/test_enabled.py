@@ -15,7 +15,7 @@ from tests.on_ranks import on_ranks
 
 def test_one_error_names_all_that_need_it():
     extensions = [LearnedCosts(), Pieces()]
-    message = r"TokenShuffler\(enabled=False\) moves no sample, which LearnedCosts and Pieces rely on"
+    message = r"TokenShuffler\(enabled=False\) moves no samples, as LearnedCosts and Pieces would need"
     with pytest.raises(ValueError, match=message):
         TokenShuffler(enabled=False, extensions=extensions, equal_rows=False)
 

@@ -102,7 +102,7 @@ def test_values_of_other_micro_batches_are_refused():
         f"values of 0 micro-batches, the plan has {count}",
         "give join_values a row for each row of the part",
         f"batches 0 and {count - 1} differ: ",
-        "list of 2 alike entries: they may be fields or samples",
+        "list of 2 similar entries: they may be fields or samples",
     ]
     for error, part in zip(errors, expected, strict=True):
         assert error.startswith(("ValueError", "TypeError")) and part in error
