@@ -67,7 +67,7 @@ def test_a_pipeline_without_a_shuffler_says_how_to_make_one(name):
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(
-        TypeError, match=r"^batch_shuffler is None; expected a BatchShuffler, as MyShuffler\(\)"
+        TypeError, match=r"^batch_shuffler is None; expected a BatchShuffler, such as MyShuffler\(\)"
     ):
         TrainPipelineFactory.create(name, model=model, optimizer=optimizer, device=CPU, loss_reduction="sum")
 
