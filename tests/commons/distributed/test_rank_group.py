@@ -18,7 +18,7 @@ from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.on_ranks import on_ranks
-from tests.process_pool import ProcessPool
+from tests.process_pool import ProcessPool, free_port
 
 
 def _sum_over(group: dist.ProcessGroup | None) -> int:
@@ -59,13 +59,20 @@ def test_groups_of_some_ranks_do_not_keep_later_ones_from_forming(pools):
 def _sums_after_leaving_a_job() -> list[int]:
     """Returns what ranks gather and exchange in one job after another, in the same processes."""
     sums: list[int] = []
-    for port_offset in range(2):
+    for _ in range(2):
         sums += _sums(RankGroup.of(None, ["exchange"]))
+        os.environ["MASTER_PORT"] = str(_next_port())
         dist.barrier()
         dist.destroy_process_group()
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1 + port_offset)
         dist.init_process_group("gloo")
     return sums
+
+
+def _next_port() -> int:
+    """Returns a free port of rank 0's host, on all ranks."""
+    ports = [free_port()]
+    dist.broadcast_object_list(ports)
+    return ports[0]
 
 
 def test_a_process_that_joins_another_job_gets_groups_of_that_job():
@@ -76,16 +83,16 @@ def test_a_process_that_joins_another_job_gets_groups_of_that_job():
 
 def _sums_after_other_pasts() -> list[int]:
     """Returns what three ranks gather and exchange, of which two had a job of their own before."""
-    rank, port = dist.get_rank(), int(os.environ["MASTER_PORT"])
+    rank, port, last_port = dist.get_rank(), _next_port(), _next_port()
     dist.barrier()
     dist.destroy_process_group()
     if rank < 2:
-        store = dist.TCPStore("localhost", port + 1, 2, rank == 0)
+        store = dist.TCPStore("localhost", port, 2, rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
         assert _sums(RankGroup.of(None, ["exchange"])) == [1, 1]
         dist.barrier()
         dist.destroy_process_group()
-    os.environ["MASTER_PORT"] = str(port + 2)
+    os.environ["MASTER_PORT"] = str(last_port)
     dist.init_process_group("gloo")
     return _sums(RankGroup.of(None, ["exchange"]))
 
