@@ -30,7 +30,7 @@ class BalanceReport:
             these loads use the shuffler's cost, because each set may learn a cost of its own.
         tokens_before, tokens_after: int64 `[ranks]`, tokens of each rank. Activation memory grows with them.
         counts_after: float64 `[ranks, 2 + columns]`, sums of samples, tokens, and `get_workloads` columns.
-        samples_moved: number of samples, or pieces, that left their home.
+        samples_moved: number of samples that left their home, whole or in pieces.
         bytes_moved: bytes of the samples that moved.
         bytes_loaded: bytes of all samples.
         workloads: int64 `[samples]`, cost of each whole sample of the step.
@@ -80,7 +80,7 @@ class BalanceReport:
             tokens_before=np.bincount(rows.home, rows.tokens, plan.num_ranks).astype(np.int64),
             tokens_after=plan.counts[:, 1].astype(np.int64),
             counts_after=plan.counts,
-            samples_moved=int(moved.sum()),
+            samples_moved=len(np.unique(rows.sample_of[moved])),
             bytes_moved=int(rows.sample_bytes[moved].sum()),
             bytes_loaded=int(rows.sample_bytes.sum()),
             workloads=np.add.reduceat(rows.workloads, starts) if len(starts) else rows.workloads,

@@ -107,9 +107,7 @@ def test_every_dtype_travels_bit_for_bit_or_is_refused_by_all_ranks(pools, as_di
         of_ranks = [result[name] for result in results]
         if name in REFUSED:
             for error in of_ranks:
-                assert re.match(f"TypeError: .*: a tensor has dtype torch.{name}, whose rows", error), (
-                    error
-                )
+                assert re.match(f"TypeError: .*: a tensor has dtype torch.{name}, whose rows", error), error
             continue
         assert all(isinstance(result, tuple) for result in of_ranks), (name, of_ranks)
         before, after = ([row for rows in side for row in rows] for side in zip(*of_ranks, strict=True))

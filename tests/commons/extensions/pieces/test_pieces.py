@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShuffler, ShufflePlan
+from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
 from commons.extensions.pieces import Pieces
 from commons.extensions.pieces.cut_rules import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
 from commons.sequence_batch import move_to
@@ -62,6 +62,8 @@ def _exchanged(exchange: str, num_real: tuple[int, ...], seed: int, on_device: b
     plan = shuffler.plan(batch)
     if plan.rows.starts_sample.all():
         return None
+    moved = {plan.rows.sample_of[row] for row in np.flatnonzero(plan.rows.home != plan.destination)}
+    assert BalanceReport.of(plan, equal_rows=False).samples_moved == len(moved)
     arrived = shuffler.exchange(cut_as_planned(shuffler, batch, plan) if on_device else batch, plan)
     assert arrived.num_samples == plan.num_placed[dist.get_rank()]
     mine = {name: counts.tolist() for name, counts in arrived.row_counts_on_host().items()}
