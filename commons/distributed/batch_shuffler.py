@@ -124,9 +124,14 @@ class BatchShuffler(ABC):
         """
         if self.format is not None or self._is_taken:
             raise RuntimeError(
-                f"this {type(self).__name__} serves a pipeline or a loop; add {extension.name} before"
+                f"this {type(self).__name__} is, or was, in use: add {extension.name} before it plans"
             )
-        self._take([extension])
+        before = dict(vars(self))
+        try:
+            self._take([extension])
+        except Exception:
+            vars(self).update(before)
+            raise
 
     def _take(self, extensions: Sequence[Extension]) -> None:
         """Installs extensions, and rebuilds everything that depends on the full set."""
@@ -137,8 +142,8 @@ class BatchShuffler(ABC):
         if moving and not self.moves_samples:
             off = f"{name}(enabled=False)" if type(self).moves_samples else f"an {name}"
             raise ValueError(
-                f"{off} moves no samples, as {' and '.join(moving)} would need: leave them out of a run to "
-                "compare with"
+                f"{off} moves no samples, as {' and '.join(moving)} would need: leave them out of the "
+                "baseline"
             )
         # Connect the groups now, so that no step waits for a connection.
         uses = ["exchange", *(use for extension in ordered for use in extension.uses(job_device()))]
@@ -212,7 +217,8 @@ class BatchShuffler(ABC):
             RuntimeError: some rank is in a pipeline or loop with this shuffler. Raised on all ranks.
         """
         self._check_world()
-        mine, in_step = self.group.ranks if self.moves_samples else (), self.planner.ranks.ranks == job.ranks
+        mine = self.group.ranks if self.moves_samples else ()
+        in_step = self.planner.ranks.ranks == job.ranks
         told = job.all_gather_objects((mine, in_step), self.planner.busy())
         sets, are_in_step = zip(*told, strict=True)
         if all(are_in_step):
@@ -256,8 +262,8 @@ class BatchShuffler(ABC):
     def _check_world(self) -> None:
         if self._world_size != _world_size():
             raise RuntimeError(
-                f"this {type(self).__name__} was made in a job of {self._world_size} ranks, and there are "
-                f"{_world_size()} now: make it after init_process_group"
+                f"this {type(self).__name__} was made for {self._world_size} rank(s), and the job has "
+                f"{_world_size()} now: make it after init_process_group, and a new one for each job"
             )
 
     @property
@@ -341,7 +347,8 @@ class BatchShuffler(ABC):
             followed by padding rows if batches know their padding.
 
         Raises:
-            ValueError: `plan` was made for another batch. Only this rank raises it, while the others wait.
+            ValueError: samples may move, and `plan` was made for another batch. Only this rank raises it,
+                while the others wait.
         """
         if self.expects_scale:
             self._loss_scale.expect()

@@ -24,7 +24,7 @@ from ..sequence_batch.tree import rebuild, take_apart
 # FBGEMM optimizers whose momentum changes a table row that was looked up, even if its gradient is zero.
 # Row-wise Adagrad with weight decay does so, too.
 _MOVING = ("ADAM", "LAMB", "LARS_SGD", "PARTIAL_ROWWISE_ADAM", "PARTIAL_ROWWISE_LAMB")
-# Copies to evaluate. An output of this length is taken to hold rows; a smaller number could be a class count.
+# Copies to evaluate. An output of this length is taken for rows. A smaller number could be a class count.
 COPIES = 61
 
 

@@ -59,8 +59,10 @@ class Extension:
     faster_without: str = ""
 
     def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # raises the error of the property
         raise AttributeError(
-            f"{type(self).__name__} has no {name}; it works only as part of a shuffler: "
+            f"{type(self).__name__} has no {name}; if a shuffler sets it, make one first: "
             f"MyShuffler(extensions=[{type(self).__name__}(…)])"
         )
 
@@ -145,7 +147,7 @@ def order_extensions(
     """Returns the new extensions and those that the shuffler has already `taken`, outermost first.
 
     Raises:
-        TypeError: `extensions` is not a sequence, or holds something other than an `Extension`.
+        TypeError: `extensions` is not a sequence, or holds something other than a complete `Extension`.
         ValueError: an extension is given twice, is part of another shuffler, or excludes another.
     """
     if not isinstance(extensions, Sequence):
@@ -153,6 +155,9 @@ def order_extensions(
     for extension in extensions:
         if not isinstance(extension, Extension):
             raise TypeError(f"extensions has {extension!r}; expected objects such as Pieces()")
+        for name in ("name", "order"):
+            if not hasattr(extension, name):
+                raise TypeError(f"{type(extension).__name__} has no {name}: set it in the class")
     ordered = tuple(sorted([*taken, *extensions], key=lambda extension: (extension.order, extension.name)))
     names = [extension.name for extension in ordered]
     for extension in ordered:

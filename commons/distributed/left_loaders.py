@@ -28,8 +28,8 @@ def leave(loader: Iterator[Any]) -> None:
 def was_left(loader: Iterator[Any]) -> bool:
     """Returns whether an earlier loop left a batch of this iterator unused. Called when a loop begins.
 
-    An iterator whose class has an `__iter__` in Python may start over when that is called. So, except for
-    those of DataLoaders, it counts as left only until a loop over another iterator begins.
+    An iterator whose class defines `__iter__` in Python may start over there. So, unless it is a
+    DataLoader's, it counts as left only until a loop over another iterator begins.
     """
     place = _place(loader)
     found = any(reference() is loader and place == left_at for reference, left_at in _left)

@@ -185,7 +185,7 @@ def _fault(rows: RowTable, rank_of: np.ndarray, equal_rows: bool, max_tokens: in
     sizes = np.bincount(rank_of, minlength=rows.num_ranks)
     if equal_rows and np.ptp(sizes) > 1:
         found = f"{sizes.min()} to {sizes.max()}"
-        return f"parts of {found} samples, expected equal_size=True to make them differ by one at most"
+        return f"parts of {found} samples, which may differ by at most one under equal_size=True"
     if max_tokens is not None:
         most = int(np.bincount(rank_of, rows.tokens, 1).max())
         if most > max_tokens:

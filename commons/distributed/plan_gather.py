@@ -32,7 +32,7 @@ class PlanGather:
     """Gathers row tables over a group, and raises a failure of one rank on all of them.
 
     In the first call, ranks agree on the format, and on the number of rows that a gather carries per rank.
-    Every later call is a single all-gather of equal sizes. If a rank has more rows, all ranks raise that
+    Every later call is a single all-gather of equal sizes. If a rank has more rows, all ranks grow that
     number and gather again. While some ranks have no batch, a gather and a broadcast renew the row they run.
 
     Args:

@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 # To add a partitioner, add an entry, here or from your own module. A partitioner gets the arguments that its
 # signature names: workloads, num_partitions, home (rank that loaded each sample), sizes (bytes per sample),
 # ranks_per_node, speeds, equal_size, tolerance, tokens, max_tokens, token_tolerance, and those of extensions,
-# such as groups. All but the first two need defaults, because None is not passed. The result must be the same
-# on every rank: either the sample indices of each rank, or int64 `[samples]`, the rank of each sample.
+# such as groups. Those that may be None need defaults, because None is not passed. The result must be the
+# same on all ranks: either the sample indices of each rank, or int64 `[samples]`, the rank of each sample.
 PARTITIONERS: dict[str, Callable[..., Any]] = {
     "karmarkar_karp": karmarkar_karp,
     "longest_processing_time": longest_processing_time,
@@ -111,9 +111,10 @@ class ShufflerSettings:
 def make_settings(shuffler: str, given: Mapping[str, Any]) -> ShufflerSettings:
     """Makes settings from a shuffler's keyword arguments. Raises a TypeError for an unknown one."""
     known = [field.name for field in fields(ShufflerSettings)]
+    arguments = ["cost", "enabled", "extensions", "process_group"]
     for name in given:
         if name not in known:
-            raise TypeError(f"{shuffler} has no setting {name!r}; there are {sorted(known)}")
+            raise TypeError(f"{shuffler} has no setting {name!r}; there are {sorted(known + arguments)}")
     return ShufflerSettings(**given)
 
 

@@ -13,8 +13,8 @@ from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import take_apart, tensors_and_arrays
 from .shuffle_plan import ShufflePlan
 
-# Largest number of steps on their way, from the step being planned to the step that trains. A pipeline plans
-# up to six steps before it runs the first.
+# Most steps in flight, from the one being planned to the one in training. A pipeline plans up to six before
+# it runs the first.
 MOST_ON_THEIR_WAY = 8
 
 

@@ -168,8 +168,8 @@ class ShuffleStage:
         """Releases the batch of a step that has run. Raises a TypeError if `forward` did not run it last."""
         if self._computed is None or self._computed[0] is not step:
             raise TypeError(
-                "the pipeline's progress called the model past the stage, which scales its loss: call "
-                "self._model_fwd(batch), as TorchRec's progress does, not the model"
+                "the pipeline's progress called the model directly, so its loss was not scaled: call "
+                "self._model_fwd(batch), as TorchRec's progress does"
             )
         step.let_go()
 
@@ -191,7 +191,7 @@ class ShuffleStage:
         """
         self.ahead.drop()
         if self.ahead.failure is not None:
-            logger.error(f"before reset, {self.ahead.failure}")
+            logger.error(f"reset drops {self.ahead.failure!r}")
         self.ahead.failure = self._ended = None
 
     def report(self) -> BalanceReport:

@@ -28,7 +28,7 @@ _FREE_EARLY = {"free_features_storage_early", "clear_data_dist_inputs"}
 # Arguments of TorchRec's pipelines that would bypass the stage.
 _REFUSED = {
     "custom_model_fwd": "the stage calls the model, to scale its loss",
-    "enable_inplace_copy_batch": "it copies batches past the exchange",
+    "enable_inplace_copy_batch": "its copies bypass the exchange",
 }
 
 
@@ -317,8 +317,8 @@ class ShuffleStageMixin(_WithStage):
                 ) from error
         for name in self._stage.runs_in_parts if self._pipelined_postprocs else ():  # type: ignore[attr-defined]
             raise RuntimeError(
-                f"{name} divides a batch after pipeline_postproc has run modules on the whole of it, whose "
-                "results each part would get: leave one of them out, or have the loader do their work"
+                f"pipeline_postproc runs modules on the whole batch before {name} divides it, so each part "
+                "would get whole results: leave one of them out, or have the loader do their work"
             )
         if not self._pipelined_modules:  # type: ignore[attr-defined]
             raise RuntimeError(

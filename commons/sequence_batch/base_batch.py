@@ -237,6 +237,6 @@ class BaseBatch(Pipelineable):
             raise ValueError(
                 f"{type(self).__name__}.labels has {labels.numel()} elements in one dimension, which may be "
                 f"those of the {real} samples without the {self.batch_size - real} padding rows; give labels "
-                f"of shape [rows, tasks], as in labels.view({real}, -1), with zeros for padding rows after "
-                f"them: [{self.batch_size}, {labels.numel() // real}]"
+                f"of shape [rows, tasks], as in labels.view({real}, -1), followed by zeros for padding rows: "
+                f"[{self.batch_size}, {labels.numel() // real}]"
             )

@@ -86,7 +86,7 @@ def hash_shared(tree: Part) -> dict[str, int]:
 def check_no_samples(tree: Part, num_rows: int | None = None) -> None:
     """Checks that no list, or dict with numeric keys, of alike entries with tensors can hold samples.
 
-    It can if it has at least two entries, and `num_rows` entries unless `num_rows` is None.
+    It can if it has two or more entries: exactly `num_rows`, unless that is None.
 
     Raises:
         TypeError: entries may be fields or samples. Entries of tuples, and of dicts with names, are fields.

@@ -151,16 +151,16 @@ class Schema:
 
         The widest words come first, so that each section in a buffer starts at a multiple of its word size.
         """
-        members: dict[tuple[int, int], list[Field]] = {}
+        members: dict[tuple[int, bool, int], list[Field]] = {}
         for field in self.fields:
-            size = 0 if field.is_dense else field.element_bytes + 1
-            members.setdefault((-field.width, size), []).append(field)
+            size = 0 if field.is_dense else field.element_bytes
+            members.setdefault((-field.width, not field.is_dense, size), []).append(field)
         sections = []
-        for (_, size), fields in sorted(members.items()):
-            width, of_one = fields[0].width, fields[:1] if size else fields
+        for (_, is_jagged, _), fields in sorted(members.items()):
+            width, of_one = fields[0].width, fields[:1] if is_jagged else fields
             words = sum(field.element_bytes for field in of_one) // width
-            keys = [np.zeros(0, dtype=np.int64), *(self.keys[field.name] for field in fields if size)]
-            sections.append(Section(fields, not size, width, words, np.concatenate(keys)))
+            keys = [np.zeros(0, dtype=np.int64), *(self.keys[field.name] for field in fields if is_jagged)]
+            sections.append(Section(fields, not is_jagged, width, words, np.concatenate(keys)))
         return tuple(sections)
 
     def sizes(self, lengths: np.ndarray) -> np.ndarray:

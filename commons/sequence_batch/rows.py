@@ -139,7 +139,7 @@ class Rows:
     def replaced(self, fields: dict[str, FieldValue], num_rows: int, num_samples: int) -> Self:
         """Returns rows with these fields, from which `batch` rebuilds a batch of the same kind."""
         pattern, made = self.tree, copy.copy(self)
-        vars(made).pop("batch", None)
+        vars(made).pop("batch", None)  # a cached property, as are those that are set here
         made.tree, made.fields, made.num_rows, made.num_samples = pattern, fields, num_rows, num_samples
         return made
 

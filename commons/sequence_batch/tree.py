@@ -236,7 +236,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_same(again: Any, value: Any) -> bool:
-    """Returns whether a rebuilt part is unchanged. A new tensor is not: for other rows it might differ."""
+    """Returns whether rebuilding kept a part. A new tensor counts as changed: it may depend on the rows."""
     return again is value or (
         type(again) is type(value) and not tensors_and_arrays(take_apart(value)) and again == value
     )

@@ -400,7 +400,7 @@ def test_modules_that_torchrec_runs_on_whole_batches_are_refused_with_micro_batc
         return pipeline_of("native", *sharded(WithPostproc()), shuffler, pipeline_postproc=True)
 
     pipeline([]).progress(iter([histories([1, 2])]))
-    with pytest.raises(RuntimeError, match="micro_batches divides a batch after pipeline_postproc"):
+    with pytest.raises(RuntimeError, match="whole batch before micro_batches divides it"):
         pipeline([MicroBatches(40)]).progress(iter([histories([1, 2])]))
 
 

@@ -228,7 +228,7 @@ def _notes_of_added_ones() -> list[str]:
     shuffler.scale(torch.zeros(()), plan, None)
     for name in "abc":
         assert dist.get_world_size(shuffler.group.group_for(name, torch.device("cpu"))) == 2
-    assert "serves a pipeline or a loop; add named before" in error_of(shuffler.add_extension, Named())
+    assert "is, or was, in use: add named before" in error_of(shuffler.add_extension, Named())
     return notes
 
 
@@ -251,6 +251,44 @@ def test_an_added_extension_is_checked_as_one_given_to_the_constructor():
         "ValueError: a is part of another shuffler; make an object for each",
     ]
     assert len(shuffler.extensions) == 1
+
+
+class Unsettled(Named):
+    """Fails when it is set up."""
+
+    def setup(self, shuffler):
+        raise ValueError("no source")
+
+
+class Incomplete(Extension):
+    """Has no order, and a property that fails."""
+
+    name = "incomplete"
+
+    @property
+    def source(self):
+        return self.given  # which nobody sets
+
+
+def _plan_after_a_failed_extension() -> list[int]:
+    shuffler = FieldShuffler(extensions=[Named("a")])
+    assert error_of(shuffler.add_extension, Unsettled("b")) == "ValueError: no source"
+    shuffler.add_extension(Named("b"))
+    return shuffler.plan(lopsided_batch()).num_placed.tolist()
+
+
+def test_an_extension_that_cannot_be_added_leaves_the_shuffler_as_it_was(pools):
+    first, second = pools(2).run(_plan_after_a_failed_extension)
+    assert first == second and max(first) - min(first) <= 1
+
+
+def test_an_incomplete_extension_says_what_is_missing():
+    assert (
+        error_of(FieldShuffler, extensions=[Incomplete()])
+        == "TypeError: Incomplete has no order: set it in the class"
+    )
+    with pytest.raises(AttributeError, match="Incomplete has no given"):
+        _ = Incomplete().source
 
 
 def _posts(counts: list[int]) -> list[list[list[int]]]:

@@ -129,7 +129,7 @@ UNEQUAL = [[0], [1, 2, 3, 4, 5, 6, 7]]
 @pytest.mark.parametrize(
     ("returned", "limits", "fault"),
     [
-        (UNEQUAL, {}, "parts of 1 to 7 samples, expected equal_size=True to make"),
+        (UNEQUAL, {}, "parts of 1 to 7 samples, which may differ by at most one"),
         (UNEQUAL, {"equal_rows": False, "max_tokens": 5}, "a part of 7 tokens, above max_tokens=5"),
         ([[0, 1, 2, 3], [4, 5, 6]], {}, "partition has 7 indices, expected each of the 8 samples once"),
         ([[0, 1, 2, 3], [4, 5, 6, 6]], {}, "expected each of the 8 samples once"),

@@ -247,8 +247,8 @@ def _error_of_a_shuffler_from_before_the_job() -> list[str]:
 def test_a_shuffler_that_was_made_before_the_job_is_refused():
     pool = ProcessPool(2)  # of its own, because it leaves its job
     expected = (
-        "RuntimeError: this FieldShuffler was made in a job of 1 ranks, and there are 2 now: make it after "
-        "init_process_group"
+        "RuntimeError: this FieldShuffler was made for 1 rank(s), and the job has 2 now: make it after "
+        "init_process_group, and a new one for each job"
     )
     assert pool.run(_error_of_a_shuffler_from_before_the_job) == [[expected] * 4] * 2
     pool.close()

@@ -30,7 +30,7 @@ def test_any_batch_trains_in_a_pipeline_as_in_one_process(pools, kind, pipeline_
     ("name", "reason"),
     [
         ("custom_model_fwd", "the stage calls the model"),
-        ("enable_inplace_copy_batch", "it copies batches past the exchange"),
+        ("enable_inplace_copy_batch", "its copies bypass the exchange"),
     ],
 )
 def test_arguments_that_bypass_the_stage_are_refused(name, reason):
