@@ -95,13 +95,12 @@ class LearnedCosts(Extension):
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         """Learns from the numbers that all ranks posted, then places rows by the learned cost and speeds."""
         learning, self._restored = self._learning, {}
-        learning.take(rows.posts[self.name], rows.work.shape[1])
-        state = learning.state
-        rows = replace(rows, speeds=learning.speeds())
+        state = learning.updated(rows.posts[self.name], rows.work.shape[1])
+        rows = replace(rows, speeds=learning.speeds(state))
         plan = place(rows if state.cost is None else rows.with_cost(state.cost))
         if state.cost is not None:
             plan = plan.with_seconds(state.cost, state.speeds)
-        learning.planned(plan)
+        learning.planned(plan, state)
         self._warn_of_unfollowed_speeds(plan)
         return plan
 

@@ -112,17 +112,12 @@ class Learning:
     @property
     def num_posted(self) -> int:
         """Number of integers that each rank posts with the next gather."""
-        return _NUM_OF_STATE + NUM_OTHERS + self._before_plan().num_columns
-
-    def _before_plan(self) -> Learned:
-        """Returns the state before the next plan, unchanged if that plan failed and is made again."""
-        return self._states.get(self.state.plans, self.state)
+        return _NUM_OF_STATE + NUM_OTHERS + self.state.num_columns
 
     def to_post(self) -> np.ndarray:
         """Returns int64 `[num_posted]`: this rank's speed, a hash of all speeds, a step time, and cost
         coefficients. Those of columns are missing until the first plan tells the number of columns."""
-        state = self._states[self.state.plans] = self._before_plan()
-        self._states.pop(state.plans - 2 * _DELAY, None)
+        state = self.state
         speed = followed_speed(float(state.speeds[self._rank]), self._own_ratios())
         cost = state.cost
         if self._rank == 0 and state.plans % _PLANS_PER_FIT == 0:
@@ -134,8 +129,10 @@ class Learning:
         coefficients[:] = 0.0 if cost is None else cost.coefficients
         return np.concatenate([state_numbers, coefficients.view(np.int64)])
 
-    def take(self, posted: np.ndarray, num_columns: int) -> None:
-        """Updates the state with the numbers that all ranks posted.
+    def updated(self, posted: np.ndarray, num_columns: int) -> Learned:
+        """Returns the state for the next plan, updated with the numbers that all ranks posted.
+
+        `state` stays the same until `planned`, because a plan may fail and be made again.
 
         Args:
             posted: int64 `[ranks, numbers]`, results of `to_post`.
@@ -150,11 +147,10 @@ class Learning:
                 "ranks have restored different speeds: call load_state on every rank with what that rank "
                 'saved, or on all ranks with "learned" only'
             )
-        state = self._states[self.state.plans]
         coefficients = np.ascontiguousarray(posted[0, _NUM_OF_STATE:]).view(np.float64).tolist()
         cost = Cost(tuple(coefficients)) if any(coefficients) else None
         seconds = posted[:, _NUM_OF_STATE - 1] * 1e-9
-        state = replace(state, cost=cost, speeds=posted[:, 0] * _SPEED_UNIT)
+        state = replace(self.state, cost=cost, speeds=posted[:, 0] * _SPEED_UNIT)
         if state.num_columns != num_columns:
             if cost is not None and self._rank == 0:
                 logger.warning(
@@ -175,16 +171,17 @@ class Learning:
             state = replace(state, in_flight=state.in_flight[1:])
         if state.plans - self._last_timed == _NAMED_PLANS:
             self._name_missing(np.flatnonzero(seconds == 0))
-        self.state = self._with_slow_ranks(state)
+        return self._with_slow_ranks(state)
 
-    def speeds(self) -> np.ndarray | None:
+    def speeds(self, state: Learned) -> np.ndarray | None:
         """Returns the speeds that loads should follow, float64 `[ranks]`, or None if all are equal."""
-        speeds = np.clip(self.state.speeds, 1 / self._speed_limit, self._speed_limit)
+        speeds = np.clip(state.speeds, 1 / self._speed_limit, self._speed_limit)
         return None if (speeds == speeds[0]).all() else speeds
 
-    def planned(self, plan: ShufflePlan) -> None:
-        """Registers a plan, whose time `record` receives later."""
-        state = self.state
+    def planned(self, plan: ShufflePlan, state: Learned) -> None:
+        """Registers a plan made in a state that `updated` returned. `record` receives its time later."""
+        self._states[state.plans] = self.state
+        self._states.pop(state.plans - 2 * _DELAY, None)
         in_flight = np.concatenate([state.in_flight, plan.counts[None]])
         self.state = replace(state, in_flight=in_flight, plans=state.plans + 1)
         self._number_of.append((plan, state.plans))
@@ -248,7 +245,6 @@ class Learning:
         if self._number_of:
             raise RuntimeError("load_state came after the first plan; call it before")
         self._times.clear()
-        self._states.clear()  # left by a first plan that failed
         arrays, times = _from_bytes(saved["learned"]), saved.get("times")
         coefficients = tuple(arrays["nanoseconds"].tolist())
         cost = Cost(coefficients) if coefficients else None
