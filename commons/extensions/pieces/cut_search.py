@@ -238,7 +238,7 @@ def _cut_within_limits(
     Returns `best`, samples and the rank of each, unless an attempt keeps the limits with a time of at most
     that of `best`, or `highest`. The result may have more pieces than `best`.
     """
-    most = cutting.most_pieces(samples, np.arange(len(samples.workloads)))
+    most = cutting.most_pieces(samples)
     num_pieces = np.minimum(num_pieces, most)
     for attempt in range(attempts):
         numbers, items = cutting.even_cuts(samples, num_pieces)

@@ -57,12 +57,12 @@ class Cutting:
         named |= dict(zip(self.count_names, samples.row_counts.T, strict=True))
         return named | {"tokens": samples.tokens, "loss_tokens": samples.loss_tokens}
 
-    def most_pieces(self, samples: RowTable, numbers: np.ndarray) -> np.ndarray:
-        """Returns how many pieces the samples `numbers` may be cut into, int64 `[numbers]`, at least 1.
+    def most_pieces(self, samples: RowTable) -> np.ndarray:
+        """Returns how many pieces each sample may be cut into, int64 `[samples]`, at least 1.
 
         Items that are kept together form one piece. The other pieces have at least `MIN_TOKENS` each.
         """
-        counts = _select(self.counts(samples), numbers)
+        counts = self.counts(samples)
         last_cut = self.rules.last_cut(counts)
         most = 1 + self.rules.tokens_before(last_cut, counts) // MIN_TOKENS
         return np.minimum(most, last_cut + 1)
@@ -78,11 +78,10 @@ class Cutting:
         """
         counts = _select(self.counts(samples), numbers)
         thrice = {name: np.concatenate([counts_of_all] * 3) for name, counts_of_all in counts.items()}
-        thrice |= self.rules.fixed_tokens(thrice)
         items = np.concatenate([*self._useful_cuts(counts), self.rules.num_items(counts)])
         tokens = self.rules.tokens_before(items, thrice)
         tokens[2 * len(numbers) :] = counts["tokens"]
-        work = self._prefix_work(tokens, thrice)
+        work, costs = self._prefixes(tokens, thrice)
         at_end, expected = work[2 * len(numbers) :], samples.work[numbers]
         for number in np.flatnonzero((at_end != expected).any(1))[:1]:
             raise ValueError(
@@ -90,7 +89,7 @@ class Cutting:
                 f"{counts['tokens'][number]} tokens, and get_workloads {_text(expected[number])}; expected "
                 "the same"
             )
-        through_first, before_last, _ = np.split(self.cost.of(tokens > 0, tokens, work), 3)
+        through_first, before_last, _ = np.split(costs, 3)
         return through_first, samples.workloads[numbers] - before_last
 
     def _useful_cuts(self, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
@@ -129,13 +128,12 @@ class Cutting:
         owner = np.cumsum(is_first) - 1
         chosen = numbers[is_first]
         counts = _select(self.counts(samples), chosen)
-        fixed = self.rules.fixed_tokens(counts)
         first, last = self._useful_cuts(counts)
         points = np.rint(SHARES * self.rules.num_items(counts)[:, None]).ravel()
         to_points = np.arange(len(chosen)).repeat(GRID + 1)
         counts = _select(counts, to_points)
         tokens = self.rules.tokens_before(points.astype(np.int64), counts)
-        work = self._prefix_work(tokens, counts | _select(fixed, to_points))
+        work, known = self._prefixes(tokens, counts)
         decreases = (work[1:] < work[:-1]).any(1) & (to_points[1:] == to_points[:-1])
         for point in np.flatnonzero(decreases)[:1]:
             raise ValueError(
@@ -143,7 +141,6 @@ class Cutting:
                 f"{_text(work[point + 1])} at {tokens[point + 1]}; expected the cost of the first tokens' "
                 "queries"
             )
-        known = self.cost.of(tokens > 0, tokens, work)
         # All samples share one ascending array: the costs of sample k lie between k and k + 1.
         whole = np.maximum(samples.workloads[chosen], 1)
         ascending = to_points + known / whole[to_points]
@@ -240,20 +237,20 @@ class Cutting:
         later = np.flatnonzero(pieces["first_item"])
         counts = _select(self.counts(whole), chosen[later])
         tokens = pieces["first_token"][later]
-        before = self._prefix_work(tokens, counts | self.rules.fixed_tokens(counts))
-        work = _differences(whole.work[chosen], before, later)
+        work_before, costs_before = self._prefixes(tokens, counts)
+        work = _differences(whole.work[chosen], work_before, later)
         for piece in np.flatnonzero((work < 0).any(1))[:1]:
             raise ValueError(
                 f"prefix_cost decreases by {_text(-work[piece])} from {pieces['first_token'][piece]} to "
                 f"{pieces['last_token'][piece]} of {pieces['num_tokens'][piece]} tokens; expected the cost "
                 "of the first tokens' queries, and that of get_workloads at a sample's end"
             )
-        costs = self.cost.of(tokens > 0, tokens, before)
-        return work, _differences(whole.workloads[chosen], costs, later)
+        return work, _differences(whole.workloads[chosen], costs_before, later)
 
-    def _prefix_work(self, tokens: np.ndarray, counts: Counts) -> np.ndarray:
-        """Returns the `get_workloads` columns of samples' first tokens, int64 `[cuts, columns]`."""
-        work = np.asarray(self.prefix_cost(tokens, counts))
+    def _prefixes(self, tokens: np.ndarray, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the `get_workloads` columns of samples' first tokens, int64 `[cuts, columns]`, and their
+        costs. `counts` has the counts of the whole samples."""
+        work = np.asarray(self.prefix_cost(tokens, {**counts, **self.rules.fixed_tokens(counts)}))
         columns = work[:, None] if work.ndim == 1 else work
         expected = (len(tokens), self.cost.num_columns)
         if columns.shape != expected or not np.issubdtype(work.dtype, np.integer):
@@ -266,7 +263,8 @@ class Cutting:
                 f"prefix_cost returned {_text(columns[place])} for {tokens[place]} tokens; expected at "
                 "least 0"
             )
-        return np.where(tokens[:, None] == 0, 0, columns.astype(np.int64))
+        columns = np.where(tokens[:, None] == 0, 0, columns.astype(np.int64))
+        return columns, self.cost.of(tokens > 0, tokens, columns)
 
     @property
     def _jagged_fields(self) -> tuple[Field, ...]:
