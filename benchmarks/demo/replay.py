@@ -99,7 +99,7 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
         cutting = Cutting(rules, row_format.schema, names, shuffler.prefix_cost, rows.cost)
         plan = make_plan(*cut_and_place(rows, shuffler.settings, cutting))
         if COLUMN in plan.rows.columns:
-            cut = cut_rows(Rows(batch), plan.rows.columns[COLUMN], plan.rows.sample_of, rules)
+            cut = cut_rows(Rows(batch), plan.rows.columns[COLUMN], rules)
             batch = cut.batch
     else:
         plan = place(rows, shuffler.settings)

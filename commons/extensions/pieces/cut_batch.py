@@ -14,13 +14,13 @@ from ...sequence_batch.rows import Rows
 from .cut_rules import PIECE, CutRules, FieldRule, own_spans, spans
 
 
-def cut_rows(whole: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules) -> Rows:
+def cut_rows(whole: Rows, pieces: np.ndarray, rules: CutRules) -> Rows:
     """Returns the rows of a host batch after the cut: one row per piece, then the padding rows.
 
-    `pieces`, of dtype `PIECE`, covers all real rows in order. `row_of` holds the real row of each piece.
+    `pieces`, of dtype `PIECE`, covers all real rows in order.
     """
-    num_samples = len(row_of)
-    pieces, row_of = _with_padding(whole, pieces, row_of)
+    num_samples = len(pieces)
+    pieces, row_of = _with_padding(whole, pieces)
     cut: dict[str, FieldValue] = {}
     for name, value in whole.fields.items():
         begins, ends = spans(*_whole_fields(name, value, pieces, row_of, rules))
@@ -43,9 +43,9 @@ def cut_rows(whole: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRule
     return whole.replaced(cut, len(row_of), num_samples)
 
 
-def check_cut(whole: Rows, cut: Rows, pieces: np.ndarray, row_of: np.ndarray, rules: CutRules) -> None:
+def check_cut(whole: Rows, cut: Rows, pieces: np.ndarray, rules: CutRules) -> None:
     """Raises a RuntimeError unless the pieces from `cut_rows`, joined again, equal the batch as loaded."""
-    pieces, row_of = _with_padding(whole, pieces, row_of)
+    pieces, row_of = _with_padding(whole, pieces)
     for name, value in whole.fields.items():
         of_whole = _whole_fields(name, value, pieces, row_of, rules)
         begins, ends = spans(*of_whole)
@@ -62,10 +62,10 @@ def check_cut(whole: Rows, cut: Rows, pieces: np.ndarray, row_of: np.ndarray, ru
                 raise RuntimeError(f"the pieces of row {row} do not make up the sample that was cut")
 
 
-def _with_padding(whole: Rows, pieces: np.ndarray, row_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Appends the padding rows, which stay whole, to the pieces and their rows."""
-    padding = np.arange(whole.num_samples, whole.num_rows)
-    return np.append(pieces, np.zeros(len(padding), dtype=PIECE)), np.append(row_of, padding)
+def _with_padding(whole: Rows, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Appends the padding rows, which stay whole, to the pieces. Returns the pieces and the row of each."""
+    pieces = np.append(pieces, np.zeros(whole.num_rows - whole.num_samples, dtype=PIECE))
+    return pieces, np.cumsum(pieces["first_item"] == 0) - 1
 
 
 def _whole_fields(

@@ -128,13 +128,12 @@ class Pieces(Extension):
         if plan.rows.starts_sample.all() or rows.num_samples == len(own):
             return rows
         on_host, pieces = rows.on_host(), plan.rows.columns[COLUMN][own]
-        row_of = np.cumsum(plan.rows.starts_sample[own]) - 1
         rules, _ = self._agreed()
-        cut = cut_rows(on_host, pieces, row_of, rules)
+        cut = cut_rows(on_host, pieces, rules)
         if not rules.has_halo:  # otherwise the batch counts its halo, too
             self._check_counts(cut, plan, own)
         if self._checks_cuts:
-            check_cut(on_host, cut, pieces, row_of, rules)
+            check_cut(on_host, cut, pieces, rules)
         return cut.pin_memory() if rows.is_pinned or rows.device.type == "cuda" else cut
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:

@@ -231,7 +231,7 @@ def check_drawn_cuts(
 
 def check_cut(batch: BaseBatch, plan: ShufflePlan, cutting: Cutting) -> None:
     """Checks that the cut batch has the lengths and bytes that the plan has for its pieces."""
-    cut = cut_rows(Rows(batch), plan.rows.columns["pieces"], plan.rows.sample_of, cutting.rules)
+    cut = cut_rows(Rows(batch), plan.rows.columns["pieces"], cutting.rules)
     for column, lengths in enumerate(cut.batch.row_counts().values()):
         assert (lengths.numpy() == plan.rows.row_counts[:, column]).all()
     assert np.array_equal(read_lengths(cut.fields, cut.schema, cut.num_rows), plan.rows.key_lengths)

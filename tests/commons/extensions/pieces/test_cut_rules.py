@@ -75,8 +75,8 @@ def test_pieces_put_together_again_are_the_sample_to_the_bit(seed, num_rows):
     rules = {name: drawn_rule(rng, name in dense) for name in names}
     row_of, pieces = drawn_pieces(rng, num_rows)
     loaded, cut_rules = Rows(fields), CutRules((ItemGroup("items"),), rules)
-    cut_batch = cut_rows(loaded, pieces, row_of, cut_rules)
-    check_cut(loaded, cut_batch, pieces, row_of, cut_rules)
+    cut_batch = cut_rows(loaded, pieces, cut_rules)
+    check_cut(loaded, cut_batch, pieces, cut_rules)
     cut = cut_batch.fields
     assert Schema.of(cut) == schema
     is_first, is_last = pieces["first_item"] == 0, pieces["last_item"] == pieces["num_items"]
@@ -114,11 +114,10 @@ def test_a_cut_that_changes_an_element_is_found():
     loaded = Rows({"a": KeyedJaggedTensor(["x"], torch.arange(5.0), lengths=torch.tensor([2, 3]))})
     rules = CutRules((ItemGroup("a"),), {"a": FieldRule("items", before=1)})
     pieces = np.array([(0, 2, 2, 0, 0, 0), (0, 1, 3, 0, 0, 0), (1, 3, 3, 0, 0, 0)], dtype=PIECE)
-    row_of = np.array([0, 1, 1])
-    cut = cut_rows(loaded, pieces, row_of, rules)
+    cut = cut_rows(loaded, pieces, rules)
     assert cut.fields["a"].values().tolist() == [0, 1, 2, 2, 3, 4]
     cut.fields["a"].values()[3] = 9  # another piece's own
-    check_cut(loaded, cut, pieces, row_of, rules)
+    check_cut(loaded, cut, pieces, rules)
     cut.fields["a"].values()[4] = 9
     with pytest.raises(RuntimeError, match="the pieces of row 1 do not make up"):
-        check_cut(loaded, cut, pieces, row_of, rules)
+        check_cut(loaded, cut, pieces, rules)
