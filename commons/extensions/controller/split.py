@@ -102,15 +102,15 @@ def split_balanced(
                 f"{path} has an entry for each row, and is only an attribute of its container, which chunks "
                 "would share: make it an element or a field, or name it in the shuffler's shared_fields"
             )
-    batch_size, num_real, given = view.num_rows, view.num_samples, groups is not None
+    batch_size, num_real = view.num_rows, view.num_samples
+    group_of = None if groups is None else _numbered_groups(groups, batch_size, num_real)
     if isinstance(workloads, BatchShuffler):
         shown = view.on_host().to_count().batch
         if groups is None:
-            groups = _read_groups(workloads, shown, num_real)
+            group_of = _read_groups(workloads, shown, num_real)
         costs = _costs_of(workloads, shown, batch_size, num_real)
     else:
         costs = _checked_costs(workloads, batch_size, num_real)
-    group_of = None if groups is None else _numbered_groups(groups, batch_size, num_real, has_none=not given)
     partition = refined(costs, num_chunks) if group_of is None else split_groups(costs, group_of, num_chunks)
     chunk_rows = tuple(len(samples) for samples in partition)
     if view.pads:
@@ -207,13 +207,8 @@ def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:
     return as_workloads(values[:num_real])
 
 
-def _numbered_groups(groups: Any, num_rows: int, num_real: int, has_none: bool) -> np.ndarray:
-    """Returns the group of each sample, numbered from 0 in order of appearance, int64 `[samples]`.
-
-    With `has_none`, a negative number means no group.
-
-    If groups were numbered by sorted label, then labels such as random ids would break ties.
-    """
+def _numbered_groups(groups: Any, num_rows: int, num_real: int) -> np.ndarray:
+    """Returns the group of each sample, numbered from 0, int64 `[samples]`. Any label names a group."""
     labels = groups.tolist() if isinstance(groups, np.ndarray | torch.Tensor) else groups
     if not isinstance(labels, Sequence) or isinstance(labels, str):
         raise TypeError(f"groups is {labels!r}, expected the group of each row")
@@ -225,8 +220,7 @@ def _numbered_groups(groups: Any, num_rows: int, num_real: int, has_none: bool) 
             raise TypeError(
                 f"groups[{sample}] is {label!r}, expected an integer or a string that names the group"
             )
-        is_none = has_none and isinstance(label, Integral) and label < 0
-        number_of.append(numbers.setdefault((sample, label) if is_none else label, len(numbers)))
+        number_of.append(numbers.setdefault(label, len(numbers)))
     return np.array(number_of, dtype=np.int64)
 
 
