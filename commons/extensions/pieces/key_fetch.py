@@ -133,34 +133,32 @@ class KeyFetch:
     def __init__(self, pieces: PlacedPieces, num_seen: np.ndarray, device: torch.device) -> None:
         self.pieces, self.ranks = pieces, pieces._group
         self.group = self.ranks.group_for("fetch", device)
-        sent = self._work_out(pieces._plan, num_seen)
-        self.sent_counts = [len(tokens) for tokens in sent]
-        self.sent_tokens = to_device_together(sent, device)
-        self.all_sent = torch.cat(self.sent_tokens)
+        (self.all_sent,) = to_device_together([self._work_out(pieces._plan, num_seen)], device)
+        self.sent_tokens = self.all_sent.split(self.sent_counts)
 
-    def _work_out(self, plan: ShufflePlan, num_seen: np.ndarray) -> list[np.ndarray]:
-        """Works out where keys for this rank's pieces will be. Returns the tokens to send to each rank."""
+    def _work_out(self, plan: ShufflePlan, num_seen: np.ndarray) -> np.ndarray:
+        """Works out where keys for this rank's pieces will be, and how many tokens ranks send. Returns the
+        indices of the tokens to send, rank after rank."""
         rank, num_ranks = self.ranks.rank, self.ranks.num_ranks
         own = plan.computed_by(rank)
         pieces_of_all = plan.rows.columns[COLUMN]
         first, last = pieces_of_all["first_token"], pieces_of_all["last_token"]
         own_starts = np.cumsum(last[own] - first[own]) - (last[own] - first[own])
-        start_of = dict(zip(own.tolist(), own_starts.tolist(), strict=True))
+        place_of = dict(zip(own.tolist(), own_starts.tolist(), strict=True))
         mine = [pieces for pieces in _cut_samples(plan) if (plan.destination[pieces] == rank).any()]
-        place_of = dict(start_of)
         place = int((last[own] - first[own]).sum())
-        sent: list[list[np.ndarray]] = [[] for _ in range(num_ranks)]
-        received = []
+        sent = [_NOTHING]
+        self.sent_counts, self.received_counts = [0] * num_ranks, [0] * num_ranks
         for other in range(num_ranks):
-            before = place
             for pieces in mine if other != rank else []:
                 there, here = (pieces[plan.destination[pieces] == on] for on in (other, rank))
                 for piece, count in _needed(there, first, last, num_seen[here].max(initial=0)):
                     place_of[piece] = place
                     place += count
+                    self.received_counts[other] += count
                 for piece, count in _needed(here, first, last, num_seen[there].max(initial=0)):
-                    sent[other].append(start_of[piece] + np.arange(count))
-            received.append(place - before)
+                    sent.append(place_of[piece] + np.arange(count))
+                    self.sent_counts[other] += count
         # The first piece of a sample usually sees only itself, as a whole sample does.
         sees_others = (first[own] > 0) | (num_seen[own] > last[own])
         piece_rows = np.flatnonzero(sees_others & np.isin(own, np.concatenate([_NOTHING, *mine])))
@@ -172,8 +170,8 @@ class KeyFetch:
         ]
         self.piece_rows, self.piece_starts = piece_rows, own_starts[piece_rows].tolist()
         self.piece_keys = num_seen[own[piece_rows]].tolist()
-        self.key_tokens, self.received_counts = np.concatenate([_NOTHING, *keys]), received
-        return [np.concatenate([_NOTHING, *rank_tokens]) for rank_tokens in sent]
+        self.key_tokens = np.concatenate([_NOTHING, *keys])
+        return np.concatenate(sent)
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, back: bool) -> dist.Work:
         """Starts to send keys and values, or with `back` their gradients. Returns the work to wait for."""
