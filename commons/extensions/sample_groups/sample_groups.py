@@ -10,7 +10,7 @@ import torch
 from ...checks import SettingError, require_type
 from ...distributed.extension import Extension
 from ...distributed.shuffler_settings import ShufflerSettings
-from ...partition.workloads import MOST_MOVES_PER_COPY, MOVES_PER_COPY, check_moves_per_copy
+from ...partition.workloads import MOST_MOVES_PER_COPY, MOVES_PER_COPY
 from ...sequence_batch import BaseBatch
 from ...sequence_batch.container_types import type_name
 from .group_column import COLUMN, compile_search
@@ -56,13 +56,11 @@ class SampleGroups(Extension):
         require_type("SampleGroups.moves_per_copy", moves_per_copy, float)
         if feature is not None and get_groups is not None:
             raise TypeError(f"SampleGroups got feature={feature!r} and get_groups; expected one of them")
-        try:
-            check_moves_per_copy(moves_per_copy)
-        except ValueError:
+        if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
             raise SettingError(
                 f"{{moves_per_copy}}: expected a number from 0 to {MOST_MOVES_PER_COPY:g}",
                 moves_per_copy=moves_per_copy,
-            ) from None
+            )
         self.feature, self.moves_per_copy, self._given = feature, moves_per_copy, get_groups
         self.partitioner_arguments = {"moves_per_copy": moves_per_copy}
 
