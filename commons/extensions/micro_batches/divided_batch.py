@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from ...distributed import BatchShuffler, ShufflePlan
 from ...partition.problem import indices_of_parts
 from ...sequence_batch.packed_rows import select_rows
-from ...sequence_batch.row_lists import row_lists, select_entries
+from ...sequence_batch.row_lists import PlainList, row_lists, select_entries
 from ...sequence_batch.tree import rebuild, take_apart
 
 Batch = TypeVar("Batch")
@@ -29,44 +29,36 @@ def rows_of_micro_batches(plan: ShufflePlan, rank: int) -> list[np.ndarray]:
     return indices_of_parts(micro_batch_of_rows(plan)[plan.computed_by(rank)], plan.num_parts)
 
 
-def micro_batch_rows(
-    shuffler: BatchShuffler, batch: Any, plan: ShufflePlan, num_copies: int = 1
-) -> list[np.ndarray]:
-    """Returns the rows of the exchanged batch in each micro-batch, int64. A micro-batch without samples gets
-    the first row `num_copies` times, or no row if batches know their padding."""
-    first = np.zeros(0 if shuffler.view(batch).pads else num_copies, dtype=np.int64)
-    return [rows if len(rows) else first for rows in rows_of_micro_batches(plan, shuffler.group.rank)]
-
-
 def micro_batches(
     shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan, num_copies: int = 1
-) -> list[Batch]:
-    """Returns the micro-batches of an exchanged batch as `MicroBatches.micro_batches` does, with `num_copies`
-    copies of the first row in place of one."""
-    rank, batch_format = shuffler.group.rank, shuffler.format
+) -> tuple[list[Batch], list[np.ndarray]]:
+    """Returns the micro-batches of an exchanged batch as `MicroBatches.micro_batches` does, and the rows of
+    the batch in each, int64. A micro-batch without samples has no row if batches know their padding, and
+    otherwise the first row `num_copies` times."""
+    view, rank, batch_format = shuffler.view(batch), shuffler.group.rank, shuffler.format
     if not plan.num_parts or batch_format is None:
-        return [batch]
-    view = shuffler.view(batch)
+        return [batch], [np.arange(view.num_rows)]
+    first = np.zeros(0 if view.pads else num_copies, dtype=np.int64)
+    rows_of_each = [rows if len(rows) else first for rows in rows_of_micro_batches(plan, rank)]
     if not (plan.num_placed[rank] or view.pads):
         # Each micro-batch needs memory of its own, because the model may change it in place.
         copies = view if num_copies == view.num_rows else view.copies(num_copies)
-        return [copies.copy().batch for _ in range(plan.num_parts)]
-    # If ranks exchange, lists are equal on all of them, and so are shared.
-    counts = {view.num_rows, view.num_samples} if not shuffler.exchanges else set()
-    lists = row_lists(view.tree, counts)
+        return [copies.copy().batch for _ in rows_of_each], rows_of_each
     own = plan.computed_by(rank)
+    lists: dict[str, PlainList] = {}  # if ranks exchange, lists are equal on all of them, and so are shared
     if not shuffler.exchanges:  # as loaded, including elements in padding rows
+        lists = row_lists(view.tree, {view.num_rows, view.num_samples})
         lengths = plan.rows.lengths_as_loaded(rank)
     else:
         lengths = np.zeros((view.num_rows, plan.rows.key_lengths.shape[1]), dtype=np.int64)
         lengths[: len(own)] = plan.rows.key_lengths[own]
     packed, row_counts = view.packed(lengths), plan.rows.row_counts[own]
     parts = []
-    for rows in micro_batch_rows(shuffler, batch, plan, num_copies):
+    for rows in rows_of_each:
         num_rows = max(len(rows), 1)
         fields = select_rows([packed], rows, num_rows)
         part = batch_format.make_rows(view, fields, num_rows, row_counts[rows]).batch
         if lists:
             part = rebuild(take_apart(part), select_entries(lists, rows, num_rows))
         parts.append(part)
-    return parts
+    return parts, rows_of_each

@@ -23,7 +23,7 @@ from ...pipeline.shuffle_stage import losses_and_output
 from ...sequence_batch.packed_rows import to_device_together
 from ...sequence_batch.rows import Rows
 from ...sharded_modules import outermost_sharded
-from .divided_batch import micro_batch_rows, micro_batches, rows_of_micro_batches
+from .divided_batch import micro_batches, rows_of_micro_batches
 from .looked_up import LookedUp
 
 
@@ -82,9 +82,7 @@ def run_micro_batches(
     device = shuffler.view(batch).device
     if loss_scale is None:
         loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum", step_plans=step_plans)
-    num_copies = 1 if model.training else COPIES
-    parts = micro_batches(shuffler, batch, plan, num_copies)
-    rows = micro_batch_rows(shuffler, batch, plan, num_copies)
+    parts, rows = micro_batches(shuffler, batch, plan, 1 if model.training else COPIES)
     rank = shuffler.group.rank
     own = plan.rows.loss_tokens[plan.computed_by(rank)]
     samples = rows_of_micro_batches(plan, rank)

@@ -118,7 +118,7 @@ class MicroBatches(Extension):
         A micro-batch has its samples in the order of the batch, and no padding. Without samples, it has one
         row: padding, or the first row of the batch. No host-device synchronization.
         """
-        return micro_batches(self._shuffler, batch, plan)
+        return micro_batches(self._shuffler, batch, plan)[0]
 
     def join_values(self, values: Sequence[Any], plan: ShufflePlan) -> Any:
         """Joins per-sample values of micro-batches in the order of the batch, as if it had run whole.

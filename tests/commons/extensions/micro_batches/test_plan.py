@@ -118,7 +118,7 @@ def _whole() -> None:
     plan = shuffler.plan(batch)
     moved = shuffler.exchange(batch, plan)
     assert rows_of_micro_batches(plan, dist.get_rank()) == []
-    (micro_batch,) = micro_batches(shuffler, moved, plan)
+    (micro_batch,), _ = micro_batches(shuffler, moved, plan)
     assert micro_batch is moved
 
 
@@ -170,7 +170,7 @@ def _collectives(exchange: str, cap: int | None) -> list[str]:
     with recorded_collectives() as calls:
         plan = shuffler.plan(batch)
         with no_synchronization():
-            parts = micro_batches(shuffler, shuffler.exchange(batch, plan), plan)
+            parts, _ = micro_batches(shuffler, shuffler.exchange(batch, plan), plan)
     assert plan.moves and (len(parts) > 1) == (cap is not None)
     return [name for name, _ in calls]
 
