@@ -152,18 +152,14 @@ def _check_static_graphs(
 @contextlib.contextmanager
 def _no_reduction(replicated: Sequence[DistributedDataParallel]) -> Iterator[None]:
     """While active, these modules reduce no gradients and learn no static graph."""
-    static = [module for module in replicated if module.static_graph]
-    learnt = [module._static_graph_delay_allreduce_enqueued for module in static]
+    delayed = "_static_graph_delay_allreduce_enqueued"
     with contextlib.ExitStack() as stack:
         for module in replicated:
             stack.enter_context(module.no_sync())
-        for module in static:
-            module._static_graph_delay_allreduce_enqueued = True
-        try:
-            yield
-        finally:
-            for module, before in zip(static, learnt, strict=True):
-                module._static_graph_delay_allreduce_enqueued = before
+            if module.static_graph:
+                stack.callback(setattr, module, delayed, getattr(module, delayed))
+                setattr(module, delayed, True)
+        yield
 
 
 def _check_no_checkpoint() -> None:
@@ -214,17 +210,14 @@ class _Lookups:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """While active, the forward of each sharded module returns the current micro-batch's part."""
-        replaced = [module.__dict__.get("forward") for module in self._modules]
-        try:
+        with contextlib.ExitStack() as stack:
             for index, module in enumerate(self._modules):
+                if "forward" in vars(module):  # TorchRec's pipelines replace it, too
+                    stack.callback(setattr, module, "forward", module.forward)
+                else:
+                    stack.callback(delattr, module, "forward")
                 module.forward = self._forward_of(index, module.forward)
             yield
-        finally:
-            for module, forward in zip(self._modules, replaced, strict=True):
-                if forward is None:
-                    del module.forward
-                else:
-                    module.forward = forward
 
     def turn_to(self, number: int) -> None:
         """Makes another micro-batch the current one."""
