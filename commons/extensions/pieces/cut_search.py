@@ -182,11 +182,8 @@ def _without(
     numbers: np.ndarray, items: np.ndarray, rank: np.ndarray, needless: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Drops the `needless` cuts, bool `[cuts]`, and the ranks of the rows that follow them."""
-    needless = np.flatnonzero(needless)
-    if not needless.size:
-        return numbers, items, rank
-    rows_after = numbers[needless] + needless + 1
-    return np.delete(numbers, needless), np.delete(items, needless), np.delete(rank, rows_after)
+    rows_after = numbers[needless] + np.flatnonzero(needless) + 1
+    return numbers[~needless], items[~needless], np.delete(rank, rows_after)
 
 
 def _cut_where_ranks_change(

@@ -124,9 +124,7 @@ class Cutting:
         Returns:
             The number of items before each cut, int64 `[cuts]`. At least `MIN_TOKENS` are on either side.
         """
-        is_first = np.append(True, numbers[1:] != numbers[:-1])
-        owner = np.cumsum(is_first) - 1
-        chosen = numbers[is_first]
+        chosen, owner = np.unique(numbers, return_inverse=True)
         counts = _select(self.counts(samples), chosen)
         first, last = self._useful_cuts(counts)
         points = np.rint(SHARES * self.rules.num_items(counts)[:, None]).ravel()
