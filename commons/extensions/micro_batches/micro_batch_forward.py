@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -203,26 +204,26 @@ class _Lookups:
         }
         self._rows = to_device_together(rows, view(batch).device)
         self._modules = outermost_sharded(model)
-        self._found: dict[tuple[int, int], LookedUp] = {}  # by module, and its number of earlier calls
-        self._calls = [0] * len(self._modules)
+        self._found: dict[tuple[ShardedModule, int], LookedUp] = {}  # by module, and number of earlier calls
+        self._calls = Counter[ShardedModule]()
         self._number = 0
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """While active, the forward of each sharded module returns the current micro-batch's part."""
         with contextlib.ExitStack() as stack:
-            for index, module in enumerate(self._modules):
+            for module in self._modules:
                 if "forward" in vars(module):  # TorchRec's pipelines replace it, too
                     stack.callback(setattr, module, "forward", module.forward)
                 else:
                     stack.callback(delattr, module, "forward")
-                module.forward = self._forward_of(index, module.forward)
+                module.forward = self._forward_of(module, module.forward)
             yield
 
     def turn_to(self, number: int) -> None:
         """Makes another micro-batch the current one."""
         self._number = number
-        self._calls = [0] * len(self._modules)
+        self._calls.clear()
 
     def collect_gradients(self) -> None:
         """Adds the gradients of the current micro-batch to those of the whole batch."""
@@ -236,38 +237,29 @@ class _Lookups:
                 if tensor.gradient is not None:
                     yield tensor.values, tensor.gradient
 
-    def _forward_of(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _forward_of(self, module: ShardedModule, forward: Callable[..., Any]) -> Callable[..., Any]:
         def part(*args: Any, **kwargs: Any) -> Any:
-            key = index, self._calls[index]
-            self._calls[index] += 1
+            key = module, self._calls[module]
+            self._calls[module] += 1
             if key not in self._found:
                 _check_no_checkpoint()
-                whole = self._look_up(self._modules[index], forward, args, kwargs)
-                self._found[key] = LookedUp(whole, self._rows)
+                if not isinstance(forward, BaseForward):  # whose input is distributed already
+                    args = tuple(self._whole(value, module) for value in args)
+                    kwargs = {name: self._whole(value, module) for name, value in kwargs.items()}
+                self._found[key] = LookedUp(forward(*args, **kwargs), self._rows)
             return self._found[key].part(self._number)
 
         return part
 
-    def _look_up(
-        self,
-        module: ShardedModule,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        if isinstance(forward, BaseForward):  # its input is already distributed
-            return forward(*args, **kwargs)
-        for value in (*args, *kwargs.values()):
-            if id(value) not in self._whole_of:
-                raise RuntimeError(
-                    f"{type(module).__name__} is called with a {type(value).__name__} that is no field of "
-                    "the batch. To look tables up once for all micro-batches, the model has to call them on "
-                    "a field of the batch, as in self.embeddings(batch.features)"
-                )
-        return forward(
-            *(self._whole_of[id(value)][0] for value in args),
-            **{name: self._whole_of[id(value)][0] for name, value in kwargs.items()},
-        )
+    def _whole(self, value: Any, module: ShardedModule) -> Any:
+        """Returns the field of the batch in place of that of a micro-batch, to look it up in a module."""
+        if id(value) not in self._whole_of:
+            raise RuntimeError(
+                f"{type(module).__name__} is called with a {type(value).__name__} that is no field of "
+                "the batch. To look tables up once for all micro-batches, the model has to call them on "
+                "a field of the batch, as in self.embeddings(batch.features)"
+            )
+        return self._whole_of[id(value)][0]
 
 
 class _GradientsAside:
