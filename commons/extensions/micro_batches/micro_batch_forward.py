@@ -108,12 +108,12 @@ def run_micro_batches(
     scaled = total * loss_scale
     if trains:
         _check_static_graphs(model, replicated, dense)
-        pairs = [*lookups.gradients(), *dense.gradients()]
+        pairs = [*lookups.gradients(), *dense.sums.items()]
         gradients, tensors = [gradient for _, gradient in pairs], [tensor for tensor, _ in pairs]
         scaled = _HandOut.apply(scaled.requires_grad_(), gradients, *tensors)
         for module in replicated:
             # Tell it of one forward for all micro-batches, so that it reduces in the coming backward.
-            if dense.used(module):
+            if any(parameter in dense.sums for parameter in module.parameters()):
                 module._pre_forward(scaled)
                 scaled = module._post_forward(scaled)
     return scaled, total, outputs
@@ -270,13 +270,14 @@ class _GradientsAside:
     tables that the dense part reads, and fully sharded modules. Without a model, it collects none.
 
     Attributes:
+        sums: gradient of each parameter that got one.
         reached_otherwise: parameters that got a gradient although modules had substitutes for them.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._parameters = [] if model is None else [*model.parameters()]
         self._places = [] if model is None else [*_dense_places(model)]
-        self._sums: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self.sums: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.reached_otherwise: set[torch.nn.Parameter] = set()
 
     def __enter__(self) -> _GradientsAside:
@@ -299,18 +300,10 @@ class _GradientsAside:
             holders = (parameter, self._leaves.get(parameter))
             found = [each.grad for each in holders if each is not None and each.grad is not None]
             if found:
-                self._sums[parameter] = found[0] if len(found) == 1 else found[0] + found[1]
+                self.sums[parameter] = found[0] if len(found) == 1 else found[0] + found[1]
         for parameter, before in zip(self._parameters, self._before, strict=True):
             parameter.grad = before
         self._before, self._leaves = [], {}
-
-    def used(self, module: torch.nn.Module) -> bool:
-        """Returns whether any parameter of a module got a gradient."""
-        return any(parameter in self._sums for parameter in module.parameters())
-
-    def gradients(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields each parameter that got a gradient, and the gradient."""
-        yield from self._sums.items()
 
 
 def _dense_places(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
