@@ -153,7 +153,7 @@ class LearnedCosts(Extension):
                 or that no step has run yet.
         """
         last = last or self._last
-        return self._learning.saved(0 if last is None else self._learning.number_of(last) + 1)
+        return self._learning.saved(None if last is None else self._learning.number_of(last) + 1)
 
     def load_state(self, state: dict[str, bytes]) -> None:
         """Restores a `state` before the first plan, so that plans continue as in the run that saved it.

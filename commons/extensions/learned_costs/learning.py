@@ -210,13 +210,16 @@ class Learning:
             "learned, before so many more are planned; in a pipeline, leave out the plan"
         )
 
-    def saved(self, next_plan: int) -> dict[str, bytes]:
+    def saved(self, next_plan: int | None) -> dict[str, bytes]:
         """Returns the entries of a checkpoint: "learned", the state before a plan, equal on all ranks, and
         "times", this rank's times of the plans in flight then. Waits for the ends of their steps.
 
         Args:
             next_plan: number of the first plan whose step has not run, a recent one or the next to be made.
+                None means the first plan, made or to be made.
         """
+        if next_plan is None:
+            next_plan = min(self._states, default=self.state.plans)
         state = self._states.get(next_plan, self.state)
         before = range(state.plans - len(state.in_flight), state.plans)
         times = np.array([self._seconds(number) for number in before])

@@ -121,11 +121,17 @@ def test_a_resumed_run_plans_as_the_uninterrupted_one(planned_ahead):
         learned(whole).record(plan, float(_seconds(plan, step, speeds)[whole.group.rank]))
     rest = ahead + _train(whole, 45 + planned_ahead, 90, speeds)[0]
     learned(resumed).load_state(saved)
+    stopped = LengthShuffler(extensions=[LearnedCosts()], equal_rows=False)
+    learned(stopped).load_state(saved)
+    for step in range(45, 47):  # planned ahead, and then the run stops before its first step
+        stopped.plan(_batch(step))
+    again = learned(stopped).state()
     assert [
+        again == saved,
         _train(resumed, 45, 90, speeds)[0] == rest,
         _train(other, 45, 90, speeds)[0] != rest,
         rest[-1].rows.speeds is not None and rest[-1].predicted_seconds is not None,
-    ] == [True, True, True]
+    ] == [True] * 4
 
 
 class Named(Extension):
