@@ -163,26 +163,16 @@ def _typed(flat: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.T
     return flat.view(dtype).view(shape)
 
 
-def portable(failure: Exception) -> Any:
-    """Returns an object that other ranks unpickle as a copy of the failure, with its traceback as a note."""
-    if raised_on(failure) is None:
-        where, rank = "".join(traceback.format_exception(failure)), _this_rank()
-        copied = _copied(failure) or _copied(_WithoutInit(failure))
-        text = type(failure).__name__
-        with suppress(Exception):  # `__str__` may raise
-            text = f"{text}: {failure}"
-        failure = copied or RuntimeError(text)
-        notes = [*getattr(failure, "__notes__", []), f"raised on rank {rank}:\n{where}"]
-        failure.__dict__.update({"__notes__": notes, _RAISED_ON: rank})  # setattr may raise
-    return failure if _copied(failure) is not None else _WithoutInit(failure)
-
-
 def _packed(error: Exception) -> bytes:
-    """Pickles the `portable` form of an error, and the text, notes, and rank that unpickling may lose."""
-    sent = portable(error)
-    held = sent.error if isinstance(sent, _WithoutInit) else sent
-    told = f"{type(held).__name__}: {held}", getattr(held, "__notes__", []), held.__dict__[_RAISED_ON]
-    return pickle.dumps((to_bytes(sent), *told))
+    """Pickles an error, and the text, notes, and rank that unpickling may lose. A note has the traceback."""
+    text, notes, rank = type(error).__name__, getattr(error, "__notes__", []), raised_on(error)
+    with suppress(Exception):  # `__str__` may raise
+        text = f"{text}: {error}"
+    if rank is None:
+        where, rank = "".join(traceback.format_exception(error)), _this_rank()
+        notes = [*notes, f"raised on rank {rank}:\n{where}"]
+    forms = (form for form in (error, _WithoutInit(error)) if _unpickles_as(form, error))
+    return pickle.dumps((to_bytes(next(forms, RuntimeError(text))), text, notes, rank))
 
 
 def _unpacked(packed: bytes) -> Exception:
@@ -204,9 +194,6 @@ class _WithoutInit:
     def __reduce__(self) -> tuple[Any, ...]:
         return _made_anew, (type(self.error), self.error.__reduce__()[1], self.error.__dict__)
 
-    def __str__(self) -> str:
-        return str(self.error)
-
 
 def _made_anew(kind: type[Exception], arguments: tuple[Any, ...], state: dict[str, Any]) -> Exception:
     error = kind.__new__(kind, *arguments)
@@ -216,13 +203,12 @@ def _made_anew(kind: type[Exception], arguments: tuple[Any, ...], state: dict[st
     return error
 
 
-def _copied(error: Exception | _WithoutInit) -> Exception | None:
-    """Returns an error as other ranks unpickle it; None if it does not pickle, or its text would change."""
+def _unpickles_as(sent: Any, error: Exception) -> bool:
+    """Returns whether other ranks unpickle an exception with the text of `error`."""
     with suppress(Exception):
-        copied = pickle.loads(pickle.dumps(error))
-        if isinstance(copied, Exception) and str(copied) == str(error):
-            return copied
-    return None
+        copied = pickle.loads(pickle.dumps(sent))
+        return isinstance(copied, Exception) and str(copied) == str(error)
+    return False
 
 
 def raised_on(error: BaseException) -> int | None:
