@@ -47,11 +47,10 @@ def count_rows(
     _check_lengths(lengths, schema)
     shown = _Shown(batch)
     checks = check_work, check_counts, check_loss_tokens
-    counts = [
-        check(shown.to(count, whose), num_rows, num_real, whose)
+    work, tokens, loss_tokens = (
+        check(shown.to(count, whose), num_rows, num_real, whose).numpy()
         for check, (whose, count) in zip(checks, counters.items(), strict=True)
-    ]
-    work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
+    )
     row_counts_of = f"{type(batch.batch).__name__}.row_counts"
     row_counts = shown.to(lambda rows: rows.batch.row_counts(), row_counts_of) if batch.pads else {}
     checked_row_counts = _check_row_counts(row_counts, num_rows, num_real, row_counts_of)
@@ -169,7 +168,7 @@ def _count_columns(
 
 
 def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """Returns a user's workloads as int64 `[rows, columns]`. `check_counts` checks each column."""
+    """Returns a user's workloads as int64 `[samples, columns]`. `check_counts` checks each column."""
     if not isinstance(returned, torch.Tensor | np.ndarray) or returned.ndim != 2 or not returned.shape[1]:
         return check_counts(returned, num_rows, num_real, whose)[:, None]
     columns = [returned[:, column] for column in range(returned.shape[1])]
@@ -177,22 +176,21 @@ def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch
 
 
 def check_loss_tokens(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """Returns a user's loss tokens as int64 `[rows]`, as `check_counts` does. Floats, such as weights, become
-    float64 instead, and must be finite and non-negative."""
+    """Returns a user's loss tokens as int64 `[samples]`, as `check_counts` does. Floats, such as weights,
+    become float64 instead, and must be finite and non-negative."""
     dtype = str(getattr(returned, "dtype", None)).removeprefix("torch.")
     if not dtype.startswith(("float", "bfloat")):
         return check_counts(returned, num_rows, num_real, whose)
-    values = _values_of_rows(returned, num_rows, whose).double()
-    real = values[:num_real]
+    real = _values_of_rows(returned, num_rows, whose)[:num_real].to(torch.float64, copy=True)
     for row in torch.nonzero(~((real >= 0) & real.isfinite()))[:1, 0].tolist():
         raise ValueError(
             f"{whose} returned {real[row].item()} for row {row}, expected a finite number from 0"
         )
-    return torch.cat([real, torch.zeros_like(values[num_real:])])
+    return real
 
 
 def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """Returns a user's counts as int64 `[rows]`, with 0 for padding rows.
+    """Returns a copy of a user's counts of the first `num_real` rows, int64 `[samples]`.
 
     Raises:
         ValueError: the counts are not one non-negative integer per row. The message calls them `whose`.
@@ -208,9 +206,7 @@ def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> tor
             f"{whose} returned {real[row].item()} for row {row}, "
             "expected an integer of at least 0, below 2**63; round fractions, scaled up where they are costs"
         )
-    checked = torch.zeros(num_rows, dtype=torch.int64, device="cpu")
-    checked[:num_real] = real
-    return checked
+    return real.to(torch.int64, copy=True)
 
 
 def _values_of_rows(returned: Any, num_rows: int, whose: str) -> torch.Tensor:

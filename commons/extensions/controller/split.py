@@ -178,7 +178,7 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
 def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
     """Returns the sum of each sample's workload columns, int64 `[samples]`. `batch` is on the host."""
     whose = f"{type(shuffler).__name__}.get_workloads"
-    work = check_work(shuffler.get_workloads(batch), num_rows, num_real, whose)[:num_real].numpy()
+    work = check_work(shuffler.get_workloads(batch), num_rows, num_real, whose).numpy()
     return Cost.sum_of_columns(work.shape[1]).of(0, np.zeros(len(work)), work)
 
 
