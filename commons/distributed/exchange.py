@@ -66,24 +66,22 @@ def direct_route(
     Rows are in ascending order on both sides, so sender and receiver agree on the order within a chunk.
     `num_rows` is the final number of rows, padding included.
     """
-    leaving, starts = _by_rank(held.ranks, rank)
-    to = held.ranks[leaving[starts]]
+    leaving, to, starts = _by_rank(held.ranks, rank)
     chunks = np.split(leaving, starts[1:])
     selection = Selection.of(schema, [held.lengths], chunks)
     sent, received = np.zeros((2, num_ranks), dtype=np.int64)
     sent[to] = selection.chunk_bytes[: len(to)]
-    coming, starts = _by_rank(wanted.ranks, rank)
-    sources = wanted.ranks[coming[starts]].tolist()
+    coming, sources, starts = _by_rank(wanted.ranks, rank)
     lengths = np.split(wanted.lengths[coming], starts[1:])[: len(sources)]
     received[sources] = [schema.chunk_bytes(schema.sizes(of_chunk).sum(1)) for of_chunk in lengths]
     stays = wanted.ranks == rank
-    keeps = bool(stays.any()) or not sources
+    keeps = bool(stays.any()) or not sources.size
     positions = np.empty(len(wanted.ranks), dtype=np.int64)
     positions[stays] = np.flatnonzero(held.ranks == rank)
     positions[coming] = (len(held.lengths) if keeps else 0) + np.arange(len(coming))
     sources_of = [held.lengths, *lengths] if keeps else lengths
     placed = Selection.of(schema, sources_of, [positions], num_rows - len(positions))
-    arriving = list(zip(sources, lengths, strict=True))
+    arriving = list(zip(sources.tolist(), lengths, strict=True))
     return Route(selection, sent.tolist(), received.tolist(), arriving, keeps, placed)
 
 
@@ -150,9 +148,9 @@ def _gathering_route(plan: ShufflePlan, rank: int, schema: Schema, lengths: np.n
     return Route(leaving, sizes, sizes, list(enumerate(by_rank)), False, placed, gathers=True)
 
 
-def _by_rank(ranks: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows that other ranks receive or send, sorted by rank, and each rank's first position."""
+def _by_rank(ranks: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the rows that other ranks receive or send, sorted by rank; these ranks; and the position of
+    each rank's first row."""
     others = np.flatnonzero(ranks != rank)
     others = others[np.argsort(ranks[others], kind="stable")]
-    found = ranks[others]
-    return others, np.flatnonzero(np.append(True, found[1:] != found[:-1])[: len(found)])
+    return others, *np.unique(ranks[others], return_index=True)
