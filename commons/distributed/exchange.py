@@ -85,18 +85,12 @@ def direct_route(
     return Route(selection, sent.tolist(), received.tolist(), arriving, keeps, placed)
 
 
-def local_route(schema: Schema, lengths: np.ndarray, num_real: int, num_rows: int) -> Route:
-    """Returns the route of a rank whose real rows stay, and whose padding rows are replaced."""
-    placed = Selection.of(schema, [lengths], [np.arange(num_real)], num_rows - num_real)
-    return Route(None, [], [], [], True, placed)
-
-
 def transfer(
     rows: PackedRows, route: Route, group: Callable[[torch.device], dist.ProcessGroup | None]
 ) -> dict[str, FieldValue]:
     """Sends and receives rows along a route, and returns the fields that the rank ends up with.
 
-    Takes one collective on bytes for any number of fields, dtypes, and ranks. A local route takes none. No
+    Takes one collective on bytes for any number of fields, dtypes, and ranks, or none if no row moves. No
     host-device synchronization.
 
     `rows` are the rows that this rank holds. `group` returns the process group to use on a device.
@@ -126,8 +120,10 @@ def route_of(plan: ShufflePlan, rank: int, schema: Schema, exchange: str) -> Rou
     """Returns a rank's route for the rows of a plan. `exchange` is one of `EXCHANGE_NAMES`."""
     rows = plan.rows
     lengths, num_rows = rows.lengths_as_loaded(rank), int(plan.num_rows[rank])
-    if not plan.moves:
-        return local_route(schema, lengths, int(rows.num_loaded[rank]), num_rows)
+    if not plan.moves:  # the real rows stay, and the padding rows are replaced
+        num_real = int(rows.num_loaded[rank])
+        selection = Selection.of(schema, [lengths], [np.arange(num_real)], num_rows - num_real)
+        return Route(None, [], [], [], True, selection)
     if exchange == "all_gather":
         return _gathering_route(plan, rank, schema, lengths)
     own, wanted = rows.loaded_by(rank), plan.computed_by(rank)
