@@ -39,19 +39,13 @@ class PlanGather:
         channel, agrees: channels of the ranks whose rows are gathered, and of the ranks that agree on the
             format, which are the same or all ranks of the job.
         extensions, view: the shuffler's extensions and its `view` method.
-        moves: whether samples may leave this rank.
     """
 
     def __init__(
-        self,
-        channel: Channel,
-        agrees: Channel,
-        extensions: Sequence[Extension],
-        view: View,
-        moves: bool,
+        self, channel: Channel, agrees: Channel, extensions: Sequence[Extension], view: View
     ) -> None:
         self._channel, self._agrees = channel, agrees
-        self._view, self._extensions, self._moves = view, extensions, moves
+        self._view, self._extensions = view, extensions
         self._capacity = 0  # rows that a gather carries per rank
         self.format: Format | None = None
 
@@ -148,7 +142,7 @@ class PlanGather:
                 mine = replace(
                     row_format,
                     real_row={} if padding.pads else padding.fields,
-                    shared=on_host.shared_hashes() if self._moves else {},
+                    shared={} if row_format.lists is None else on_host.shared_hashes(),
                     agreed={of.name: of.agree(on_host.batch, row_format) for of in self._extensions},
                 )
             except Exception as error:
