@@ -18,10 +18,9 @@ from .extension import Extension
 from .row_table import RowTable
 
 logger = logging.getLogger(__name__)
-_OK, _NO_BATCH, _FAILED = range(3)
-# A rank's message starts with its status and its numbers of rows and real rows. The lengths of its padding,
-# its posts, and its rows follow.
-_HEADER, _NUM_ROWS, _NUM_REAL = 3, 1, 2
+# A rank's message starts with whether it failed, and its numbers of rows and real rows. The lengths of its
+# padding, its posts, and its rows follow. A rank without a batch has 0 rows; every batch has at least one.
+_FAILED, _NUM_ROWS, _NUM_REAL, _HEADER = range(4)
 
 # The rows of this rank's batch, their format, and the batch.
 Counted = tuple[RowTable, Format, Rows]
@@ -70,26 +69,22 @@ class PlanGather:
         if self.format is None:  # no rank has ever had a batch
             num_ranks = self._channel.num_ranks
             return RowTable.empty(num_ranks), np.zeros((num_ranks, len(post)), dtype=np.int64)
-        expected, status = self.format, _NO_BATCH
+        expected = self.format
         try:
             if counted is not None:
-                rank = self._channel.ranks[self._channel.rank]
-                expected.check_same(None, rank, counted[1])
+                expected.check_same(None, self._channel.ranks[self._channel.rank], counted[1])
                 if expected.batch_type is None:  # only other ranks had a first batch
                     self.format = expected = replace(expected, batch_type=type(counted[2].batch))
-                status = _OK
         except Exception as error:
             failure = error
-        if failure is not None:
-            counted, status = None, _FAILED
-        table = self._channel.all_gather(self._encode(counted, status, expected, post))
+        table = self._channel.all_gather(self._encode(counted, failure, expected, post))
         most = int(table[:, _NUM_ROWS].max())
         if most > self._capacity:
             self._capacity = most
-            table = self._channel.all_gather(self._encode(counted, status, expected, post))
-        if (table[:, 0] == _FAILED).any():
+            table = self._channel.all_gather(self._encode(counted, failure, expected, post))
+        if table[:, _FAILED].any():
             self._channel.all_gather_objects(None, failure)
-        has_batch = table[:, 0] == _OK
+        has_batch = table[:, _NUM_ROWS] > 0
         if has_batch.any() and not has_batch.all():
             self._renew_padding(int(has_batch.argmax()), counted)
         header = _HEADER + expected.schema.num_keys
@@ -115,16 +110,18 @@ class PlanGather:
             padding = self._with_real_row(self._view(pickle.loads(pickled)), self.format)
             self.format = replace(self.format, padding=padding)
 
-    def _encode(self, counted: Counted | None, status: int, expected: Format, post: np.ndarray) -> np.ndarray:
+    def _encode(
+        self, counted: Counted | None, failure: Exception | None, expected: Format, post: np.ndarray
+    ) -> np.ndarray:
         """Returns this rank's message. It leaves out the rows themselves if they exceed the capacity."""
         before_post = _HEADER + expected.schema.num_keys
         header = before_post + len(post)
         encoded = np.zeros(header + self._capacity * expected.width, dtype=np.int64)
-        encoded[0], encoded[before_post:header] = status, post
-        if counted is None:
+        encoded[_FAILED], encoded[before_post:header] = failure is not None, post
+        if counted is None or failure is not None:
             return encoded
         rows = counted[0]
-        encoded[1:_HEADER] = rows.batch_sizes[0], rows.num_loaded[0]
+        encoded[_NUM_ROWS:_HEADER] = rows.batch_sizes[0], rows.num_loaded[0]
         if rows.batch_sizes[0] <= self._capacity:
             encoded[_HEADER:before_post] = rows.padding_lengths[0]
             numbers = expected.encode(rows).ravel()
