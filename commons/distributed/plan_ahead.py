@@ -64,7 +64,9 @@ class PlanAhead:
         device: torch.device | None = None,
     ) -> None:
         self._planner, self._view, self._prepare = planner, view, prepare
-        self._thread = _Thread(device)
+        self._thread = _PlanningThread(device)
+        self._thread.start()
+        weakref.finalize(self, self._thread.jobs.put, None)
         self._faster, self._warns_if_slow = faster, planner.ranks.rank == 0
         self._times: list[tuple[float, float, float]] = []
         self._loader: Iterator[Any] | None = None
@@ -218,29 +220,41 @@ def _warn_of_device_batches() -> None:
     )
 
 
-class _Thread:
-    """Runs functions one after another. Ends when nothing refers to it, or when `_end_threads` ends it.
+class _PlanningThread(threading.Thread):
+    """Runs jobs one after another, until it gets None for a job.
 
     It is a daemon, unlike threads of concurrent.futures, because at exit it may wait for ranks that left.
     """
 
     def __init__(self, device: torch.device | None) -> None:
-        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        super().__init__(target=self._run, name="plan ahead", daemon=True)
         if device == torch.device("cuda") or (device is None and torch.cuda.is_initialized()):
             device = torch.device("cuda", torch.cuda.current_device())
-        thread = threading.Thread(target=_run, args=(self._jobs, device), name="plan ahead", daemon=True)
-        _jobs_of[thread] = self._jobs
-        thread.start()
-        self.ident = thread.ident
-        weakref.finalize(self, self._jobs.put, None)
+        self._device = device
+        self.jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Returns the future result of a function that the thread is to call."""
         future: Future[Any] = Future()
-        self._jobs.put((future, function, arguments))
+        self.jobs.put((future, function, arguments))
         return future
 
-
-_jobs_of: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Any]] = weakref.WeakKeyDictionary()
+    def _run(self) -> None:
+        if self._device is not None and self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # each thread has its own current device
+        while (job := self.jobs.get()) is not None:
+            future, function, arguments = job
+            try:
+                with named_range("## plan ##"):
+                    future.set_result(function(*arguments))
+            except StopIteration as error:  # if `result` raised it, it would look like the end of the data
+                failure = RuntimeError(f"planning raised {error!r}")
+                failure.__cause__ = error
+                future.set_exception(failure)
+                del failure
+            except BaseException as error:
+                future.set_exception(error)
+            del job, future, function, arguments  # otherwise, they would live until the next job
 
 
 @atexit.register
@@ -250,31 +264,13 @@ def _end_threads() -> None:
     Before 3.14, Python unwinds the stack of a daemon thread that returns from C++ during shutdown, and the
     process aborts with "terminate called without an active exception".
     """
-    threads = list(_jobs_of.items())
-    for _, jobs in threads:
-        jobs.put(None)
-    for thread, _ in threads:
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, _PlanningThread)]
+    for thread in threads:
+        thread.jobs.put(None)
+    for thread in threads:
         thread.join(_PATIENCE_S)
-    if any(thread.is_alive() for thread, _ in threads):  # one waits for a rank that has failed or left
+    if any(thread.is_alive() for thread in threads):  # one waits for a rank that has failed or left
         close_connections()
         until = time.monotonic() + _PATIENCE_TO_COUNT_S
-        for thread, _ in threads:
+        for thread in threads:
             thread.join(max(until - time.monotonic(), 0.0))
-
-
-def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:
-    if device is not None and device.type == "cuda":
-        torch.cuda.set_device(device)  # each thread has its own current device
-    while (job := jobs.get()) is not None:
-        future, function, arguments = job
-        try:
-            with named_range("## plan ##"):
-                future.set_result(function(*arguments))
-        except StopIteration as error:  # if `result` raised it, it would look like the end of the data
-            failure = RuntimeError(f"planning raised {error!r}")
-            failure.__cause__ = error
-            future.set_exception(failure)
-            del failure
-        except BaseException as error:
-            future.set_exception(error)
-        del job, future, function, arguments  # otherwise, they would live until the next job

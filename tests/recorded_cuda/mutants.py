@@ -200,22 +200,16 @@ def _times_early(_: Any) -> Any:
     return seconds
 
 
-def _launches(run: Any) -> Any:
+def _launches(submit: Any) -> Any:
     """Planning that also exchanges, in a group of its own, or messages of two threads would mix."""
     group = dist.new_group()
 
-    def runs(jobs: Any, device: Any) -> None:
-        class Jobs:
-            def get(self) -> Any:
-                job = jobs.get()
-                if job is not None:
-                    ones = torch.ones(2, device=modes.CUDA)
-                    dist.all_to_all_single(torch.empty_like(ones), ones, group=group)
-                return job
+    def plans(function: Any, *arguments: Any) -> Any:
+        ones = torch.ones(2, device=modes.CUDA)
+        dist.all_to_all_single(torch.empty_like(ones), ones, group=group)
+        return function(*arguments)
 
-        run(Jobs(), device)
-
-    return runs
+    return lambda thread, *job: submit(thread, plans, *job)
 
 
 def _skips_unsent(all_to_all: Any) -> Any:
@@ -261,7 +255,7 @@ MUTANTS: dict[str, Mutant] = {
         _instead(compute_clock.ComputeSpan, "seconds", _times_early),
         _instead(learning, "_DELAY", lambda _: 4),  # 8 steps later, other waits have covered them
     ),
-    "planning launches a collective": _instead(plan_ahead, "_run", _launches),
+    "planning launches a collective": _instead(plan_ahead._PlanningThread, "submit", _launches),
     "a rank skips an exchange": lambda: mock.patch.object(
         exchange, "dist", _Module(dist, all_to_all_single=_skips_unsent(dist.all_to_all_single))
     ),
