@@ -69,10 +69,8 @@ def bring_together(
     largest = np.zeros(len(is_shared), dtype=np.int64)
     np.maximum.at(largest, group_of, samples.price)
     copy = np.where(is_shared, np.rint(copies * largest), 0).astype(np.int64)
-    room = np.zeros_like(copy)
-    together = Groups(group_of, copy, room + NONE, room)
     per_node = per_node if per_node > 1 else problem.num_parts
-    search = GroupSearch(problem, samples, together, int(is_shared.sum()), per_node)
+    search = GroupSearch(problem, samples, Groups(group_of, copy), int(is_shared.sum()), per_node)
     part_of = search.run(target)
     if not search.reaches(part_of, target):
         try:

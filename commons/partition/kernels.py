@@ -818,12 +818,10 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
 
 
 class Groups(NamedTuple):
-    """Groups of samples that belong together; all arrays are int64. `number` and `marks` are work space."""
+    """Groups of samples that belong together; all arrays are int64."""
 
     of: np.ndarray  # [samples], group of each sample; a single sample is a group, too
     copy: np.ndarray  # [groups], cost of each part of a group beyond the first; 0 for a single sample
-    number: np.ndarray  # [groups], NONE outside of `_list_runs`
-    marks: np.ndarray  # [groups], 0 outside of `_list_runs`
 
 
 class Runs(NamedTuple):
@@ -842,27 +840,31 @@ class Runs(NamedTuple):
 
 
 @inner
-def _list_runs(samples: Samples, limits: Limits, groups: Groups, lists: Lists, part: int, to: int) -> Runs:
+def _list_runs(
+    samples: Samples, limits: Limits, groups: Groups, lists: Lists, part: int, to: int, number: np.ndarray
+) -> Runs:
     """Lists the runs that `part` may give to part `to`, and the cost of each.
+
+    `number`, int64 `[groups]`, is work space. It is all 0 before and after the call.
 
     Example: a part has samples 3 and 5 of a group that no other part has. A copy costs 64, and a move 1, but
     sample 3 is away from home already. Run [3] costs 64 for a copy, and [3, 5] costs 1 to move sample 5.
     """
     home, price, node_of = samples.home, samples.price, limits.node_of
-    members, number, marks = lists.members, groups.number, groups.marks
-    first, count = lists.start[part], lists.size[part]
-    # 1. Number groups in the order of their heaviest samples. Samples with a cost to move have odd keys.
+    members, first, count = lists.members, lists.start[part], lists.size[part]
+    # 1. Number groups from 1, by their heaviest samples. Samples with a cost to move have odd keys.
     keys, num_groups = np.empty(count, dtype=np.int64), ZERO
     for at in range(count):
         sample = members[first + at]
         group = groups.of[sample]
-        if number[group] == NONE:
-            number[group] = num_groups
+        if number[group] == 0:
             num_groups += 1
+            number[group] = num_groups
         keys[at] = 2 * number[group] + (_cost(home, price, node_of, sample, part, to) > 0)
-    order, ends = bucket(keys, 2 * num_groups)
+    order, ends = bucket(keys, 2 * num_groups + 2)
+    is_in_both = np.zeros(num_groups + 1, dtype=np.int64)
     for at in range(lists.start[to], lists.start[to] + lists.size[to]):
-        marks[groups.of[members[at]]] = 1
+        is_in_both[number[groups.of[members[at]]]] = 1  # a group that only `to` has counts as group 0
     # 2. Add up the samples of each group, run by run.
     taken, begin = np.empty(count, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
     group_of, work = np.empty(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
@@ -870,11 +872,11 @@ def _list_runs(samples: Samples, limits: Limits, groups: Groups, lists: Lists, p
     bits = _bits(count + 1)
     keys = np.empty(count + 1, dtype=np.int64)
     at = ZERO
-    for group_at in range(num_groups):
+    for group_at in range(1, num_groups + 1):
         start, end = at, ends[2 * group_at + 1]
         group = groups.of[members[first + order[start]]]
         works, others, costs = ZERO, ZERO, ZERO
-        if marks[group] == 0:
+        if is_in_both[group_at] == 0:
             costs += groups.copy[group]
         while at < end:
             sample = members[first + order[at]]
@@ -885,10 +887,8 @@ def _list_runs(samples: Samples, limits: Limits, groups: Groups, lists: Lists, p
             cost[at] = costs - (groups.copy[group] if at + 1 == end else 0)
             keys[at] = (cost[at] << bits) | at
             at += 1
-        number[group] = NONE
+        number[group] = 0
     begin[count], group_of[count], keys[count] = count + 1, NONE, count
-    for at in range(lists.start[to], lists.start[to] + lists.size[to]):
-        marks[groups.of[members[at]]] = 0
     by_cost = _sorted(keys)
     for at in range(count + 1):
         by_cost[at] &= (ONE << bits) - 1
@@ -897,23 +897,17 @@ def _list_runs(samples: Samples, limits: Limits, groups: Groups, lists: Lists, p
 
 @inner
 def _find_exchange(
-    limits: Limits,
-    lists: Lists,
-    part: int,
-    gives: Runs,
-    to: int,
-    returns: Runs,
-    least: int,
-    most: int,
+    limits: Limits, lists: Lists, part: int, gives: Runs, to: int, returns: Runs
 ) -> tuple[int, int]:
     """Returns the exchange that saves the most: (run that `part` gives, run that comes back).
 
-    It takes `least` to `most` work off the part. Both runs are NONE if no exchange saves cost.
+    It keeps to the limits of both parts. Both runs are NONE if no exchange saves cost.
 
     Example: part 0 may give [a a a a] of work 40, and part 1 [b b b b] of 32 or [c c c] of 36. Each run saves
     a copy of 64, and costs 1 per move. With equal rows, and 5 to 10 to take off, a goes for b, saving 120.
     """
     size = lists.size
+    least, most = lists.load[part] - limits.load[part], limits.load[to] - lists.load[to]
     net_least = max(size[part] - limits.most, limits.fewest - size[to])  # rows that leave the part, net
     net_most = min(size[part] - limits.fewest, limits.most - size[to])
     cheapest = returns.cost[returns.by_cost[0]]
@@ -1034,7 +1028,7 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
     """
     num_parts = len(limits.load)
     lists = _make_lists(samples, part_of, num_parts)
-    load, members, start, size = lists.load, lists.members, lists.start, lists.size
+    members, start, size, number = lists.members, lists.start, lists.size, np.zeros_like(groups.copy)
     by_group, ends = bucket(groups.of, len(groups.copy))
     rows, parts = np.zeros(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
     changed, tried_at = np.ones(num_parts, dtype=np.int64), np.zeros(len(groups.copy), dtype=np.int64)
@@ -1073,10 +1067,9 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
                     if max(changed[part], changed[to]) <= last_try or looks < 0:
                         continue
                     looks -= 2 * LOOKS_PER_ROW * (size[part] + size[to])  # to list runs, and to compare them
-                    may_give = _list_runs(samples, limits, groups, lists, part, to)
-                    may_return = _list_runs(samples, limits, groups, lists, to, part)
-                    least, most = load[part] - limits.load[part], limits.load[to] - load[to]
-                    give, back = _find_exchange(limits, lists, part, may_give, to, may_return, least, most)
+                    may_give = _list_runs(samples, limits, groups, lists, part, to, number)
+                    may_return = _list_runs(samples, limits, groups, lists, to, part, number)
+                    give, back = _find_exchange(limits, lists, part, may_give, to, may_return)
                     if give != NONE:
                         gives, returns = may_give.begin[give], may_return.begin[back]
                         while gives <= give or returns <= back:  # alternately, so that sizes stay close
