@@ -112,7 +112,8 @@ class Problem:
 
     def time(self, part_of: np.ndarray) -> int:
         """Returns the time of the slowest part. `part_of` is int64 `[samples]`, in the order of `work`."""
-        return longest_time(sum_per_part(self.work, part_of, self.num_parts) + self.given, self.speeds)
+        loads = sum_per_part(self.work, part_of, self.num_parts) + self.given
+        return int((loads / self.speeds).max())
 
     def time_within_limits(self, part_of: np.ndarray) -> int:
         """Returns `time`, or NO_CAP if `fault` finds a fault."""
@@ -146,11 +147,6 @@ def heaviest_first(values: np.ndarray) -> np.ndarray:
     keys = (-values << digits) | np.arange(len(values))
     keys.sort()  # keys have no ties, so no slower stable sort is needed
     return keys & (2**digits - 1)
-
-
-def longest_time(load: np.ndarray, speeds: np.ndarray) -> int:
-    """Returns the time of the slowest part, the largest load ÷ speed. Both arrays are `[parts]`."""
-    return int((load / speeds).max())
 
 
 def are_unequal(speeds: np.ndarray) -> bool:

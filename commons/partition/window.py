@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .kernels import sum_per_part
-from .problem import Problem, are_unequal, indices_of_parts, longest_time
+from .problem import Problem, are_unequal, indices_of_parts
 from .refined import best_from_scratch, lower_within, place_longest_first
 from .workloads import as_speeds, as_workloads, check_count
 
@@ -95,12 +95,12 @@ def step_ratios(workloads: ArrayLike, window: Sequence[Sequence[np.ndarray]]) ->
 
 def _rank(problem: Problem, part_of: np.ndarray, num_steps: int, limit: float) -> tuple[bool, float]:
     """Returns a sort key, the smaller the better: time if within the limit, else the largest ratio."""
-    loads = sum_per_part(problem.work, part_of, problem.num_parts).reshape(num_steps, -1)
-    totals = loads.sum(1)
-    times = [longest_time(step_loads, problem.speeds[: len(step_loads)]) for step_loads in loads]
+    loads = sum_per_part(problem.work, part_of, problem.num_parts)
+    times = (loads / problem.speeds).reshape(num_steps, -1).max(1).astype(np.int64)
+    totals = loads.reshape(num_steps, -1).sum(1)
     total = int(totals.sum())
     ratio = int(totals.max()) * num_steps / total if total else 1.0
-    return (False, sum(times)) if ratio <= limit else (True, ratio)
+    return (False, int(times.sum())) if ratio <= limit else (True, ratio)
 
 
 def _set_targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: float) -> np.ndarray:
