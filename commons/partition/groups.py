@@ -72,7 +72,7 @@ def bring_together(
     per_node = per_node if per_node > 1 else problem.num_parts
     search = GroupSearch(problem, samples, Groups(group_of, copy), int(is_shared.sum()), per_node)
     part_of = search.run(target)
-    if not search.reaches(part_of, target):
+    if problem.time_within_limits(part_of) > target:
         try:
             alone = move()
         except ValueError:  # no partition was found under the token cap
@@ -80,11 +80,11 @@ def bring_together(
                 raise
             alone = part_of
         attained = max(target, problem.time(alone))  # the target may be out of reach
-        if attained > target and not search.reaches(part_of, attained):
+        if attained > target and problem.time_within_limits(part_of) > attained:
             part_of = search.run(attained)
-        if not search.reaches(part_of, attained):
+        if problem.time_within_limits(part_of) > attained:
             nearer = search.finish(alone.copy(), attained)
-            part_of = nearer if search.reaches(nearer, attained) else alone
+            part_of = nearer if problem.time_within_limits(nearer) <= attained else alone
     search.level_tokens(part_of, target)
     return part_of
 
@@ -127,10 +127,6 @@ class GroupSearch:
         rate = (has_fault, max(self.problem.time(part_of), target), share * cost)
         return rate, (len(group) - len(self.groups.copy)) / self.num_shared
 
-    def reaches(self, part_of: np.ndarray, target: int) -> bool:
-        """Returns whether all parts keep to the limits, and none takes longer than the target."""
-        return self.problem.fault(part_of) is None and self.problem.time(part_of) <= target
-
     def finish(self, part_of: np.ndarray, target: int) -> np.ndarray:
         """Levels `part_of`, reunites groups, sends shares home, and returns the result. `part_of` changes."""
         problem = self.problem
@@ -145,7 +141,7 @@ class GroupSearch:
         if problem.fault(part_of) is None:
             nearer = part_of.copy()
             self._level_units(nearer, attained)
-            if self.reaches(nearer, attained):
+            if problem.time_within_limits(nearer) <= attained:
                 return nearer
         return part_of
 
