@@ -11,7 +11,7 @@ from .kernels import ALL, ONLY_RETURN, Samples, settle
 from .problem import Problem, in_lists
 from .refined import difference, place_from_scratch
 from .token_levels import keep_to_tokens, level_tokens
-from .workloads import MOVES_PER_COPY, as_integers, as_workloads, check_count, check_tolerance
+from .workloads import MOVES_PER_COPY, as_integers, as_workloads, check_count, check_each, check_tolerance
 
 # Bits of the sum of all sizes. Sums of this many bits, times ACROSS_NODES, stay below 2**63.
 SIZE_BITS = 50
@@ -122,11 +122,7 @@ def _priced(problem: Problem, home: ArrayLike, sizes: ArrayLike | None) -> Sampl
     is_part = (homes >= 0) & (homes < num_parts)  # NaN compares as False
     if homes.dtype.kind not in "biu":
         is_part &= homes == np.floor(homes)
-    if not is_part.all():
-        bad = int(np.argmin(is_part))
-        raise ValueError(f"home[{bad}] is {homes[bad]}, expected a part from 0 to {num_parts - 1}")
-    to_move = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes")
-    if len(to_move) != num_samples:
-        raise ValueError(f"sizes has {len(to_move)} values for {num_samples} workloads")
+    check_each("home", homes, is_part, f"a part from 0 to {num_parts - 1}")
+    to_move = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes", num_samples)
     price = problem.sort(as_integers(to_move, SIZE_BITS))
     return Samples(problem.work, problem.tokens, problem.sort(homes), price)

@@ -43,21 +43,29 @@ def check_tolerance(tolerance: float, name: str = "tolerance") -> float:
     return float(tolerance)
 
 
-def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
+def check_each(name: str, values: np.ndarray, is_valid: np.ndarray, expected: str) -> None:
+    """Raises a ValueError that names the first value that is not valid, and what was expected."""
+    if not is_valid.all():
+        first = int(np.argmin(is_valid))
+        raise ValueError(f"{name}[{first}] is {values[first]}, expected {expected}")
+
+
+def as_workloads(workloads: ArrayLike, name: str = "workloads", num_samples: int | None = None) -> np.ndarray:
     """Returns `workloads` as a float64 array `[samples]`.
 
     Raises:
-        ValueError: `workloads` is not one-dimensional, is masked, has a narrow or complex type, or has a
-            value that is negative, NaN, or infinite.
+        ValueError: `workloads` is not one-dimensional, is masked, has a narrow or complex type, has a value
+            that is negative, NaN, or infinite, or does not have `num_samples` values.
     """
     if name == "workloads":
         check_wide(workloads, name)
     values = np.asarray(workloads, dtype=np.float64)
     if values.ndim != 1:
         raise ValueError(f"{name} has shape {values.shape}, expected one number per sample")
-    if not 0 <= values.min(initial=0) <= values.max(initial=0) < np.inf:  # NaN compares as False
-        bad = int(np.argmin((values >= 0) & (values < np.inf)))
-        raise ValueError(f"{name}[{bad}] is {values[bad]}, expected a finite number of at least 0")
+    is_valid = (values >= 0) & (values < np.inf)  # NaN compares as False
+    check_each(name, values, is_valid, "a finite number of at least 0")
+    if num_samples not in (None, len(values)):
+        raise ValueError(f"{name} has {len(values)} values for {num_samples} workloads")
     return values
 
 
@@ -92,12 +100,8 @@ def bits_of_loads(count: int) -> int:
 
 def as_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
     """Returns `tokens` as int64 `[samples]`. Raises ValueError unless they are non-negative whole numbers."""
-    amounts = as_workloads(tokens, "tokens")
-    if len(amounts) != num_samples:
-        raise ValueError(f"tokens has {len(amounts)} values for {num_samples} workloads")
-    fractions = np.flatnonzero(amounts != np.floor(amounts))
-    if fractions.size:
-        raise ValueError(f"tokens[{fractions[0]}] is {amounts[fractions[0]]}, expected a whole number")
+    amounts = as_workloads(tokens, "tokens", num_samples)
+    check_each("tokens", amounts, amounts == np.floor(amounts), "a whole number")
     if amounts.sum() >= MOST_TOKENS:
         raise ValueError(f"tokens add up to {amounts.sum():.3g}, expected less than 2**53")
     return amounts.astype(np.int64)
@@ -110,10 +114,7 @@ def as_speeds(speeds: ArrayLike | None, num_partitions: int) -> np.ndarray:
     values = np.array(speeds, dtype=np.float64)
     if values.shape != (num_partitions,):
         raise ValueError(f"speeds has shape {values.shape}, expected one for each of {num_partitions} parts")
-    is_bad = ~((values > 0) & (values < np.inf))
-    if is_bad.any():
-        part = int(np.argmax(is_bad))
-        raise ValueError(f"speeds[{part}] is {values[part]}, expected a finite number above 0")
+    check_each("speeds", values, (values > 0) & (values < np.inf), "a finite number above 0")
     if values.max() > MAX_SPEED_RATIO * values.min():
         raise ValueError(
             f"speeds are {values.min()} to {values.max()}, expected the fastest part to be at most "
