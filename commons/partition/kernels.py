@@ -769,7 +769,6 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
         spread = work[p * width] - (work[p * width + width - 1] if size[p] == num_parts else 0)
         _sift(heap, at_of, mask, p, p, (-spread << bits) | p)  # the largest spread is the smallest key
     slots, sums = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
-    ordered = np.empty(num_parts, dtype=np.int64)
     while count > 1:
         # 2. Take the two partitions with the largest spreads, the heaviest part minus the lightest.
         one = heap[0] & mask
@@ -796,13 +795,13 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
                 slot = below[slot]
             sums[p] = (-load[slots[p]] << bits) | p
         by_load = _sorted(sums[:length])
-        for p in range(length):
-            ordered[p] = slots[by_load[p] & mask]
+        slot = slots[by_load[0] & mask]
+        top[one], size[one] = slot, length
         for p in range(1, length):
-            below[ordered[p - 1]] = ordered[p]
+            below[slot] = slots[by_load[p] & mask]
+            slot = below[slot]
         # 4. The merged partition takes the place of the second in the heap.
-        top[one], size[one] = ordered[0], length
-        lightest = load[ordered[length - 1]] if length == num_parts else 0
+        lightest = load[slot] if length == num_parts else 0
         _sift(heap, at_of, mask, ZERO, count, ((lightest - load[top[one]]) << bits) | one)
     # 5. Follow the samples of each part of the last partition.
     part_of = np.empty(num_samples, dtype=np.int64)
