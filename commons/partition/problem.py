@@ -20,6 +20,7 @@ from .workloads import (
     as_workloads,
     bits_of_loads,
     check_count,
+    check_each,
     check_tolerance,
 )
 
@@ -222,11 +223,7 @@ def _check_tokens(
         return amounts
     check_count("max_tokens", max_tokens, minimum=0)
     max_tokens = int(max_tokens)
-    over = np.flatnonzero(amounts > max_tokens)
-    if over.size:
-        raise ValueError(
-            f"tokens[{over[0]}] is {int(amounts[over[0]])}, above max_tokens={max_tokens}: it fits nowhere"
-        )
+    check_each("tokens", amounts, amounts <= max_tokens, f"at most max_tokens={max_tokens}: it fits nowhere")
     if amounts.sum() > num_partitions * max_tokens:
         raise ValueError(
             f"max_tokens={max_tokens} is too small: {num_partitions} parts hold at most "

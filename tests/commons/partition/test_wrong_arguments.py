@@ -77,7 +77,7 @@ def test_wrong_token_tolerances_are_named(name):
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"tokens": [1, 9, 2], "max_tokens": 8}, r"tokens\[1\] is 9, above max_tokens=8"),
+        ({"tokens": [1, 9, 2], "max_tokens": 8}, r"tokens\[1\] is 9, expected at most max_tokens=8"),
         ({"tokens": [5, 5, 5], "max_tokens": 7}, "max_tokens=7 .* at most 14 tokens, the samples have 15"),
         ({"tokens": [5, 5, 5], "max_tokens": 8}, r"max_tokens=8 .* sample \d with 5 tokens fits in none"),
         ({"tokens": [0, 0, 0], "max_tokens": -1}, "max_tokens is -1"),
