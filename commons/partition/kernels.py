@@ -870,14 +870,13 @@ def _list_runs(
     other, cost = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
     bits = _bits(count + 1)
     keys = np.empty(count + 1, dtype=np.int64)
-    at = ZERO
     for group_at in range(1, num_groups + 1):
-        start, end = at, ends[2 * group_at + 1]
+        start, end = ends[2 * group_at - 1], ends[2 * group_at + 1]
         group = groups.of[members[first + order[start]]]
         works, others, costs = ZERO, ZERO, ZERO
         if is_in_both[group_at] == 0:
             costs += groups.copy[group]
-        while at < end:
+        for at in range(start, end):
             sample = members[first + order[at]]
             works += samples.work[sample]
             others += samples.other[sample]
@@ -885,7 +884,6 @@ def _list_runs(
             taken[at], begin[at], group_of[at], work[at], other[at] = sample, start, group, works, others
             cost[at] = costs - (groups.copy[group] if at + 1 == end else 0)
             keys[at] = (cost[at] << bits) | at
-            at += 1
         number[group] = 0
     begin[count], group_of[count], keys[count] = count + 1, NONE, count
     by_cost = _sorted(keys)
@@ -1033,11 +1031,10 @@ def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarra
     changed, tried_at = np.ones(num_parts, dtype=np.int64), np.zeros(len(groups.copy), dtype=np.int64)
     clock, looks = ONE, LOOKS * len(part_of)
     for _ in range(REUNITE_PASSES):
-        start_of, before = ZERO, clock
+        before = clock
         for group in range(len(groups.copy)):
-            begin, start_of = start_of, ends[group]
             count = ZERO
-            for at in range(begin, start_of):
+            for at in range(ends[group - 1] if group > 0 else 0, ends[group]):
                 part = part_of[by_group[at]]
                 if rows[part] == 0:
                     parts[count] = part
