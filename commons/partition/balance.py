@@ -33,12 +33,9 @@ def imbalance(
 
 def relative_to_mean(part_loads: np.ndarray, speeds: ArrayLike | None = None) -> float:
     """Returns the `imbalance` of non-negative loads, `[parts]`."""
-    if speeds is not None:
-        relative = as_speeds(speeds, len(part_loads))
-        part_loads, mean = part_loads / relative, part_loads.sum() / relative.sum()
-    else:
-        mean = part_loads.mean()
-    return float(part_loads.max() / mean) if mean > 0 else 1.0
+    relative = as_speeds(speeds, len(part_loads))
+    mean = part_loads.sum() / relative.sum()
+    return float((part_loads / relative).max() / mean) if mean > 0 else 1.0
 
 
 def lower_bound(

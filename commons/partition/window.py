@@ -162,9 +162,8 @@ def _make_plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
     In the first plan, every part is in the step of its target. If parts are equally fast, a second plan sorts
     parts by load, so that the heaviest share a step. That takes no longer, but may make a step too large.
     """
-    if are_unequal(problem.speeds):
-        speeds = problem.speeds[: targets.shape[1]]
-        targets = np.array([_adapt_to_speeds(step_targets, speeds) for step_targets in targets])
+    speeds = problem.speeds[: targets.shape[1]]
+    targets = np.array([_adapt_to_speeds(step_targets, speeds) for step_targets in targets])
     loads = np.rint(targets).astype(np.int64).ravel()
     # The time of a part is its load minus its target.
     above = replace(problem, speeds=np.ones(len(loads)), given=-loads)
