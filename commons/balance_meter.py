@@ -81,7 +81,7 @@ class BalanceMeter:
         """Adds the figures of the step that has just run, and other amounts of this rank, to the window."""
         pipeline = self._pipeline
         # A sum on the device, so that nothing waits. A loop may have reduced `loss_sum` over ranks in place.
-        self._loss_sum = self._loss_sum + pipeline._stage.own_loss_sum.double()
+        self._loss_sum = self._loss_sum + pipeline._stage.last.own_loss_sum.double()
         self._loss_tokens += pipeline.loss_tokens
         self._reports.append(pipeline.report)
         self._spans.append(self._span)

@@ -169,11 +169,11 @@ def read_blocks(
             Names the file and the line, and shows the text found and the form expected.
     """
     names = [column.name for column in columns]
-    places, num_fields = list(range(len(columns))), len(columns)
+    places, num_fields = {name: place for place, name in enumerate(names)}, len(names)
     for text in read_lines(path):
         if separator is None:
             separator, header = _header(text, names)
-            places, num_fields = [header.index(name) for name in names], len(header)
+            places, num_fields = {name: header.index(name) for name in names}, len(header)
             text = replace(text, first_line=2, lines=text.lines[1:])
         yield text, _values(text, columns, separator, places, num_fields)
     if separator is None:
@@ -229,7 +229,7 @@ def _fields(line: str, separator: str) -> list[str]:
 
 
 def _values(
-    text: Text, columns: Sequence[Column], separator: str, places: Sequence[int], num_fields: int
+    text: Text, columns: Sequence[Column], separator: str, places: dict[str, int], num_fields: int
 ) -> pl.DataFrame:
     """Returns the columns' values, one row per line. Raises a ValueError for the first line with a null."""
     parts = []
@@ -237,38 +237,35 @@ def _values(
         lines = text.lines.slice(start, _SPLIT_LINES)
         quoted = len(separator) == 1 and lines.str.contains('"', literal=True).any()
         split = _split_quoted if quoted else _split
-        fields = split(lines, separator, places, num_fields).rename(
-            {str(number): column.name for number, column in enumerate(columns)}
-        )
+        fields = split(lines, separator, places, num_fields)
         part = fields.select(column.value.alias(column.name) for column in columns)
         is_malformed = part.select(pl.any_horizontal(pl.all().is_null())).to_series()
-        if is_malformed.any():
-            row = int(is_malformed.arg_true()[0])
+        for row in is_malformed.arg_true()[:1]:
             reason = _reason(fields[row], part[row], columns, separator, num_fields)
             raise text.malformed(start + row, reason)
         parts.append(part)
     return pl.concat(parts)
 
 
-def _split(lines: pl.Series, separator: str, places: Sequence[int], num_fields: int) -> pl.DataFrame:
-    """Returns the fields at `places` of each line. They are null unless the line has `num_fields` fields."""
+def _split(lines: pl.Series, separator: str, places: dict[str, int], num_fields: int) -> pl.DataFrame:
+    """Returns the fields at `places`, by name. They are null unless the line has `num_fields` fields."""
     fields = pl.col("field")
     # One field more than expected shows whether a line has too many.
     last, surplus = (fields.struct.field(f"field_{place}") for place in (num_fields - 1, num_fields))
     is_whole = last.is_not_null() & surplus.is_null()
     split = lines.str.split_exact(separator, num_fields).alias("field").to_frame()
     return split.select(
-        pl.when(is_whole).then(fields.struct.field(f"field_{place}")).alias(str(number))
-        for number, place in enumerate(places)
+        pl.when(is_whole).then(fields.struct.field(f"field_{place}")).alias(name)
+        for name, place in places.items()
     )
 
 
-def _split_quoted(lines: pl.Series, separator: str, places: Sequence[int], num_fields: int) -> pl.DataFrame:
+def _split_quoted(lines: pl.Series, separator: str, places: dict[str, int], num_fields: int) -> pl.DataFrame:
     """Returns the same as `_split`, for lines whose fields may be quoted."""
     plain = f'[^"{re.escape(separator)}]*'
     quoted = '(?:[^"]|"")*'
     patterns = [f'(?:"{quoted}"|{plain})'] * num_fields
-    for place in places:
+    for place in places.values():
         patterns[place] = f'(?:"(?P<quoted_{place}>{quoted})"|(?P<plain_{place}>{plain}))'
     groups = pl.col("groups").struct
     found = lines.str.extract_groups(f"^{re.escape(separator).join(patterns)}$").alias("groups").to_frame()
@@ -276,8 +273,8 @@ def _split_quoted(lines: pl.Series, separator: str, places: Sequence[int], num_f
         pl.coalesce(
             groups.field(f"quoted_{place}").str.replace_all('""', '"', literal=True),
             groups.field(f"plain_{place}"),
-        ).alias(str(number))
-        for number, place in enumerate(places)
+        ).alias(name)
+        for name, place in places.items()
     )
 
 

@@ -152,13 +152,15 @@ class GroupSearch:
         """
         problem, samples, num_parts = self.problem, self.samples, self.problem.num_parts
         share, _, part = self._list_shares(part_of)
-        place, owner, home = list_shares(share, len(part), samples.home, num_parts)
+        # Each pair is a share and a home of its samples.
+        place, owner, home_of_pair = list_shares(share, len(part), samples.home, num_parts)
         at_home = sum_per_part(samples.price, place, len(owner))
-        is_own = home == part[owner]
+        is_own = home_of_pair == part[owner]
         best = costliest(owner, 2 * at_home + is_own)
+        # The price is what the best home saves, less what the current part saves if it is another.
         price = at_home[best]
         price[owner[is_own]] -= np.where(is_own[best[owner[is_own]]], 0, at_home[is_own])
-        home = home[best]
+        home = home_of_pair[best]
         limits = self.problem.limits(target, self.per_node)._replace(fewest=0, most=len(share))
         other = sum_per_part(problem.tokens, share, len(part))
         if problem.fewest > 0:

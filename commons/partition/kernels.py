@@ -1,4 +1,4 @@
-"""All compiled functions: one state, the parts with their samples, and the operations that change it.
+"""The core's compiled functions: one state, parts and their samples, and the operations that change it.
 
 Samples are numbered from the heaviest down, so comparing two numbers compares work and breaks ties. Work is
 int64, so sums are exact in any order. It is at least 1, so that samples of no cost spread like others. Tokens
@@ -34,8 +34,8 @@ FEW_PARTNERS, MANY_PARTNERS, FROM_ALL = cast(tuple[int, int, int], tuple(np.arra
 # node, because all parts follow, and for free moves, because another target follows. With ten, the slowest
 # default plans in "plans at size" (lognormal, 64 ranks) take more than three times as long as the median.
 HALVINGS, FEW_HALVINGS = 7, 2
-# Once swaps have put a part above its limit this often, it no longer puts partners above theirs. Parts could
-# otherwise pass work on for a long time, for example if samples are sorted by work over the parts.
+# Once pushed above its limit this often, a part no longer pushes partners above theirs. Parts could otherwise
+# pass work on for a long time, for example if samples are sorted by work over the parts.
 MOST_VISITS = 3
 # Number of samples tried in return for one, if the lightest would break the limit of the other measure.
 TRIES = 4
@@ -60,7 +60,7 @@ class Samples(NamedTuple):
     work: np.ndarray
     other: np.ndarray  # a second measure with limits of its own, or zeros
     home: np.ndarray  # home part of each sample; NONE if it has none
-    price: np.ndarray  # cost of leaving home; ACROSS_NODES times as much for another node
+    price: np.ndarray  # cost of leaving home, all 0 or all above; ACROSS_NODES times as much for another node
 
 
 class Limits(NamedTuple):

@@ -117,10 +117,11 @@ def _priced(problem: Problem, home: ArrayLike, sizes: ArrayLike | None) -> Sampl
     """Checks `home` and `sizes`, and returns the samples in the order of `problem`."""
     homes = np.asarray(home)
     num_samples, num_parts = len(problem.work), problem.num_parts
-    if homes.shape != (num_samples,):
-        raise ValueError(f"home has shape {homes.shape}, expected one part for each of {num_samples} samples")
+    if homes.shape != (num_samples,) or homes.dtype.kind not in "biuf":
+        found = f"shape {homes.shape} and dtype {homes.dtype}"
+        raise ValueError(f"home has {found}, expected one part for each of {num_samples} samples")
     is_part = (homes >= 0) & (homes < num_parts)  # NaN compares as False
-    if homes.dtype.kind not in "biu":
+    if homes.dtype.kind == "f":
         is_part &= homes == np.floor(homes)
     check_each("home", homes, is_part, f"a part from 0 to {num_parts - 1}")
     to_move = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes", num_samples)

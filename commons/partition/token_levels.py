@@ -11,9 +11,9 @@ import numpy as np
 from .kernels import ALL, NONE, Limits, Samples, settle, sum_per_part
 from .problem import Problem, token_goal
 
-# Of 100 samples, at most this many more may leave home.
+# Percentage of the samples that may also leave home.
 MORE_MOVED = 4
-# While parts are being leveled, this many times as many may be away. Most of them return in the end.
+# During leveling, this many times as many may be away. Most of them return in the end.
 MEANWHILE = 8
 
 

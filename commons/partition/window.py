@@ -39,7 +39,8 @@ def balance_window(
 
     Every part of every step gets a target load, and the first step takes the largest samples. Samples are
     placed longest first, each in the part furthest below its target, and swaps refine the result. Two other
-    plans are taken if they are better: the same target for all steps, and consecutive samples in each step.
+    plans win if they are better: one target for all steps and, if samples divide evenly, consecutive samples
+    in each step.
     If no plan keeps the limit, samples are divided evenly among steps, and then among the parts of a step.
 
     Args:

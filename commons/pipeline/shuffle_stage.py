@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -35,6 +35,20 @@ def _ends_no_epoch(method: Callable[P, T]) -> Callable[P, T]:
             raise RuntimeError(f"the model, or an extension, raised {error!r} in a step") from error
 
     return call
+
+
+class LastStep(NamedTuple):
+    """The step that ran last.
+
+    Attributes:
+        step: the step, without its batch.
+        loss_sum: this rank's loss sum, a detached scalar on the device, which callers may change in place.
+        own_loss_sum: a copy of `loss_sum` that such changes do not affect.
+    """
+
+    step: Step
+    loss_sum: torch.Tensor
+    own_loss_sum: torch.Tensor
 
 
 class ShuffleStage:
@@ -86,7 +100,7 @@ class ShuffleStage:
         self._forward = chain(shuffler.extensions, "forward", self._run)
         self.ahead = shuffler.ahead(device)
         self.rank = shuffler.group.rank
-        self._computed: tuple[Step, torch.Tensor, torch.Tensor] | None = None
+        self._last: LastStep | None = None
         self._ended: Iterator[Any] | None = None  # the loader that has ended, until its last step has run
 
     @_ends_no_epoch
@@ -138,7 +152,7 @@ class ShuffleStage:
         loss, total, output = self._forward(step)
         for extension in self._shuffler.extensions:
             extension.check_ran(step.plan)
-        self._computed = step, total, total.clone()
+        self._last = LastStep(step, total, total.clone())
         for failure in step.failures[:1]:
             self.ahead.failure = failure
         return loss, output
@@ -166,7 +180,7 @@ class ShuffleStage:
 
     def let_go(self, step: Step) -> None:
         """Releases the batch of a step that has run. Raises a TypeError if `forward` did not run it last."""
-        if self._computed is None or self._computed[0] is not step:
+        if self._last is None or self._last.step is not step:
             raise TypeError(
                 "the pipeline's progress called the model directly, so its loss was not scaled: call "
                 "self._model_fwd(batch), as TorchRec's progress does"
@@ -196,7 +210,7 @@ class ShuffleStage:
 
     def report(self) -> BalanceReport:
         """Returns the report of the last step, with the bytes and times of this rank."""
-        step, shuffler = self.last_step, self._shuffler
+        step, shuffler = self.last.step, self._shuffler
         sent, received = shuffler.traffic(step.plan)
         figures: dict[str, Any] = {}
         for extension in shuffler.extensions:
@@ -214,24 +228,11 @@ class ShuffleStage:
         )
 
     @property
-    def last_step(self) -> Step:
+    def last(self) -> LastStep:
         """The step that ran last. Raises a RuntimeError if none has run."""
-        return self._last()[0]
-
-    @property
-    def loss_sum(self) -> torch.Tensor:
-        """This rank's loss sum of the last step, a detached scalar. Raises a RuntimeError if none has run."""
-        return self._last()[1]
-
-    @property
-    def own_loss_sum(self) -> torch.Tensor:
-        """A copy of `loss_sum` that in-place changes to `loss_sum` do not affect."""
-        return self._last()[2]
-
-    def _last(self) -> tuple[Step, torch.Tensor, torch.Tensor]:
-        if self._computed is None:
+        if self._last is None:
             raise RuntimeError("there is no plan, report or loss before the first step")
-        return self._computed
+        return self._last
 
 
 def check_planned(batch: Any) -> None:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -44,12 +44,12 @@ class _WithStage:
 
         To log the loss of a step, sum this over ranks with `dist.all_reduce`, and divide by `loss_tokens`.
         """
-        return self._stage.loss_sum
+        return self._stage.last.loss_sum
 
     @property
     def loss_tokens(self) -> int | float:
         """Loss tokens of the last step over all ranks; a float if they are weights."""
-        return self._stage.last_step.plan.whole.num_loss_tokens
+        return self._stage.last.step.plan.whole.num_loss_tokens
 
     @property
     def report(self) -> BalanceReport:
@@ -65,7 +65,7 @@ class _WithStage:
     def plan(self) -> ShufflePlan:
         """The plan of the last step, for `unshuffle`. It covers the ranks that balance together, or all ranks
         if no rank's shuffler moves samples."""
-        return self._stage.last_step.plan
+        return self._stage.last.step.plan
 
     def _check_attached(self, model: torch.nn.Module | None) -> None:
         if model is not None and model is not self._model:
@@ -329,14 +329,11 @@ class ShuffleStageMixin(_WithStage):
             )
 
 
-class _Loader:
+class _Loader(Iterator[Any]):
     """Reads a loader through the `_next_batch` of a pipeline, which returns None after the end."""
 
     def __init__(self, batches: Iterator[Any], next_batch: Callable[[Iterator[Any]], Any | None]) -> None:
         self.batches, self._next_batch = batches, next_batch
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Any:
         batch = self._next_batch(self.batches)

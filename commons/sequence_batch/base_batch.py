@@ -227,7 +227,9 @@ class BaseBatch(Pipelineable):
         there may be labels of samples. Labels on a device are not read, because that would synchronize.
         """
         labels = self.labels
-        if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:
+        if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not labels.numel():
+            return
+        if not 0 < real < self.batch_size:
             return
         of_all, of_real = labels.numel() % self.batch_size == 0, labels.numel() % real == 0
         if of_all and of_real and labels.device.type == "cpu":

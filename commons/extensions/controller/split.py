@@ -201,7 +201,7 @@ def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"workloads are of type {type(workloads).__name__}; expected one number per row, or a "
-            "BatchShuffler (a made one, not the class)"
+            "BatchShuffler (an object, not the class)"
         ) from error
     _check_one_per_row("workloads", values.shape, num_rows, num_real)
     return as_workloads(values[:num_real])

@@ -63,7 +63,7 @@ def run_micro_batches(
     Returns:
         The scaled loss, the detached sum of losses, and a list of all micro-batch outputs. In training, call
         the loss's backward once, which hands out all gradients. Before that, you may multiply the loss or add
-        other losses. A factor no longer keeps float16 gradients from vanishing, because the backward of the
+        other losses. A factor cannot save float16 gradients from vanishing, because the backward of the
         micro-batches has already run. In evaluation, outputs omit copies that stand in for samples.
 
     Raises:

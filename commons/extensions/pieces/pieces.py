@@ -55,7 +55,7 @@ class Pieces(Extension):
     moves = True
     order = 30
     excludes: ClassVar[Mapping[str, str]] = {
-        "micro_batches": "pieces of a sample are computed at once, and micro-batches divide a step"
+        "micro_batches": "a sample's pieces must run at once, but micro-batches divide a step"
     }
     waits_on_device = "Pieces makes the device wait for keys and values of other ranks within a step"
     faster_without = "leave Pieces out (TrainerArgs.balance_split = False)"

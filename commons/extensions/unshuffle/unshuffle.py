@@ -63,8 +63,8 @@ class Unshuffle(Extension):
         their lengths. The first call for each kind of values (names, keys, dtypes, and trailing shapes) also
         gathers host numbers, by which ranks agree on the kind. The order of names does not matter.
 
-        Later calls compare kinds only if an extension verifies. Otherwise, if ranks pass different kinds, a
-        rank to which its kind is new waits for the others, and known kinds are mistaken for each other.
+        Later calls compare kinds only if an extension verifies. Otherwise, if kinds differ between ranks, a
+        rank with a new kind waits for the others, and known kinds are mistaken for each other.
 
         Args:
             values: tensor, KeyedJaggedTensor, or JaggedTensor, or a batch of these. It has one row for each

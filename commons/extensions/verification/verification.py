@@ -99,8 +99,8 @@ def _raise_if_wrong(table: np.ndarray, plan: ShufflePlan) -> None:
     for number in np.flatnonzero(table[:, 1:].sum(0))[:1]:
         home, row = plan.rows.where_loaded(number)
         raise RuntimeError(
-            f"row {row} of rank {home} of the ranks to balance among has other contents after the exchange, "
-            f"on rank {plan.destination[number]} of them"
+            f"row {row} of rank {home} has changed in the exchange to rank {plan.destination[number]}, with "
+            "ranks numbered among those that balance together"
         )
 
 

@@ -106,13 +106,13 @@ def _incomplete(labels: torch.Tensor, rows: int = 8, real: int = 4) -> BaseBatch
 def test_flat_labels_without_padding_are_refused(num_labels, dtype):
     error = error_of(_incomplete, torch.arange(num_labels).remainder(3).to(dtype))
     assert f"labels has {num_labels} elements in one dimension, which may be those of the 4 samples" in error
-    assert "labels of shape [rows, tasks], as in labels.view(4, -1), with zeros" in error
+    assert "labels of shape [rows, tasks], as in labels.view(4, -1), followed by zeros" in error
     assert f"[8, {num_labels // 4}]" in error
     _incomplete(torch.arange(num_labels).view(4, -1).repeat(2, 1))  # with padding, in one way
 
 
 @pytest.mark.parametrize("padding", [0.0, -100.0])
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [0, 1, 2])
 def test_flat_labels_with_padding_travel(padding, width):
     labels = torch.cat([torch.arange(4.0 * width), torch.full((4 * width,), padding)])
     selected = _incomplete(labels).index_select([3, 1])

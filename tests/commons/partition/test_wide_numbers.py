@@ -1,4 +1,4 @@
-"""Costs in types in which squares of lengths wrap."""
+"""Costs in types in which squares of lengths overflow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
 def test_narrow_costs_are_refused_and_wide_ones_taken(function, make, dtype):
     of = getattr(np if make is np.array else torch, dtype)
-    with pytest.raises(ValueError, match=f"workloads is of {dtype}, in which squares and FLOPs wrap"):
+    with pytest.raises(ValueError, match=f"workloads is of {dtype}, in which squares and FLOPs overflow"):
         function(make((LENGTHS % 100).tolist(), dtype=of))
     function(make((LENGTHS**2).tolist()))
 

@@ -105,6 +105,7 @@ def test_caps_that_cannot_be_held_are_named(name, limits, message, equal_size):
         ({"home": [0, 1]}, r"home has shape \(2,\)"),
         ({"home": [[0, 1, 1]]}, r"home has shape \(1, 3\)"),
         ({"home": 0}, r"home has shape \(\)"),
+        ({"home": ["a", "b", "c"]}, r"home has shape \(3,\) and dtype <U1"),
         ({"sizes": [1, -1, 1]}, r"sizes\[1\] is -1"),
         ({"sizes": [NAN, 1, 1]}, r"sizes\[0\] is nan"),
         ({"sizes": [INF, 1, 1]}, r"sizes\[0\] is inf"),

@@ -229,7 +229,7 @@ def _error_of_other_lengths() -> str:
 
 def test_a_row_with_other_lengths_is_an_error_on_all_ranks(pools):
     for error in pools(2).run(_error_of_other_lengths):
-        assert "row 0 of rank 1 of the ranks to balance among has other contents" in error
+        assert "row 0 of rank 1 has changed in the exchange to rank" in error
 
 
 @dataclasses.dataclass
