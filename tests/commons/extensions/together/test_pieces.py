@@ -72,7 +72,7 @@ def test_results_of_pieces_come_back_as_those_of_samples(pools, exchange, num_re
 
 
 def test_pieces_are_not_divided_into_micro_batches():
-    message = "pieces excludes micro_batches: pieces of a sample are computed at once"
+    message = "pieces excludes micro_batches: a sample's pieces must run at once"
     with pytest.raises(ValueError, match=message):
         TokenShuffler(equal_rows=False, extensions=[MicroBatches(8), Pieces()])
 
