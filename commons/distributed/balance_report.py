@@ -80,7 +80,7 @@ class BalanceReport:
             tokens_before=np.bincount(rows.home, rows.tokens, plan.num_ranks).astype(np.int64),
             tokens_after=plan.counts[:, 1].astype(np.int64),
             counts_after=plan.counts,
-            samples_moved=len(np.unique(rows.sample_of[moved])),
+            samples_moved=int(np.logical_or.reduceat(moved, starts).sum()) if len(starts) else 0,
             bytes_moved=int(rows.sample_bytes[moved].sum()),
             bytes_loaded=int(rows.sample_bytes.sum()),
             workloads=np.add.reduceat(rows.workloads, starts) if len(starts) else rows.workloads,

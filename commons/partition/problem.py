@@ -223,7 +223,9 @@ def _check_tokens(
         return amounts
     check_count("max_tokens", max_tokens, minimum=0)
     max_tokens = int(max_tokens)
-    check_each("tokens", amounts, amounts <= max_tokens, f"at most max_tokens={max_tokens}: it fits nowhere")
+    check_each(
+        "tokens", amounts, amounts <= max_tokens, f"at most max_tokens={max_tokens}: more fits nowhere"
+    )
     if amounts.sum() > num_partitions * max_tokens:
         raise ValueError(
             f"max_tokens={max_tokens} is too small: {num_partitions} parts hold at most "

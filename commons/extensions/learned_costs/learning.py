@@ -89,6 +89,7 @@ class Learning:
         self._hosts, self._names, self._speed_limit = hosts, names, speed_limit
         self._most_steps = min(max(_TIMES // num_ranks, _FEWEST_STEPS), _MOST_STEPS)
         self.state = Learned.nothing(num_ranks, 0)
+        self._first = 0  # number of the first plan of this run
         # This rank's times of steps, by plan number, as long as a checkpoint may need them.
         self._times: dict[int, ComputeSpan | float] = {}
         self._number_of: deque[tuple[ShufflePlan, int]] = deque(maxlen=_DELAY)
@@ -219,7 +220,7 @@ class Learning:
                 None means the first plan, made or to be made.
         """
         if next_plan is None:
-            next_plan = min(self._states, default=self.state.plans)
+            next_plan = self._first
         state = self._states.get(next_plan, self.state)
         before = range(state.plans - len(state.in_flight), state.plans)
         times = np.array([self._seconds(number) for number in before])
@@ -251,7 +252,7 @@ class Learning:
         arrays, times = _from_bytes(saved["learned"]), saved.get("times")
         coefficients = tuple(arrays["nanoseconds"].tolist())
         cost = Cost(coefficients) if coefficients else None
-        self._last_timed = int(arrays["plans"])
+        self._first = self._last_timed = int(arrays["plans"])
         ranks = arrays["names"].tolist(), arrays["hosts"].tolist()
         if times is None or ranks != (list(self._names), list(self._hosts)):
             num_columns = arrays["in_flight"].shape[-1] - NUM_OTHERS
