@@ -24,8 +24,8 @@ class BudgetSampler(Sampler[list[int]]):
     """One rank's batches of an epoch, each filled to a budget; the `batch_sampler` of a `DataLoader`.
 
     The rank's samples pass through a pool, in the epoch's order. A batch takes the pool's oldest sample, then
-    every other sample that still fits, from old to new. So none waits for more than `pool` batches. A sample
-    that costs more than the budget is a batch by itself. Ranks may have unequal numbers of batches.
+    every other sample that still fits, from old to new. So no sample waits for more than `pool` batches. A
+    sample that costs more than the budget is a batch by itself. Ranks may have unequal numbers of batches.
 
     `state_dict` counts batches, which determine the pool if the number of ranks stays the same. It counts
     loaded batches, but workers and the stage run ahead of training: count trained batches, as below.

@@ -209,8 +209,8 @@ class BatchShuffler(ABC):
     def plan_over(self, job: RankGroup) -> None:
         """Makes all ranks of the job plan in step from now on, as pipelines require. Collective over the job.
 
-        If ranks exchange in smaller sets, they still plan within their sets, and a second gather tells all
-        ranks what the loss needs, as `plan.job`. If no shuffler moves samples, `group` becomes all ranks.
+        If ranks exchange in smaller sets, they still plan within their sets, and a second gather gives all
+        ranks numbers for the loss, as `plan.job`. If no shuffler moves samples, `group` becomes all ranks.
 
         Raises:
             ValueError: ranks disagree on which of them exchange with each other. Raised on all ranks.
@@ -432,18 +432,18 @@ class BatchShuffler(ABC):
         Collective: all ranks of the group get equally many steps, and must leave the loop in the same step.
 
         Args:
-            batches: batches of this rank, on the host. The loop copies a batch to the device after the next
-                one is loaded, so each needs its own memory. A spot check raises an error if one changed.
+            batches: batches of this rank, on the host. The next batch is loaded before this one is copied to
+                the device, so each needs its own memory. A spot check raises an error if a batch changed.
 
         Yields:
             This rank's batch of a step, to copy to the device, and the plan to `exchange` it with. After this
-            rank's batches end, it is `padding_batch()`, until the batches of all ranks have ended.
+            rank's batches end, its batch is `padding_batch()`, until the batches of all ranks have ended.
 
         Raises:
             Exception: loading or planning failed on any rank. See `plan` for the ranks that raise it.
             RuntimeError: another loop with this shuffler is running on any rank. Raised on all ranks.
-            ValueError: `batches` is an iterator that lost a batch to an earlier loop, which had loaded ahead
-                when it was left. Raised on all ranks.
+            ValueError: `batches` is an iterator that lost a batch to an earlier loop, which was left before
+                it used the batch. Raised on all ranks.
         """
         self._check_world()
         self.planner.ranks.all_gather_objects(None, self.planner.busy())

@@ -23,7 +23,7 @@ import torch.distributed as dist
 # a second, ends the waiting rank in that time, and names the other rank as the cause.
 GRACE_S = 10.0
 _RAISED_ON = "raised_on_another_rank"
-_LOST = (dist.DistBackendError, dist.DistNetworkError)  # errors of messages, and of the job's store
+_LOST = (dist.DistBackendError, dist.DistNetworkError)  # raised by failed messages, and by the job's store
 
 Ranks = tuple[int, ...]
 
@@ -75,7 +75,7 @@ class Channel:
         return np.roll(table, self.rank, axis=0)
 
     def all_gather_objects(self, value: Any, failure: Exception | None = None) -> list[Any]:
-        """Gathers any values that pickle, by two gathers: of their sizes, and of bytes padded to the largest.
+        """Gathers any picklable values, by one gather of sizes, and one of bytes padded to the largest size.
 
         Raises:
             Exception: the failure of the first rank that passes one, or whose value does not pickle. Every
@@ -245,8 +245,8 @@ def note_if_lost() -> Iterator[None]:
 def show_first_cause_only() -> None:
     """Makes ranks that fail only because another rank failed print one line instead of a traceback.
 
-    For programs with their own training loop. Call it on every rank, after `init_process_group`. Without it,
-    every rank prints a traceback, with a note that names the rank that failed first.
+    Programs with their own training loop call it on every rank, after `init_process_group`. Without this
+    call, every rank prints a traceback, with a note that names the rank that failed first.
 
     Sets `sys.excepthook`, as `init_process_group` does; the previous hook prints all other errors. After its
     one line, a rank waits `GRACE_S` seconds for torchrun to end it. If it is still running then, and lost a

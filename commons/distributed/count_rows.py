@@ -29,11 +29,11 @@ def count_rows(
             keys are their names in messages. The functions see int64 lengths.
         columns: functions that return an extension's columns by name, int64 `[batch_size]` each. The keys are
             the names of the extensions.
-        moves: whether samples may leave this rank. Lists would stay behind, so the format has their hashes.
+        moves: whether samples may leave this rank. If so, the format hashes lists, which would stay behind.
 
     Raises:
         ValueError: the batch has no rows, a count is invalid (see `check_counts`), lengths do not match the
-            values, a field requires a gradient, or a column has the wrong shape or dtype, or a taken name.
+            values, a field requires a gradient, or a column has a wrong shape or dtype, or a name in use.
     """
     fields = batch.fields
     _check_detached(fields)

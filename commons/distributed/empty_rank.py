@@ -103,7 +103,7 @@ def _fused_optimizer(model: torch.nn.Module | None) -> str:
 
 
 def without_copies(output: Any) -> Any:
-    """Returns a model's output for `COPIES` copies of a row, without the rows of tensors, arrays, and lists.
+    """Returns a model's output for `COPIES` copies of a row, with no rows in tensors, arrays, and lists.
 
     Values with a different number of rows, such as a statistic with only one, stay unchanged.
     """

@@ -71,10 +71,10 @@ class Extension:
         return {}
 
     def check(self, settings: ShufflerSettings) -> None:
-        """Raises a `SettingError` if the core's settings do not suit it. Called before all other hooks."""
+        """Raises a `SettingError` if the extension rejects the core's settings. Called before other hooks."""
 
     def uses(self, device: torch.device) -> Sequence[str]:
-        """Returns the names of the process groups that it needs on `device`, for `RankGroup.group_for`."""
+        """Returns the names of this extension's process groups on `device`, for `RankGroup.group_for`."""
         return ()
 
     def setup(self, shuffler: Any) -> None:

@@ -1,4 +1,4 @@
-"""Iterators that a loop left with a loaded batch unused, so that another loop over them would skip it."""
+"""Iterators from which a loop loaded a batch that it did not use, and that the next loop would skip."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def leave(loader: Iterator[Any]) -> None:
 def was_left(loader: Iterator[Any]) -> bool:
     """Returns whether an earlier loop left a batch of this iterator unused. Called when a loop begins.
 
-    An iterator whose class defines `__iter__` in Python may start over there. So, unless it is a
-    DataLoader's, it counts as left only until a loop over another iterator begins.
+    An iterator whose class defines `__iter__` in Python may start over in that method. Such an iterator,
+    except a DataLoader's, counts as left only until a loop over another iterator begins.
     """
     place = _place(loader)
     found = any(reference() is loader and place == left_at for reference, left_at in _left)

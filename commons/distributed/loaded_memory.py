@@ -9,7 +9,7 @@ import torch
 from ..sequence_batch.leaf_fields import Leaf, tensors_of
 from ..sequence_batch.rows import Rows
 
-_SAMPLED = 64  # elements to compare per tensor, at least, evenly spread
+_SAMPLED = 64  # least number of evenly spread elements to compare in a large tensor
 
 
 class LoadedBatch:
@@ -56,7 +56,7 @@ def _host_tensors(rows: Rows) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _sample_of(tensor: torch.Tensor) -> bytes:
-    """Returns the bytes of up to about `_SAMPLED` elements, including the first and the last."""
+    """Returns the bytes of fewer than 2 × `_SAMPLED` elements, including the first and the last."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if not tensor.is_contiguous():
         evenly = torch.linspace(0, tensor.numel() - 1, _SAMPLED, device="cpu", dtype=torch.float64).long()

@@ -27,7 +27,7 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
     """Returns the rank of each row, int64 `[rows]`.
 
     Keeps all rows at home if the limits allow that, and the partitioner improves neither the longest time nor
-    the tokens above the tolerance. A partitioner that takes an extension's column always gets its way.
+    the tokens above the tolerance. The result of a partitioner that takes an extension's column always wins.
 
     Raises:
         ValueError: `max_tokens` cannot be met, or no placement that meets it was found.
@@ -54,7 +54,7 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
 def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | None) -> None:
     """Modifies `rank_of`, int64 `[rows]`, to give each rank loss tokens, if one swap for each can do so.
 
-    Without loss tokens, a model that returns the mean of its losses divides by zero. A rank without any
+    On a rank without loss tokens, a model that returns the mean of its losses divides by zero. Such a rank
     swaps one of its rows for a row with loss tokens and similar work, from a rank that keeps other such rows.
     No rank takes longer than the slowest did before, or has more than `max_tokens`.
     """
@@ -89,8 +89,8 @@ def _find_swap(
 ) -> tuple[int, int] | None:
     """Returns a row for `rank` to receive, and a row of similar work to give back; None if no swap fits.
 
-    `amounts`, `[2, rows]`, has the rows' work and tokens. `room`, `[2, ranks]`, is how much more of each a
-    rank may take. `able` lists the rows that other ranks may give, in order of work.
+    `amounts`, `[2, rows]`, has the rows' work and tokens. `room`, `[2, ranks]`, has the work and tokens
+    that each rank may still take. `able` lists the rows that other ranks may give, in order of work.
     """
     own, by_work = np.flatnonzero(rank_of == rank), amounts[0, able]
     # 1. Receiving more work or tokens than `highest`, or less than `lowest`, breaks some rank's limit.

@@ -33,7 +33,7 @@ _ENDED = object()
 _PATIENCE_S, _PATIENCE_TO_COUNT_S = 0.5, 10.0
 # Steps that are planned while one trains. `next_step` submits one more before it hands out the first.
 _STEPS_AHEAD = 1
-# Steps before planning is timed, and steps that the median is taken over.
+# Number of first steps whose times do not count, and number of steps that a median covers.
 _WARM_UP, _STEPS = 10, 32
 
 
@@ -162,7 +162,7 @@ class PlanAhead:
         An error in loading or planning a dropped batch is only logged.
         """
         for *_, planned in self._planned:
-            error = planned.exception()  # waits for the plan, because other ranks need this one in it
+            error = planned.exception()  # waits for the plan, in which other ranks need this rank
             if error is not None and raised_on(error) is None:
                 logger.warning(f"a batch that is dropped had failed: {type(error).__name__}: {error}")
         self._planned.clear()

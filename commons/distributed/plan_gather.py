@@ -18,7 +18,7 @@ from .extension import Extension
 from .row_table import RowTable
 
 logger = logging.getLogger(__name__)
-# A rank's message starts with whether it failed, and its numbers of rows and real rows. The lengths of its
+# A rank's message starts with a flag for failure, and its numbers of rows and real rows. The lengths of its
 # padding, its posts, and its rows follow. A rank without a batch has 0 rows; every batch has at least one.
 _FAILED, _NUM_ROWS, _NUM_REAL, _HEADER = range(4)
 
@@ -31,8 +31,8 @@ class PlanGather:
     """Gathers row tables over a group, and raises a failure of one rank on all of them.
 
     In the first call, ranks agree on the format, and on the number of rows that a gather carries per rank.
-    Every later call is a single all-gather of equal sizes. If a rank has more rows, all ranks grow that
-    number and gather again. While some ranks have no batch, a gather and a broadcast renew the row they run.
+    A later call takes one all-gather of equal sizes. If a rank has more rows, all ranks grow that number
+    and gather again. While some ranks have no batch, a gather and a broadcast renew the row that they run.
 
     Args:
         channel, agrees: channels of the ranks whose rows are gathered, and of the ranks that agree on the
@@ -73,7 +73,7 @@ class PlanGather:
         try:
             if counted is not None:
                 expected.check_same(None, self._channel.ranks[self._channel.rank], counted[1])
-                if expected.batch_type is None:  # only other ranks had a first batch
+                if expected.batch_type is None:  # this rank had no batch when ranks agreed
                     self.format = expected = replace(expected, batch_type=type(counted[2].batch))
         except Exception as error:
             failure = error
@@ -97,7 +97,7 @@ class PlanGather:
     def _renew_padding(self, sender: int, counted: Counted | None) -> None:
         """Replaces the padding row with one from rank `sender`, which has a batch. Collective.
 
-        Since the first step, numbers and texts in batches, and tensors that samples share, may have changed.
+        Numbers and texts in batches, and tensors that samples share, may have changed since the first step.
         """
         pickled = None
         if counted is not None and self._channel.rank == sender:

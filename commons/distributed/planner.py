@@ -23,8 +23,8 @@ from .shuffle_plan import JobStep, ShufflePlan, sum_loss_tokens
 from .shuffler_settings import ShufflerSettings
 
 # Columns of a rank's message to the whole job, before its posts: whether the rank failed, whether any rank of
-# its group has a batch, the rows that it computes, and its micro-batches. The bits of its loss tokens, and of
-# its load before and after, follow.
+# its group has a batch, and how many rows and micro-batches the rank computes. The bits of its loss tokens,
+# and of its load before and after the exchange, follow.
 _FAILED, _HAS_BATCH, _PLACED, _PARTS, _LOSS_TOKENS, _BEFORE, _AFTER, _WIDTH = range(8)
 
 
@@ -36,7 +36,7 @@ class Planner:
 
     Args:
         group: ranks that exchange samples.
-        job: all ranks, if they plan in step and share a `JobStep`. None means that only the group does.
+        job: all ranks, if they plan in step and share a `JobStep`; None if only the group plans in step.
         exchanges: whether samples may leave this rank.
         settings, extensions, cost, view: the shuffler's own.
         count: function that returns the counted rows of a batch, and their format.
@@ -170,7 +170,7 @@ class Planner:
     ) -> ShufflePlan:
         """Returns the plan with a `JobStep`, by one all-gather over all ranks of the job.
 
-        If there is no plan, `failure` is the reason, and all ranks raise it. All have equally many `posts`.
+        If there is no plan, `failure` is the reason, and all ranks raise it. Ranks post equally many numbers.
         """
         told = np.zeros(_WIDTH, dtype=np.int64)
         try:
@@ -209,7 +209,7 @@ class Planner:
         told[_BEFORE:].view(np.float64)[:] = alike.loads_before[rank], alike.loads[rank]
 
     def _with_cost(self, rows: RowTable) -> RowTable:
-        """Returns rows with the shuffler's cost, if any. All ranks raise an error if it does not fit."""
+        """Returns rows with the shuffler's cost, if any. All ranks raise an error if its columns differ."""
         cost, columns = self._cost, rows.work.shape[1]
         if cost is None:
             return rows
@@ -243,7 +243,7 @@ def _check_same_settings(
     cost: Cost | None,
     others: Mapping[str, str],
 ) -> None:
-    """Checks that ranks agree on settings, before an extension's `setup` waits for ranks that lack it."""
+    """Checks that ranks agree on settings, before `setup` waits for ranks that lack an extension."""
     described = {
         **others,
         "extensions": repr([extension.name for extension in extensions]),

@@ -5,7 +5,7 @@ set of ranks. A gloo group of N ranks holds N + 3 descriptors and 3 threads, and
 device memory. Each user of the gloo group has its own `Channel`.
 
 The main thread launches every exchange and unshuffle, and TorchRec's forward collectives. Autograd's thread
-launches the backward collectives, while the main thread waits for it. So all ranks launch in one order. With
+launches the backward collectives, while the main thread waits. So all ranks launch in the same order. With
 NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26 or later), the device follows this order, too.
 """
 
@@ -86,7 +86,7 @@ class RankGroup:
 
         Raises:
             ValueError: a rank is not in its `process_group`, or ranks disagree on groups. All ranks raise it.
-            RuntimeError: some ranks have not called `of` within a minute. All ranks that do so raise it.
+            RuntimeError: some ranks do not call `of` within a minute. All ranks that call it raise the error.
         """
         warn_of_untried()
         if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -128,7 +128,7 @@ class RankGroup:
     def group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
         """Returns the process group of these ranks for one use, such as "exchange", on a device.
 
-        For the host, in a job on GPUs, it is the planning group. On GPUs, collectives on another stream need
+        In a job on GPUs, the planning group serves the host. On GPUs, collectives on another stream need
         a use of their own, or they would wait for the exchange of a later step.
 
         Raises:
@@ -269,7 +269,7 @@ def agree_on_sets(agreement: str, ranks: Ranks, uses: Uses) -> list[tuple[Ranks,
 
     Raises:
         ValueError: a process group excludes its rank, or ranks disagree on groups. All ranks raise it.
-        RuntimeError: ranks have not arrived `PATIENCE_S` seconds after another. All that arrive raise it.
+        RuntimeError: a rank is missing `PATIENCE_S` seconds after another arrives. All that arrive raise it.
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     job_store = dist.distributed_c10d._get_default_store()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 def show_if_slow(what: str, after_s: float = 2.0) -> Iterator[None]:
     """If active for longer than `after_s` seconds, shows on rank 0 what is running, and for how long.
 
-    A terminal shows one line that counts the seconds. A log file gets one line then, and one at the end.
+    A terminal shows one line that counts the seconds. A log file gets a first line and a last line.
     """
     is_done = threading.Event()
 

@@ -176,7 +176,7 @@ def check_results(fields: Mapping[str, FieldValue], whose: str) -> None:
 
 
 def hashes_at(value: Any, paths: Collection[str]) -> dict[str, int]:
-    """Returns a hash of the value at each of these paths, by path. Paths that are not there are left out."""
+    """Returns a hash of the value at each of these paths, by path. Paths that `value` lacks are left out."""
     found = _values(value)
     return {path: _hash(found[path]) for path in sorted(paths) if path in found}
 

@@ -20,7 +20,7 @@ def loads(workloads: ArrayLike, partition: Sequence[np.ndarray]) -> np.ndarray:
 def imbalance(
     workloads: ArrayLike, partition: Sequence[np.ndarray], speeds: ArrayLike | None = None
 ) -> float:
-    """Returns the largest load ÷ the mean load of the parts. 1.0 is perfect, and the result for zero loads.
+    """Returns the largest load ÷ the mean load of the parts. 1.0 means perfect balance, or no load.
 
     With `speeds` `[parts]`, returns the longest time ÷ the time that loads proportional to speed would take.
 
@@ -44,7 +44,7 @@ def lower_bound(
     """Returns an `imbalance` that no partition of whole samples beats.
 
     Some q parts together hold at least j·q of the m = (j − 1)·parts + q largest samples. If the q parts with
-    the most of these held fewer, one would hold fewer than j. The other parts would hold no more, so all
+    the most of these held fewer, one would hold at most j − 1, as would each part outside the q. Then all
     parts together would hold fewer than m. The j·q samples weigh at least as much as the lightest j·q of the
     m. With `equal_size`, the q parts fill up to ⌊samples ÷ parts⌋ each, at best with the lightest samples of
     all. The bound is the maximum over all j and q, the mean load, and the largest sample.

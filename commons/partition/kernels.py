@@ -1,4 +1,4 @@
-"""The core's compiled functions: one state, parts and their samples, and the operations that change it.
+"""The core's compiled functions: operations that change one state, which is the parts and their samples.
 
 Samples are numbered from the heaviest down, so comparing two numbers compares work and breaks ties. Work is
 int64, so sums are exact in any order. It is at least 1, so that samples of no cost spread like others. Tokens
@@ -30,8 +30,8 @@ ACROSS_NODES = 1000
 # third try, the slowest default plans in "plans at size" (lognormal, 1,024 ranks) take 21 ms instead of 9.
 # Like ZERO, these constants are not literals.
 FEW_PARTNERS, MANY_PARTNERS, FROM_ALL = cast(tuple[int, int, int], tuple(np.array([7, 63, 64])))
-# How often leveling may halve the excess that a swap must take off. Fewer halvings are enough inside a
-# node, because all parts follow, and for free moves, because another target follows. With ten, the slowest
+# How often leveling may halve the excess that a swap must take off. Fewer are enough inside a node, because
+# leveling over all parts follows, and for free moves, because another target follows. With ten, the slowest
 # default plans in "plans at size" (lognormal, 64 ranks) take more than three times as long as the median.
 HALVINGS, FEW_HALVINGS = 7, 2
 # Once pushed above its limit this often, a part no longer pushes partners above theirs. Parts could otherwise
@@ -42,13 +42,13 @@ TRIES = 4
 # Work below this share of all limits leaves much room. Samples next to a giant then leave at once, which is
 # faster than swaps. With less room, that would move twice as many samples.
 MUCH_ROOM = 0.9
-# Leveling looks at up to this many samples for each sample there is. Ending too soon costs more time.
+# Leveling may look at each sample this many times on average. Ending too soon costs more time.
 LOOKS = 2048
 # Length of the runs that insertion sorts, before the merge sort joins them.
 SHORT_RUN = 16
 # A share of a group tries up to this many parts. Each pass over all groups saves less than the one before.
 MOST_TO_JOIN, REUNITE_PASSES = 4, 4
-# In a part with more rows, a share meets one other part. Two parts compare up to this many run pairs per row.
+# In a larger part, a share meets one other part. Two parts compare up to this many pairs of runs per row.
 MANY_ROWS, LOOKS_PER_ROW = 256, 16
 # Fullness is a fixed-point number of at most 2**10, with 32 bits after the point.
 _SHARE, _MOST_SHARE = 2.0**32, 2.0**10
@@ -358,7 +358,7 @@ def _evict(
             if changes == 0 and limits.fewest > 0 and heaviest - lightest > room:
                 skipped += 1
                 continue
-            # It leaves instead of a light surplus sample, or in return for one of the lightest.
+            # This sample leaves instead of a light surplus sample, or in return for one of the lightest.
             relief += heaviest - (
                 work[members[first + count - surplus + changes]] if changes < surplus else lightest
             )
@@ -559,7 +559,7 @@ def _send_home(
     the most room in its home's node. With two attempts, it may go to any part there, with more samples tried
     in return, and is tried again after all others. With little room, this sends fewer bytes across nodes.
 
-    A sample in return weighs at least what its part lacks in room, and at most what fits in the other part.
+    A sample in return frees at least the room that its part lacks, and fits into the other part.
     At most `most_moved` more samples leave home so that others get into their nodes.
     """
     work, other, home, price = samples.work, samples.other, samples.home, samples.price
@@ -693,7 +693,7 @@ def settle(
 def _take_out(limits: Limits, lists: Lists, part_of: np.ndarray, factor: int) -> bool:
     """Takes out all samples of parts above their limit, and of `factor` times as many of the emptiest parts.
 
-    Returns whether that many of the emptiest parts are all parts.
+    Returns whether the number of emptiest parts has reached that of all parts.
     """
     num_parts, count = len(limits.load), ZERO
     bits, keys = _bits(num_parts), np.empty(num_parts, dtype=np.int64)
@@ -725,7 +725,7 @@ def shortest_time(work: np.ndarray, speeds: np.ndarray, fewest: int, most: int) 
     for q in range(1, num_parts):
         fastest[q] = fastest[q - 1] + speeds[num_parts - 1 - q]
     bound = sums[num_samples] / fastest[num_parts - 1]
-    # 2. Some q parts hold j · q of the m heaviest samples, and others no lighter than the lightest.
+    # 2. Some q parts hold j · q of the m heaviest samples. Their other samples weigh at least the lightest.
     for before in range(0, num_samples, num_parts):
         j = before // num_parts + 1
         for q in range(1, min(num_parts, num_samples - before) + 1):
@@ -950,8 +950,8 @@ def place_units(
     1. A unit goes to the home where most of it stays, among those with room for all of it within the limits.
     2. Otherwise it goes to the part with the most room, if it fits up to `most_load`, which may exceed the
        limit. If it does not fit there, it goes to the emptiest part where it fits.
-    3. Otherwise the part that can take the most samples of it takes those, at least one. The rest is placed
-       the same way.
+    3. Otherwise, the part that can take the most samples of the unit takes them, at least one. The rest is
+       placed the same way.
 
     Example: two parts have 4 rows and loads up to 20. Units of 4, 2, and 2 samples, each with 4 of work, are
     all at home in part 0. The first unit stays there, and the others go to part 1.

@@ -11,9 +11,9 @@ import numpy as np
 from .kernels import ALL, NONE, Limits, Samples, settle, sum_per_part
 from .problem import Problem, token_goal
 
-# Percentage of the samples that may also leave home.
+# Percentage of the samples that may leave home in addition, to level tokens.
 MORE_MOVED = 4
-# During leveling, this many times as many may be away. Most of them return in the end.
+# During leveling, this many times as many samples may be away from home. Most of them return in the end.
 MEANWHILE = 8
 
 
@@ -30,9 +30,9 @@ def level_tokens(
 ) -> None:
     """Changes `part_of` so that, as far as possible, no part exceeds the tolerance on tokens.
 
-    No part's time ends above both the target and the longest time before. No part gets more tokens than the
-    fullest had. If whole samples cannot keep to the tolerance, as with a sample of eight times the mean, the
-    tolerance is relative to a lower bound on the fullest part's tokens instead of the mean.
+    No part's time ends above the larger of the target and the longest time before. No part gets more tokens
+    than the fullest had. If whole samples cannot keep to the tolerance, as with one of eight times the mean,
+    the tolerance is relative to a lower bound on the fullest part's tokens instead of the mean.
     """
     tolerance, tokens, num_parts = problem.token_tolerance, problem.tokens, problem.num_parts
     if tolerance is None:

@@ -131,7 +131,7 @@ def _set_targets(problem: Problem, num_partitions: int, num_steps: int, max_rati
         total = int(min(num_partitions * largest, limit, left))
         targets[step] = total / num_partitions
         placed = num_partitions
-        # 4. If the ratio does not, some parts have a giant each, and the others share the rest.
+        # 4. If the ratio does not allow it, some parts have a giant each, and the others share the rest.
         if total < min(num_partitions * largest, left):
             giants = with_fill[first : first + num_partitions]
             number = _count_giants(giants, total, LEAST_FILL * mean)

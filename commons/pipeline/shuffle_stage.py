@@ -110,7 +110,7 @@ class ShuffleStage:
         After the end, it does not ask the loader again until `end_epoch`, while the last steps still run.
 
         Raises:
-            ValueError: a rank has no samples, and a copy of a row must not run instead. All ranks raise it.
+            ValueError: a rank has no samples, and must not run a copy of a row instead. All ranks raise it.
         """
         step = None if loader is self._ended else self.ahead.next_step(loader, self._model.training)
         self._ended = loader if step is None else None
@@ -141,7 +141,7 @@ class ShuffleStage:
         """Runs the model on an exchanged batch; returns the loss to run backward on, and the model's output.
 
         Data-parallel training averages gradients over ranks. The loss is scaled so that this average is the
-        gradient of the mean over all loss tokens of the step (0 without any). A "global_mean" is kept.
+        gradient of the mean over all loss tokens of the step (0 without any). A "global_mean" is not scaled.
 
         Raises:
             TypeError: the step did not come from `next_batch`.

@@ -115,7 +115,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._optimizer = optimizer
         self._device = torch.device(device)
         self._stage = ShuffleStage(batch_shuffler, model, self._device, loss_reduction, optimizer)
-        self._step: Step | None = None  # exchanged, not yet computed; kept for a retry if it raises
+        self._step: Step | None = None  # exchanged but not computed; kept for a retry if computing raises
         self._lookups = [module for module in model.modules() if isinstance(module, ShardedModule)]
 
     def reset(self) -> None:
@@ -293,7 +293,7 @@ class ShuffleStageMixin(_WithStage):
     def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any | None:
         theirs = super()._next_batch  # type: ignore[misc]
         if theirs.__func__ is TrainPipelineSparseDist._next_batch:
-            # TorchRec's method takes a batch of None for the end. The stage reads them itself, and raises.
+            # TorchRec's method takes a batch of None for the end. The stage reads batches itself, and raises.
             return self._stage.next_batch(dataloader_iter)
         if self._loader is None or dataloader_iter is not self._loader.batches:
             self._loader = _Loader(dataloader_iter, theirs)

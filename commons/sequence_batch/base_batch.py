@@ -104,7 +104,7 @@ class BaseBatch(Pipelineable):
 
         Lists with one entry per row, or per sample, keep the entries of these rows. Padding rows may be
         selected, but only after all real rows. An empty selection returns one padding row. On CUDA this
-        synchronizes host and device. The exchange must not, so it selects rows in another way.
+        synchronizes host and device. The exchange must not synchronize, so it selects rows in another way.
 
         Raises:
             TypeError: `indices` are not a flat sequence of integers. A boolean mask is not accepted.

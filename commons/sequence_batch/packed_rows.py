@@ -274,7 +274,7 @@ def jagged_parts(fields: Mapping[str, Any], schema: Schema) -> list[torch.Tensor
                 f"field {field.name!r} has {lengths.dtype} lengths of shape {tuple(lengths.shape)}; expected "
                 "a flat tensor of int32 or int64"
             )
-        # Only offsets that the value already has: it need not compute them.
+        # Read only offsets that the value already has, so that it need not compute any.
         offsets = value.offsets_or_none() if hasattr(value, "offsets_or_none") else None
         parts += [lengths, lengths[:0] if offsets is None else offsets[:1]]
     return parts

@@ -84,9 +84,9 @@ def hash_shared(tree: Part) -> dict[str, int]:
 
 
 def check_no_samples(tree: Part, num_rows: int | None = None) -> None:
-    """Checks that no list, or dict with numeric keys, of alike entries with tensors can hold samples.
+    """Checks that no list, or dict with numeric keys, has similar entries with tensors that may be samples.
 
-    It can if it has two or more entries: exactly `num_rows`, unless that is None.
+    Two or more such entries may be samples if there are `num_rows` of them, or if `num_rows` is None.
 
     Raises:
         TypeError: entries may be fields or samples. Entries of tuples, and of dicts with names, are fields.

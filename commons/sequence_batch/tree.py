@@ -185,7 +185,7 @@ def check_replaceable(tree: Part) -> None:
 def check_attributes(tree: Part) -> None:
     """Checks that no container holds a tensor or array only as an attribute, which no move would take along.
 
-    A later batch may fail although the first did not. Private attributes of a dataclass, and attributes that
+    A later batch may fail even if the first passed. Private attributes of a dataclass, and attributes that
     `__post_init__` computes from fields, are allowed, because a new instance computes them again.
 
     Raises:

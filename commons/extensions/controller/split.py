@@ -75,8 +75,8 @@ def split_balanced(
         groups: group of each row, `[rows]` or `[real rows]` integers or strings. Samples of a group stay in
             one chunk, as responses to one prompt must. None means the groups of the shuffler, if it has any,
             where a negative number means no group. Without groups, the numbers of samples per chunk differ by
-            at most one. With groups of equal size, the numbers of groups per chunk do. With other groups, the
-            numbers of samples follow the load.
+            at most one. With groups of equal size, this holds for the numbers of groups. With groups of
+            other sizes, the numbers of samples follow the load.
 
     Returns:
         The chunks, and the order, which `merge` needs. Chunks are batches of the same kind, each in memory of

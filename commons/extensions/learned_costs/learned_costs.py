@@ -112,7 +112,7 @@ class LearnedCosts(Extension):
         self._clock = ComputeClock.of(model, device, lambda: group.wait_seconds)
 
     def forward(self, step: Step, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Runs the model, and times the step, whose end comes with the backward."""
+        """Runs the model, and times the step, which ends with the backward."""
         span = self._clock.begin()
         result = forward(step)
         if step.plan.has_batch:  # otherwise only other ranks of the job still train
@@ -193,7 +193,7 @@ def check_waits(
     """Checks that measured times contain no waits for other ranks, which would count as computation.
 
     Raises:
-        ValueError: they contain such waits, which cannot be subtracted.
+        ValueError: the times contain such waits, which cannot be subtracted.
     """
     reason = None
     for extension in shuffler.extensions:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _DELAY = MOST_ON_THEIR_WAY
 # Number of steps that determine a rank's speed, and number of plans between two fits.
 _STEPS_OF_SPEED, _PLANS_PER_FIT = 16, 4
-# A fit uses as many steps as yield this many times over all ranks, within these bounds on the steps.
+# A fit uses enough steps for this many measured times over all ranks, within these bounds on the steps.
 _TIMES, _FEWEST_STEPS, _MOST_STEPS = 1024, _STEPS_OF_SPEED, 64
 # A rank posts this many numbers before the coefficients: its speed, a hash, and a time.
 _NUM_OF_STATE = 3
@@ -117,7 +117,7 @@ class Learning:
 
     def to_post(self) -> np.ndarray:
         """Returns int64 `[num_posted]`: this rank's speed, a hash of all speeds, a step time, and cost
-        coefficients. Those of columns are missing until the first plan tells the number of columns."""
+        coefficients. The columns' coefficients are missing until the first plan tells how many there are."""
         state = self.state
         speed = followed_speed(float(state.speeds[self._rank]), self._own_ratios())
         cost = state.cost
@@ -216,8 +216,8 @@ class Learning:
         "times", this rank's times of the plans in flight then. Waits for the ends of their steps.
 
         Args:
-            next_plan: number of the first plan whose step has not run, a recent one or the next to be made.
-                None means the first plan, made or to be made.
+            next_plan: number of the first plan whose step has not run, a recent plan or the next one. None
+                means the first plan of the run, even if it is not made yet.
         """
         if next_plan is None:
             next_plan = self._first

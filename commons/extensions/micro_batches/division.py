@@ -49,8 +49,8 @@ def balance_micro_batches(
 
     Every rank gets the same number of micro-batches. If that is more than the tokens need, a placement with a
     cap on a rank's tokens is also tried. It is taken if it needs fewer micro-batches, which costs 1 to 2% of
-    balance; with unequal speeds, it must not cost more. If sizes may differ, every micro-batch gets a sample
-    where that takes no more micro-batches, whatever it costs in balance.
+    balance, but not if unequal speeds make it cost more. If sizes may differ, every micro-batch gets a sample
+    if that takes no more micro-batches, whatever the cost in balance.
 
     Arguments and errors are those of `refined` and `pack_micro_batches`. `multiple_of` and `min_count` apply
     to each rank. Returns the result of `pack_micro_batches` for each rank.

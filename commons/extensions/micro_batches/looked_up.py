@@ -64,7 +64,7 @@ class _Tensor:
 
     Attributes:
         values: values of the whole batch, `[any, ...]`.
-        gradient: gradient of `values` from the parts so far. None before the first part, or without one.
+        gradient: gradient of `values` from the parts so far. None before the first one, or if none is needed.
     """
 
     def __init__(self, values: torch.Tensor) -> None:

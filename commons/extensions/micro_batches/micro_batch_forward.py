@@ -56,7 +56,7 @@ def run_micro_batches(
         loss_reduction: "sum" or "mean", over the loss tokens of a micro-batch.
         loss_scale: factor of the loss sum before its backward. None means the factor for which the gradient,
             averaged over ranks, is that of the mean over all loss tokens of the optimizer step.
-        failures: record of failures, as `loss_sum` takes it.
+        failures: list that receives failures, as in `loss_sum`.
         step_plans: plans of all batches of the optimizer step, for gradient accumulation. None means only
             this plan. If `loss_scale` is given, it must account for them itself.
 
@@ -112,7 +112,7 @@ def run_micro_batches(
         gradients, tensors = [gradient for _, gradient in pairs], [tensor for tensor, _ in pairs]
         scaled = _HandOut.apply(scaled.requires_grad_(), gradients, *tensors)
         for module in replicated:
-            # Tell it of one forward for all micro-batches, so that it reduces in the coming backward.
+            # Announce one forward for all micro-batches, so that the module reduces in the coming backward.
             if any(parameter in dense.sums for parameter in module.parameters()):
                 module._pre_forward(scaled)
                 scaled = module._post_forward(scaled)
@@ -252,7 +252,7 @@ class _Lookups:
         return part
 
     def _whole(self, value: Any, module: ShardedModule) -> Any:
-        """Returns the field of the batch in place of that of a micro-batch, to look it up in a module."""
+        """Returns the batch's field for a micro-batch's field, so that a module looks up the whole batch."""
         if id(value) not in self._whole_of:
             raise RuntimeError(
                 f"{type(module).__name__} is called with a {type(value).__name__} that is no field of "

@@ -121,7 +121,7 @@ class MicroBatches(Extension):
         return micro_batches(self._shuffler, batch, plan)[0]
 
     def join_values(self, values: Sequence[Any], plan: ShufflePlan) -> Any:
-        """Joins per-sample values of micro-batches in the order of the batch, as if it had run whole.
+        """Joins per-sample values of micro-batches in the order of the batch, as if the batch had run whole.
 
         If there are jagged values, the host waits once for the device.
 

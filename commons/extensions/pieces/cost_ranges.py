@@ -149,7 +149,7 @@ def _find_cut(
     """Returns the (piece, begin, end) that a heavy part gives away, or NONE as the piece if nothing helps.
 
     The range, which may be a whole piece, removes the most excess. Ties go to the least cost before the cut,
-    because the later side fetches the tokens there. A cut gives away `wanted`, as far as least costs allow.
+    because the later piece fetches tokens before it. A cut gives away `wanted`, as far as least costs allow.
     """
     best, first, last, relief, before = NONE, 0, 0, 0, 0
     for piece in on_part:

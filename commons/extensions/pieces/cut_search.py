@@ -93,7 +93,7 @@ def _rank_of_whole(samples: RowTable, settings: ShufflerSettings) -> np.ndarray 
 def _is_balanced(samples: RowTable, settings: ShufflerSettings, rank: np.ndarray, highest: float) -> bool:
     """Returns whether no rank is above the highest load, or whole samples could be balanced.
 
-    The lower bound decides the latter for equal speeds. For others, it is far below any reachable load.
+    With equal speeds, the lower bound decides whether they could. Otherwise, no load gets close to it.
     """
     if times(samples, rank).max() <= highest:
         return True
@@ -232,8 +232,8 @@ def _cut_within_limits(
 ) -> tuple[RowTable, np.ndarray]:
     """Cuts samples into `num_pieces` pieces, int64 `[samples]`, or into more if that is not enough.
 
-    Returns `best`, samples and the rank of each, unless an attempt keeps the limits with a time of at most
-    that of `best`, or `highest`. The result may have more pieces than `best`.
+    Returns `best`, rows and the rank of each, unless an attempt keeps the limits and takes no longer than
+    the larger of `best`'s time and `highest`. The result may have more pieces than `best`.
     """
     most = cutting.most_pieces(samples)
     num_pieces = np.minimum(num_pieces, most)

@@ -70,7 +70,7 @@ class Cutting:
     def least_costs(self, samples: RowTable, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the least costs at which pieces of the samples `numbers` have `MIN_TOKENS`.
 
-        The cost of a token grows along a sample, so the cost of the last `MIN_TOKENS` is enough anywhere.
+        Later tokens cost more, so a piece that costs as much as the last `MIN_TOKENS` has at least as many.
 
         Returns:
             The least cost of a sample's first piece, and that of any other piece, int64 `[numbers]` each. The

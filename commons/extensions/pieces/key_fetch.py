@@ -88,8 +88,8 @@ class PlacedPieces:
         """Makes the fetch of this batch, which all layers share. Call it on every rank of the group.
 
         Args:
-            num_seen: number of tokens, counted from the start of its sample, that the queries of each row
-                see, int64 `[rows of the step]`.
+            num_seen: number of tokens that the queries of each row see, counted from the start of the row's
+                sample, int64 `[rows of the step]`.
             device: device of keys and values.
         """
         return KeyFetch(self, num_seen, device)

@@ -130,7 +130,7 @@ class Pieces(Extension):
         on_host, pieces = rows.on_host(), plan.rows.columns[COLUMN][own]
         rules, _ = self._agreed()
         cut = cut_rows(on_host, pieces, rules)
-        if not rules.has_halo:  # otherwise the batch counts its halo, too
+        if not rules.has_halo:  # with a halo, the batch would count the halo, too
             self._check_counts(cut, plan, own)
         if self._checks_cuts:
             check_cut(on_host, cut, pieces, rules)

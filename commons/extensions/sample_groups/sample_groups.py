@@ -33,7 +33,7 @@ class SampleGroups(Extension):
             shuffler must have a method of this name.
         moves_per_copy: value of having a group on one rank fewer, in moves of the group's largest sample. It
             is the bytes of embeddings and gradients that ranks exchange per id, over all tables, ÷ the bytes
-            of a sample per id. The default of 64 suits one table of 128 float32, and ids with actions.
+            of a sample per id. The default of 64 suits one table of 128 float32, with an action per id.
 
     Raises:
         TypeError: an argument has the wrong type, or both `feature` and `get_groups` are given.
