@@ -140,6 +140,7 @@ class LearnedCosts(Extension):
         if not 0 < seconds < float("inf"):
             raise ValueError(f"record got {seconds} seconds; expected a finite number above 0")
         self._learning.record(plan, float(seconds))
+        self._last = plan
 
     def cost(self) -> Cost | None:
         """Returns the learned cost, to save or to balance by, or None before anything was learned."""
@@ -150,7 +151,7 @@ class LearnedCosts(Extension):
 
         Args:
             last: plan of the last step before the checkpoint. None means the plan that a pipeline ran last,
-                or that no step has run yet.
+                or whose time was recorded last, or that no step has run yet.
         """
         last = last or self._last
         return self._learning.saved(None if last is None else self._learning.number_of(last) + 1)

@@ -35,9 +35,10 @@ def micro_batches(
     """Returns the micro-batches of an exchanged batch as `MicroBatches.micro_batches` does, and the rows of
     the batch in each, int64. A micro-batch without samples has no row if batches know their padding, and
     otherwise the first row `num_copies` times."""
-    view, rank, batch_format = shuffler.view(batch), shuffler.group.rank, shuffler.format
+    rank, batch_format = shuffler.group.rank, shuffler.format
     if not plan.num_parts or batch_format is None:
-        return [batch], [np.arange(view.num_rows)]
+        return [batch], []
+    view = shuffler.view(batch)
     first = np.zeros(0 if view.pads else num_copies, dtype=np.int64)
     rows_of_each = [rows if len(rows) else first for rows in rows_of_micro_batches(plan, rank)]
     if not (plan.num_placed[rank] or view.pads):

@@ -117,6 +117,7 @@ def test_a_resumed_run_plans_as_the_uninterrupted_one(planned_ahead):
     if not planned_ahead:
         whole.plan(None)  # a loader's end, which the resumed run does not meet
     saved = learned(whole).state(last)
+    assert learned(whole).state() == saved  # the last one recorded
     for step, plan in enumerate(ahead, 45):
         learned(whole).record(plan, float(_seconds(plan, step, speeds)[whole.group.rank]))
     rest = ahead + _train(whole, 45 + planned_ahead, 90, speeds)[0]
