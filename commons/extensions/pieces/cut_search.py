@@ -57,26 +57,26 @@ def cut_and_place(
     mean = float(total) / (samples.num_ranks if speeds is None else math.fsum(speeds.tolist()))
     highest = mean * (1 + TOLERANCE)
     has_giant = samples.workloads.max(initial=0) > highest
-    rank = None
+    rank_of = None
     if not has_giant:
-        rank = _rank_of_whole(samples, settings)
-        if rank is not None and _is_balanced(samples, settings, rank, highest):
-            return samples, rank
-    if has_giant or rank is not None:
-        pieces, rank_of_piece = _pieces_of_equal_loads(samples, settings, cutting, mean, rank)
+        rank_of = _rank_of_whole(samples, settings)
+        if rank_of is not None and _is_balanced(samples, settings, rank_of, highest):
+            return samples, rank_of
+    if has_giant or rank_of is not None:
+        pieces, rank_of_piece = _pieces_of_equal_loads(samples, settings, cutting, mean, rank_of)
         if pieces.begin.any():
-            made, rank = _cut_between(samples, cutting, pieces, rank_of_piece)
-            if allows(made, rank, settings):
-                even = _with_even_tokens(made, rank, settings, mean)
+            made, rank_of = _cut_between(samples, cutting, pieces, rank_of_piece)
+            if allows(made, rank_of, settings):
+                even = _with_even_tokens(made, rank_of, settings, mean)
                 later = np.flatnonzero(~made.starts_sample)
                 if (even[later] != even[later - 1]).all():
                     return made, even
                 items = made.columns[COLUMN]["first_item"][later]  # neighboring pieces now share a rank
                 return _cut_where_ranks_change(samples, cutting, made.sample_of[later], items, even)
         else:  # samples are too short to be cut
-            rank = _rank_of_whole(samples, settings) if rank is None else rank
-            if rank is not None:
-                return samples, rank
+            rank_of = _rank_of_whole(samples, settings) if rank_of is None else rank_of
+            if rank_of is not None:
+                return samples, rank_of
     return _cut_by_tokens(samples, settings, cutting, highest)
 
 
@@ -90,12 +90,12 @@ def _rank_of_whole(samples: RowTable, settings: ShufflerSettings) -> np.ndarray 
         return None
 
 
-def _is_balanced(samples: RowTable, settings: ShufflerSettings, rank: np.ndarray, highest: float) -> bool:
+def _is_balanced(samples: RowTable, settings: ShufflerSettings, rank_of: np.ndarray, highest: float) -> bool:
     """Returns whether no rank is above the highest load, or whole samples could be balanced.
 
     With equal speeds, the lower bound decides whether they could. Otherwise, no load gets close to it.
     """
-    if times(samples, rank).max() <= highest:
+    if times(samples, rank_of).max() <= highest:
         return True
     if relative_speeds(samples) is not None:
         return False
@@ -107,7 +107,7 @@ def _pieces_of_equal_loads(
     settings: ShufflerSettings,
     cutting: Cutting,
     mean: float,
-    rank: np.ndarray | None,
+    rank_of: np.ndarray | None,
 ) -> tuple[CostRanges, np.ndarray]:
     """Returns as few pieces as balance needs, regardless of `max_tokens`, and their ranks, int64 `[pieces]`.
 
@@ -117,54 +117,54 @@ def _pieces_of_equal_loads(
     Each of these three steps may use a quarter of the tolerance: filling ranks, placing, and giving away. The
     last quarter is for rounding cuts to whole items.
 
-    `mean` is the load of a rank of speed 1. `rank` holds the ranks of whole samples, if none is too heavy.
+    `mean` is the load of a rank of speed 1. `rank_of` holds the ranks of whole samples, if none is too heavy.
     """
     full, most = int(mean * (1 + TOLERANCE / 4)), int(mean * (1 + TOLERANCE * 3 / 4))
     giants = np.flatnonzero(samples.workloads > mean * (1 + TOLERANCE))
     pieces = cut_heavy(samples.workloads, full, giants, *cutting.least_costs(samples, giants))
-    if rank is None:
+    if rank_of is None:
         share = pieces.costs / np.maximum(samples.workloads, 1)[pieces.sample]
         rows = samples.take(pieces.sample)
         rows = replace(rows, workloads=pieces.costs, sample_bytes=np.ceil(rows.sample_bytes * share))
         without_tokens = {"tokens": None, "max_tokens": None, "token_tolerance": None}
-        rank = partition(rows, settings, tolerance=TOLERANCE / 4, **without_tokens)
-    loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
+        rank_of = partition(rows, settings, tolerance=TOLERANCE / 4, **without_tokens)
+    loads = np.bincount(rank_of, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
     speeds = relative_speeds(samples)
     if speeds is not None:
         loads += full - (full * speeds).astype(np.int64)  # so that slower ranks are full at the same load
     is_long = samples.tokens >= 2 * MIN_TOKENS  # the others cannot be cut
-    on_heavy = np.flatnonzero((loads > most)[rank] & is_long[pieces.sample])
+    on_heavy = np.flatnonzero((loads > most)[rank_of] & is_long[pieces.sample])
     if on_heavy.size:
         least = cutting.least_costs(samples, pieces.sample[on_heavy])
-        pieces, rank = level(pieces, rank, loads, *least, on_heavy, most, full)
-    return pieces, rank
+        pieces, rank_of = level(pieces, rank_of, loads, *least, on_heavy, most, full)
+    return pieces, rank_of
 
 
 def _cut_between(
-    samples: RowTable, cutting: Cutting, pieces: CostRanges, rank: np.ndarray
+    samples: RowTable, cutting: Cutting, pieces: CostRanges, rank_of: np.ndarray
 ) -> tuple[RowTable, np.ndarray]:
     """Cuts at the items closest to the bounds of pieces. Makes no empty piece, and no cut within a rank."""
     later = np.flatnonzero(pieces.begin)
     numbers = pieces.sample[later]
     items = cutting.items_before(samples, numbers, pieces.begin[later])
     nothing_after = np.append((numbers[1:] == numbers[:-1]) & (items[1:] == items[:-1]), False)
-    return _cut_where_ranks_change(samples, cutting, *_without(numbers, items, rank, nothing_after))
+    return _cut_where_ranks_change(samples, cutting, *_without(numbers, items, rank_of, nothing_after))
 
 
 def _with_even_tokens(
-    samples: RowTable, rank: np.ndarray, settings: ShufflerSettings, mean: float
+    samples: RowTable, rank_of: np.ndarray, settings: ShufflerSettings, mean: float
 ) -> np.ndarray:
     """Returns the ranks, int64 `[rows]`, after a few moves that even out tokens without a longer step.
 
     Returns the ranks unchanged if the partitioner heeds groups.
     """
-    if excess_tokens(samples, rank, settings) == 0 or _heeds_columns(samples, settings):
-        return rank
-    longest, speeds = times(samples, rank).max() / mean, relative_speeds(samples)
+    if excess_tokens(samples, rank_of, settings) == 0 or _heeds_columns(samples, settings):
+        return rank_of
+    longest, speeds = times(samples, rank_of).max() / mean, relative_speeds(samples)
     bound = lower_bound(samples.workloads, samples.num_ranks, equal_size=False, speeds=speeds)
     partition = rebalance(
         samples.workloads,
-        rank,
+        rank_of,
         samples.num_ranks,
         max(longest / bound - 1, 0.0) + 1e-9,  # never below `longest`, despite rounding
         samples.sample_bytes,
@@ -175,24 +175,26 @@ def _with_even_tokens(
         speeds=speeds,
         token_tolerance=token_tolerance(samples, settings),
     )
-    return number_of_part(partition, len(rank))
+    return number_of_part(partition, len(rank_of))
 
 
 def _without(
-    numbers: np.ndarray, items: np.ndarray, rank: np.ndarray, needless: np.ndarray
+    numbers: np.ndarray, items: np.ndarray, rank_of: np.ndarray, needless: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Drops the `needless` cuts, bool `[cuts]`, and the ranks of the rows that follow them."""
     rows_after = numbers[needless] + np.flatnonzero(needless) + 1
-    return numbers[~needless], items[~needless], np.delete(rank, rows_after)
+    return numbers[~needless], items[~needless], np.delete(rank_of, rows_after)
 
 
 def _cut_where_ranks_change(
-    samples: RowTable, cutting: Cutting, numbers: np.ndarray, items: np.ndarray, rank: np.ndarray
+    samples: RowTable, cutting: Cutting, numbers: np.ndarray, items: np.ndarray, rank_of: np.ndarray
 ) -> tuple[RowTable, np.ndarray]:
-    """Makes only the cuts between different ranks. `rank` holds the ranks of rows if all cuts were made."""
+    """Makes only the cuts between different ranks. `rank_of` has the ranks of rows if all cuts were made."""
     rows_before = numbers + np.arange(len(numbers))
-    numbers, items, rank = _without(numbers, items, rank, rank[rows_before] == rank[rows_before + 1])
-    return (cutting.cut(samples, numbers, items) if len(numbers) else samples), rank
+    numbers, items, rank_of = _without(
+        numbers, items, rank_of, rank_of[rows_before] == rank_of[rows_before + 1]
+    )
+    return (cutting.cut(samples, numbers, items) if len(numbers) else samples), rank_of
 
 
 def _cut_by_tokens(
@@ -211,14 +213,14 @@ def _cut_by_tokens(
     alone = replace(samples, columns={})
     whole = _rank_of_whole(alone, settings)
     best = None if whole is None else (alone, whole)
-    made, rank = _cut_within_limits(alone, settings, cutting, highest, num_pieces, MAX_ATTEMPTS, best)
+    made, rank_of = _cut_within_limits(alone, settings, cutting, highest, num_pieces, MAX_ATTEMPTS, best)
     columns = {name: column[made.sample_of] for name, column in samples.columns.items()}
     made = replace(made, columns={**columns, **made.columns})
     if not _heeds_columns(samples, settings):
-        return made, rank
+        return made, rank_of
     num_pieces = np.bincount(made.sample_of, minlength=len(num_pieces))
     attempts = GROUP_ATTEMPTS if len(num_pieces) <= FEW_SAMPLES else 1
-    return _cut_within_limits(samples, settings, cutting, highest, num_pieces, attempts, (made, rank))
+    return _cut_within_limits(samples, settings, cutting, highest, num_pieces, attempts, (made, rank_of))
 
 
 def _cut_within_limits(
@@ -244,7 +246,7 @@ def _cut_within_limits(
         is_last = attempt == attempts - 1
         try:
             # If nothing is cut, `best` may already be this placement.
-            rank = best[1] if best is not None and best[0] is made else place_rows(made, settings)
+            rank_of = best[1] if best is not None and best[0] is made else place_rows(made, settings)
         except ValueError:
             further = np.unique(sample_of[made.tokens > made.tokens.max() / 2])
             if best is not None:  # the finer pieces do not fit the limits
@@ -252,11 +254,11 @@ def _cut_within_limits(
             if is_last or not (num_pieces < most)[further].any():
                 raise
         else:
-            loads = times(made, rank)
-            further = _largest_on(np.flatnonzero(loads > highest), made.workloads, rank, sample_of)
+            loads = times(made, rank_of)
+            further = _largest_on(np.flatnonzero(loads > highest), made.workloads, rank_of, sample_of)
             further = further[num_pieces[further] < most[further]]
             if best is None or loads.max() <= max(times(*best).max(), highest):
-                best = _cut_where_ranks_change(samples, cutting, numbers, items, rank)
+                best = _cut_where_ranks_change(samples, cutting, numbers, items, rank_of)
             if is_last or not further.size:
                 return best
         more = num_pieces[further] + np.maximum(num_pieces[further] // 2, 1)
