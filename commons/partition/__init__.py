@@ -4,9 +4,10 @@ Ties are broken by index. No result depends on the order in which a processor ad
 """
 
 from .balance import imbalance, loads, lower_bound
+from .karmarkar_karp import karmarkar_karp
 from .packing import pack_micro_batches
 from .rebalance import rebalance
-from .refined import karmarkar_karp, longest_processing_time, refine, refined
+from .refined import longest_processing_time, refine, refined
 from .window import balance_window, step_ratios
 
 __all__ = [

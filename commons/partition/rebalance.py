@@ -7,9 +7,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .karmarkar_karp import difference
 from .kernels import ALL, ONLY_RETURN, Samples, settle
 from .problem import Problem, in_lists
-from .refined import difference, place_from_scratch
+from .refined import place_from_scratch
 from .token_levels import keep_to_tokens, level_tokens
 from .workloads import MOVES_PER_COPY, as_integers, as_workloads, check_count, check_each, check_tolerance
 

@@ -1,4 +1,4 @@
-"""Partitions from scratch: placed longest first or by differencing, then leveled by swaps."""
+"""Partitions from scratch: placed longest first, then leveled by swaps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .kernels import NO_CAP, NONE, Samples, place, place_by_differencing, settle, sum_per_part
+from .karmarkar_karp import bound_differencing, difference
+from .kernels import NO_CAP, NONE, Samples, place, settle, sum_per_part
 from .problem import Problem, are_unequal, in_lists, indices_of_parts, number_of_part
 from .token_levels import level_tokens
 from .workloads import check_tolerance
@@ -58,22 +59,6 @@ def longest_processing_time(
     """
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds)
     return problem.unsort(place_from_scratch(problem))
-
-
-@in_lists
-def karmarkar_karp(
-    workloads: ArrayLike, num_partitions: int, equal_size: bool = True, *, speeds: ArrayLike | None = None
-) -> np.ndarray:
-    """Partitions samples by differencing: repeatedly merges the two least balanced partial partitions.
-
-    Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", 1982. recsys-examples and verl
-    use it. With `equal_size`, it starts from sets of `num_partitions` samples with similar workloads, and
-    each part gets one sample of each set. With `speeds`, the fastest part gets the largest load, and so on.
-
-    Arguments, result, and errors are those of `longest_processing_time`.
-    """
-    problem = Problem.of(workloads, num_partitions, equal_size, speeds=speeds)
-    return problem.unsort(difference(problem, problem.num_parts if equal_size else 1))
 
 
 @in_lists
@@ -208,22 +193,6 @@ def place_longest_first(problem: Problem, time: int) -> np.ndarray:
     part_of = np.full_like(problem.work, NONE)
     place(without_home(problem), problem.limits(time), part_of, False)
     return part_of
-
-
-def difference(problem: Problem, width: int) -> np.ndarray:
-    """Runs `place_by_differencing`, and gives the largest load to the fastest part, and so on."""
-    part_of = place_by_differencing(problem.work, problem.num_parts, width)
-    return np.argsort(-problem.speeds, kind="stable")[part_of]
-
-
-def bound_differencing(work: np.ndarray, num_parts: int) -> int:
-    """Returns a lower bound on the time of the slowest part after differencing with equal sizes.
-
-    Speeds are at most 1. The part with a set's heaviest sample gets at least the lightest of every other set.
-    """
-    lightest, spread = work[num_parts - 1 :: num_parts], work[::num_parts].copy()
-    spread[: len(lightest)] -= lightest
-    return int(lightest.sum() + spread.max(initial=0))
 
 
 def lower_within(problem: Problem, part_of: np.ndarray, target: int) -> int:

@@ -78,6 +78,7 @@ class Cutting:
         """
         counts = _select(self.counts(samples), numbers)
         thrice = {name: np.concatenate([counts_of_all] * 3) for name, counts_of_all in counts.items()}
+        thrice |= self.rules.fixed_tokens(thrice)
         items = np.concatenate([*self._useful_cuts(counts), self.rules.num_items(counts)])
         tokens = self.rules.tokens_before(items, thrice)
         tokens[2 * len(numbers) :] = counts["tokens"]
@@ -129,7 +130,7 @@ class Cutting:
         first, last = self._useful_cuts(counts)
         points = np.rint(SHARES * self.rules.num_items(counts)[:, None]).ravel()
         to_points = np.arange(len(chosen)).repeat(GRID + 1)
-        counts = _select(counts, to_points)
+        counts = _select({**counts, **self.rules.fixed_tokens(counts)}, to_points)
         tokens = self.rules.tokens_before(points.astype(np.int64), counts)
         work, known = self._prefixes(tokens, counts)
         decreases = (work[1:] < work[:-1]).any(1) & (to_points[1:] == to_points[:-1])
@@ -235,7 +236,7 @@ class Cutting:
         later = np.flatnonzero(pieces["first_item"])
         counts = _select(self.counts(whole), chosen[later])
         tokens = pieces["first_token"][later]
-        work_before, costs_before = self._prefixes(tokens, counts)
+        work_before, costs_before = self._prefixes(tokens, {**counts, **self.rules.fixed_tokens(counts)})
         work = _differences(whole.work[chosen], work_before, later)
         for piece in np.flatnonzero((work < 0).any(1))[:1]:
             raise ValueError(
@@ -247,8 +248,8 @@ class Cutting:
 
     def _prefixes(self, tokens: np.ndarray, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
         """Returns the `get_workloads` columns of samples' first tokens, int64 `[cuts, columns]`, and their
-        costs. `counts` has the counts of the whole samples."""
-        work = np.asarray(self.prefix_cost(tokens, {**counts, **self.rules.fixed_tokens(counts)}))
+        costs. `counts` has the counts of the whole samples, and their fixed tokens."""
+        work = np.asarray(self.prefix_cost(tokens, counts))
         columns = work[:, None] if work.ndim == 1 else work
         expected = (len(tokens), self.cost.num_columns)
         if columns.shape != expected or not np.issubdtype(work.dtype, np.integer):
