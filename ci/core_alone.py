@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
@@ -60,6 +61,11 @@ def copy_core(folder: Path, extensions: list[str]) -> None:
         paths += [f"{root}/extensions/{name}" for root in ("commons", "tests/commons") for name in extensions]
         paths += ["tests/commons/extensions/together", "benchmarks"]  # some tests import benchmarks
     patterns = [f":(glob){path}" if "*" in path else path for path in paths]
+    copy_files(folder, patterns)
+
+
+def copy_files(folder: Path, patterns: Sequence[str] = ()) -> None:
+    """Copies the files of the working tree that match, or all of them, and numba's cache of their folders."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
         cwd=REPOSITORY,
@@ -68,7 +74,7 @@ def copy_core(folder: Path, extensions: list[str]) -> None:
         check=True,
     ).stdout.splitlines()
     for name in listed:
-        if (REPOSITORY / name).exists():
+        if (REPOSITORY / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / name, folder / name)
     for cached in (REPOSITORY / "commons").rglob("__pycache__/*.nb[ic]"):  # numba's cache of these sources
