@@ -7,10 +7,14 @@ import torch
 from hypothesis import settings
 
 from tests.compiled import compile_kernels
+from tests.poisoned_memory import poison_memory
 from tests.process_pool import DEVICE_TYPE, ProcessPool
 
-settings.register_profile("no deadlines", deadline=None)  # machines are shared
-settings.load_profile("no deadlines")
+# Without deadlines, because machines are shared.
+settings.register_profile("every run", max_examples=40, deadline=None)
+settings.register_profile("random", max_examples=500, deadline=None)  # make test-random
+settings.load_profile("every run")
+poison_memory()
 
 
 class Pools(Protocol):

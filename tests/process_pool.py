@@ -130,6 +130,9 @@ def _serve(connection: Connection, rank: int, num_ranks: int, port: int) -> None
     import torch
     import torch.distributed as dist
 
+    from tests.poisoned_memory import poison_memory
+
+    poison_memory()
     multiprocessing.current_process().daemon = False  # a daemon may not start a DataLoader's workers,
     multiprocessing.set_start_method("fork", force=True)  # which would import torch anew
     torch.set_num_threads(1)
