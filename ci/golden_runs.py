@@ -4,7 +4,8 @@ Run `python -m ci.golden_runs FILE` in each checkout, then `python -m ci.golden_
 
 A case draws ranks, rows, padding, costs, limits, speeds, nodes, sub-groups, and extensions. Its steps run in
 a pipeline, or through `plan` and `exchange`. A loader may end early, or yield a batch that is rejected. Each
-rank records plans, hashes of exchanged batches, losses, reports, errors, and warnings.
+rank records plans, hashes of exchanged batches, losses, reports, errors, and warnings. One more case counts
+the kernels and host waits of exchanges on a recorded GPU.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from tqdm import tqdm
 
-from commons.distributed import BatchShuffler
-from commons.distributed.extension import Extension
+from benchmarks import exchange_kernels
+from commons.distributed import BatchShuffler, Extension
 from commons.extensions.learned_costs import LearnedCosts
 from commons.extensions.micro_batches import MicroBatches
 from commons.extensions.pieces import Pieces
@@ -42,6 +43,7 @@ from tests.commons.histories import TokenShuffler, histories
 from tests.drawn_batches import draw_batch
 
 RANKS, CASES, STEPS = (2, 3, 4), 300, 3
+KERNELS = "kernels of an exchange"
 SUB_GROUPS = {2: [[0], [1]], 3: [[0, 2], [1]], 4: [[0, 3], [1, 2]]}
 PARTITIONERS = ("rebalance", "rebalance", "refined", "longest_processing_time", "karmarkar_karp")
 
@@ -104,7 +106,7 @@ def main() -> None:
     before, after = (json.loads(file.read_text()) for file in files[:2])
     differing = [case for case in before if before[case] != after.get(case)]
     for case in differing:
-        print(f"case {case}: {describe(int(case))}")
+        print(f"case {case}: {'' if case == KERNELS else describe(int(case))}")
         for rank, (old, new) in enumerate(zip(before[case], after[case], strict=True)):
             for was, now in [(a, b) for a, b in zip(old, new, strict=False) if a != b][:2]:
                 print(f"  rank {rank}\n    before {was}\n    after  {now}")
@@ -121,7 +123,7 @@ def record() -> dict[str, list[list[str]]]:
             mp.spawn(_run_cases, (ranks, folder), nprocs=ranks)
             found = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
         records |= {case: [of_rank[case] for of_rank in found] for case in found[0]}
-    return dict(sorted(records.items(), key=lambda each: int(each[0])))
+    return records
 
 
 def describe(case: int) -> dict[str, Any]:
@@ -169,6 +171,9 @@ def _run_cases(rank: int, ranks: int, folder: str) -> None:
     cases = [case for case in range(CASES) if RANKS[case % len(RANKS)] == ranks]
     for case in tqdm(cases, f"{ranks} ranks", disable=rank > 0):
         records[str(case)] = _Recorder(describe(case), rank).run()
+    if ranks == exchange_kernels.RANKS:
+        counts = {name: exchange_kernels.count(name) for name in exchange_kernels.BATCHES}
+        records[KERNELS] = [f"{name} {of_name}" for name, of_name in counts.items()]
     Path(folder, f"{rank}.json").write_text(json.dumps(records))
     dist.barrier()
     dist.destroy_process_group()
