@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections import Counter
+from collections import UserDict
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from unittest import mock
 
@@ -17,39 +17,22 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed import Extension
+from commons.distributed import BatchShuffler, Extension
 from commons.distributed.plan_ahead import PlanAhead
 from commons.distributed.step import Step
 from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler, Posting
-from tests.drawn_batches import MixedBatch, draw_batch, sample_contents
+from tests.drawn_batches import MixedBatch, draw_batch
 from tests.on_ranks import on_ranks
 
 NUM_BATCHES = (5, 2)
 
 
-def _batches(fails: bool = False) -> Iterator[MixedBatch]:
+def _batches() -> Iterator[MixedBatch]:
     rank = dist.get_rank()
     for number in range(NUM_BATCHES[rank]):
-        if fails and (rank, number) == (0, 3):
-            raise OSError("no more files")
         yield draw_batch(np.random.default_rng((rank, number)), 1000 * rank + 10 * number, 4, 3)
-
-
-def _loop() -> tuple[list, list, int]:
-    shuffler = FieldShuffler()
-    for _, _ in zip(shuffler.plan_ahead(_batches()), range(2), strict=False):
-        pass  # all ranks may leave a loop early
-    steps = [shuffler.exchange(batch, plan) for batch, plan in shuffler.plan_ahead(_batches())]
-    loaded = [content for batch in _batches() for content in sample_contents(batch)]
-    return loaded, [content for batch in steps for content in sample_contents(batch)], len(steps)
-
-
-def test_a_loop_computes_each_sample_once(pools):
-    results = pools(2).run(_loop)
-    before, after = (Counter(content for result in results for content in result[i]) for i in (0, 1))
-    assert before == after
-    assert [num_steps for *_, num_steps in results] == [max(NUM_BATCHES)] * 2
 
 
 class Interrupted(BaseException):
@@ -127,28 +110,59 @@ def test_an_error_of_iter_is_raised_by_all_ranks():
 
 
 @on_ranks(2)
-def test_planning_alongside_a_loop_is_refused():
-    shuffler, batch = FieldShuffler(), draw_batch(np.random.default_rng(0), 0, 4, 3)
-    errors = []
-    for _ in shuffler.plan_ahead(_batches()):
-        with pytest.raises(RuntimeError) as error:
-            shuffler.plan(batch)
-        errors.append(str(error.value))
+def test_planning_alongside_a_loop_is_refused_and_does_not_open_its_shuffler():
+    shuffler, batch, moved = FieldShuffler(), draw_batch(np.random.default_rng(0), 0, 4, 3), []
+    for loaded, plan in shuffler.plan_ahead(_batches()):
+        for other in (lambda: shuffler.plan(batch), lambda: next(shuffler.plan_ahead(_batches()))):
+            with pytest.raises(RuntimeError, match=r"plans for .* a loop over plan_ahead.*another shuffler"):
+                other()
+        moved.append(shuffler.exchange(loaded, plan))
+    assert len(moved) == max(NUM_BATCHES)
     shuffler.plan(batch)  # the loop has ended
-    assert len(errors) == max(NUM_BATCHES)
-    assert "this FieldShuffler plans for a pipeline, or a loop over plan_ahead" in errors[0]
 
 
-def _loop_over_failing_files() -> int:
-    steps = 0
-    with pytest.raises(OSError, match="no more files"):
-        for _ in FieldShuffler().plan_ahead(_batches(fails=True)):
+class Remembering(UserDict):
+    """A mapping that computes a sum of each row once, as tokenizers' batches may."""
+
+    @cached_property
+    def totals(self) -> torch.Tensor:
+        return self["x"].sum(1)
+
+
+class TotalsShuffler(BatchShuffler):
+    def get_workloads(self, batch):
+        return batch.totals.long()
+
+
+@on_ranks(2)
+def test_cached_properties_of_an_exchanged_batch_are_those_of_its_own_rows():
+    x = torch.tensor([[[1.0, 1.0], [2.0, 2.0]], [[9.0, 9.0], [8.0, 8.0]]])[dist.get_rank()]
+    shuffler = TotalsShuffler()
+    planned = shuffler.plan_ahead([Remembering(x=x.clone()), Remembering(x=x.flip(0))])
+    moved = [shuffler.exchange(*step) for step in planned]
+    assert len(moved) == 2
+    for batch in moved:
+        assert batch.totals.tolist() == batch["x"].sum(1).tolist()
+
+
+@pytest.mark.parametrize("first_step", [0, 2])
+@pytest.mark.parametrize("of", ["fields", "keys"])
+@on_ranks(2)
+def test_names_in_another_order_on_a_rank_are_refused_on_all(of, first_step):
+    def batch(number: int) -> dict[str, Any]:
+        names, keys = ["workload", "views", "ids"], "xy"
+        if dist.get_rank() == 1 and number >= first_step:  # as from a set of strings, whose hashes differ
+            names, keys = (names[::-1], keys) if of == "fields" else (names, keys[::-1])
+        ids = KeyedJaggedTensor(list(keys), torch.arange(6), lengths=torch.ones(6).long())
+        columns = {"workload": torch.arange(3), "views": torch.arange(3), "ids": ids}
+        return {name: columns[name] for name in names}
+
+    steps, whose = 0, "rank 0" if first_step == 0 else "the first batch"
+    orders = {"fields": r"\['ids', 'views', 'workload'\]", "keys": r"'ids' has keys \('y', 'x'\)"}
+    with pytest.raises(ValueError, match=f"rank 1 has a batch .* that of {whose}: .*{orders[of]}.* the same"):
+        for _ in DictShuffler().plan_ahead(map(batch, range(4))):
             steps += 1
-    return steps
-
-
-def test_a_failing_loader_ends_the_loops_of_all_ranks(pools):
-    assert pools(2).run(_loop_over_failing_files) == [3, 3]
+    assert steps == first_step
 
 
 def _numbers(count: int, broken: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
@@ -171,14 +185,27 @@ def _ahead(*extensions: Extension) -> PlanAhead:
     return DictShuffler(extensions=extensions).ahead()
 
 
-@pytest.mark.parametrize("count", [0, 1, 4, 7])
-def test_steps_come_in_order_one_loader_after_another(count):
-    ahead = _ahead()
-    for _ in range(2):
-        loader = _numbers(count)
-        steps = [ahead.next_step(loader) for _ in range(count + 2)]
-        assert [_number(step) for step in steps[:count]] == list(range(count))
-        assert steps[count:] == [None, None]
+class Persistent:
+    """Gives its batches again after each end, as the iterator of a DataLoader with persistent workers."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._given, self.asked = count, 0, 0
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        self.asked += 1
+        self._given = (self._given + 1) % (self._count + 1)
+        if self._given == 0:
+            raise StopIteration
+        return _read(self._given - 1, None)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_after_its_end_the_same_iterator_starts_anew_or_another_one(count):
+    ahead, same = _ahead(), Persistent(count)
+    for loader in (same, same, _numbers(count), same):
+        assert [_number(ahead.next_step(loader)) for _ in range(count)] == list(range(count))
+        assert ahead.next_step(loader) is None
+    assert same.asked == 3 * (count + 1)
 
 
 def test_one_batch_is_loaded_ahead():
@@ -196,51 +223,6 @@ def test_an_error_of_a_dropped_batch_is_logged_and_forgotten(caplog):
     assert "a batch that is dropped had failed: OSError: file 1 cannot be read" in caplog.text
     assert _number(ahead.next_step(loader)) == 2
     assert ahead.next_step(loader) is None
-
-
-class Persistent:
-    """Gives its batches again after each end, as the iterator of a DataLoader with persistent workers."""
-
-    def __init__(self, count: int) -> None:
-        self._count, self._given, self.asked = count, 0, 0
-
-    def __next__(self) -> dict[str, torch.Tensor]:
-        self.asked += 1
-        self._given = (self._given + 1) % (self._count + 1)
-        if self._given == 0:
-            raise StopIteration
-        return _read(self._given - 1, None)
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_after_its_end_the_same_iterator_starts_anew(count):
-    ahead, loader = _ahead(), Persistent(count)
-    for epoch in range(3):
-        assert [_number(ahead.next_step(loader)) for _ in range(count)] == list(range(count))
-        assert ahead.next_step(loader) is None
-        assert loader.asked == (epoch + 1) * (count + 1)
-
-
-def _epochs_after_a_drop() -> list[int]:
-    """Drops an epoch in which rank 1 has ended, and counts the steps of those after it."""
-    ahead, loader = DictShuffler().ahead(), Persistent((8, 4)[dist.get_rank()])
-    for _ in range(6):
-        ahead.next_step(loader)
-    ahead.drop()
-    loader._given = 0
-    return [sum(1 for _ in iter(partial(ahead.next_step, loader), None)) for _ in range(2)]
-
-
-def test_a_drop_forgets_that_a_rank_had_ended(pools):
-    assert pools(2).run(_epochs_after_a_drop) == [[8, 8]] * 2
-
-
-def test_steps_continue_after_an_error():
-    ahead = _ahead()
-    with pytest.raises(OSError):
-        ahead.next_step(_numbers(1, broken=0))
-    loader = _numbers(3)
-    assert [_number(ahead.next_step(loader)) for _ in range(3)] == [0, 1, 2]
 
 
 def test_steps_go_on_with_the_batches_after_one_that_failed():

@@ -1,11 +1,12 @@
-"""Partners of the stage: TorchRec's pipelines, their arguments, threads, a default device."""
+"""Partners of the stage: TorchRec's pipelines, their arguments and wrappers, threads, a default device."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -18,18 +19,15 @@ import torchrec.distributed.train_pipeline as torchrec_pipelines
 from torchrec.distributed.train_pipeline import (
     EvalPipelineSparseDist,
     PrefetchTrainPipelineSparseDist,
-    StagedTrainPipeline,
-    TrainPipelineBase,
     TrainPipelineSparseDist,
-    train_pipelines,
 )
 from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
 
-from commons.distributed import IdentityShuffler
-from commons.pipeline import ShuffleStageMixin
+from commons.distributed import BatchShuffler, IdentityShuffler
 from commons.pipeline.shuffle_stage import _warn_of_mode
-from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.commons.histories import TokenShuffler, draw_histories
+from tests.commons.pipeline.click_models import shards_of
 from tests.commons.pipeline.ranking_pipelines import (
     CPU,
     pipeline_of,
@@ -40,6 +38,7 @@ from tests.commons.pipeline.ranking_pipelines import (
 from tests.on_ranks import on_ranks
 
 ROWS = 4
+Learned = tuple[list[float], list[torch.Tensor]]  # outputs of steps, and tables
 
 
 def batches(count: int = 5, seed: int = 0) -> list[Any]:
@@ -47,86 +46,49 @@ def batches(count: int = 5, seed: int = 0) -> list[Any]:
     return [draw_histories(np.random.default_rng((seed, rank, number)), ROWS) for number in range(count)]
 
 
-def _local(value: Any) -> torch.Tensor:
-    return (
-        torch.cat([shard.tensor for shard in value.local_shards()])
-        if hasattr(value, "local_shards")
-        else value
-    )
+def identity() -> BatchShuffler:
+    return IdentityShuffler(get_workloads=lambda batch: batch.num_tokens())
 
 
-# Older versions have fewer.
-MAYBE = ("TrainPipelineSemiSync", "TrainPipelineFusedSparseDist", "TrainPipelineSparseDistLite")
-REFUSED = [TrainPipelineBase, EvalPipelineSparseDist, StagedTrainPipeline, object]
-REFUSED += [getattr(train_pipelines, name) for name in MAYBE if hasattr(train_pipelines, name)]
+def scales_of(count: int) -> Iterator[float]:
+    """Yields for each step what makes the loss of a rank that of the mean over all loss tokens."""
+    tokens = torch.tensor([int(batch.num_loss_tokens().sum()) for batch in batches(count)])
+    dist.all_reduce(tokens)
+    return iter((dist.get_world_size() / tokens.clamp(min=1)).tolist())
 
 
-@pytest.mark.parametrize("base", REFUSED)
-def test_the_mixin_names_the_pipelines_that_it_works_on(base):
-    over = type("Over", (ShuffleStageMixin, base), {})
-    with pytest.raises(TypeError, match="derive it from TrainPipelineSparseDist or PrefetchTrainPipeline"):
-        over(torch.nn.Linear(1, 1), None, CPU, None, "sum")
+def torchrecs(model: Any, optimizer: Any, scales: Iterator[float], **given: Any) -> Any:
+    """Returns TorchRec's own pipeline, with losses of these scales."""
+
+    def forward(batch: Any) -> tuple[torch.Tensor, Any]:
+        losses, output = model(batch)
+        return losses.sum() * next(scales), output
+
+    return TrainPipelineSparseDist(model, optimizer, CPU, custom_model_fwd=forward, **given)
 
 
-def test_a_pipeline_in_front_of_the_mixin_is_refused():
-    with pytest.raises(TypeError, match=r"write class Behind\(ShuffleStageMixin, TrainPipelineSparseDist\)"):
-        type("Behind", (TrainPipelineSparseDist, ShuffleStageMixin), {})
+def outputs_of(pipeline: Any, loader: Iterable[Any]) -> list[Any]:
+    """Returns what a pipeline returns until its loader ends."""
+    iterator, outputs = iter(loader), []
+    while True:
+        try:
+            outputs.append(pipeline.progress(iterator))
+        except StopIteration:
+            return outputs
 
 
-class CopiesByItself(TrainPipelineSparseDist):
-    def copy_batch_to_gpu(self, dataloader_iter):
-        return next(dataloader_iter), self._create_context()
+def learned_by(pipeline: Any, model: Any, count: int) -> Learned:
+    outputs = outputs_of(pipeline, batches(count))
+    return [float(output.values().double().sum()) for output in outputs], list(shards_of(model).values())
 
 
-class OverCopies(ShuffleStageMixin, CopiesByItself):
-    pass
-
-
-@on_ranks(2)
-def test_a_pipeline_that_reads_past_the_stage_is_refused():
-    pipeline = OverCopies(*sharded_ranking_model(), CPU, TokenShuffler(), "sum")
-    with pytest.raises(TypeError, match=r"must take batches from self\._next_batch"):
-        pipeline.progress(iter(batches()))
-
-
-class EnqueuesByItself(TrainPipelineSparseDist):
-    def enqueue_batch(self, dataloader_iter):
-        batch = next(dataloader_iter, None)
-        if batch is None:
-            return False
-        self.batches.append(batch)
-        self.contexts.append(self._create_context())
-        self._pipeline_model(batch, self.contexts[-1]) if not self._pipelined_modules else None
-        self.start_sparse_data_dist(batch, self.contexts[-1])
-        return True
-
-
-class OverEnqueues(ShuffleStageMixin, EnqueuesByItself):
-    pass
-
-
-@on_ranks(2)
-def test_a_pipeline_that_enqueues_what_it_reads_itself_is_refused():
-    pipeline = OverEnqueues(*sharded_ranking_model(), CPU, TokenShuffler(), "sum")
-    with pytest.raises(TypeError, match=r"must take batches from self\._next_batch"):
-        pipeline.progress(iter(batches()))
-
-
-class CallsTheModel(TrainPipelineSparseDist):
-    def progress(self, dataloader_iter):
-        self._model_fwd = self._model
-        return super().progress(dataloader_iter)
-
-
-class OverCalls(ShuffleStageMixin, CallsTheModel):
-    pass
-
-
-@on_ranks(2)
-def test_a_pipeline_that_calls_the_model_past_the_stage_is_refused():
-    pipeline = OverCalls(*sharded_ranking_model(), CPU, TokenShuffler(), "sum")
-    with pytest.raises(TypeError, match=r"call self\._model_fwd\(batch\)"):
-        pipeline.progress(iter(batches()))
+def check_alike(one: Learned, other: Learned, balanced: bool = False) -> None:
+    """Checks outputs, unless balancing moves their samples, and tables."""
+    assert len(one[0]) == len(other[0])
+    assert balanced or one[0] == pytest.approx(other[0], rel=1e-6)
+    rtol, atol = (1e-4, 1e-6) if balanced else (1e-5, 1e-7)
+    for table, of_other in zip(one[1], other[1], strict=True):
+        assert torch.allclose(table, of_other, rtol=rtol, atol=atol)
 
 
 class OtherContext(torchrec_pipelines.TrainPipelineContext):
@@ -165,56 +127,60 @@ def process_wide_state_restored() -> Iterator[None]:
         PipelinedForward._use_main_stream_for_dist_init = before
 
 
-def losses_and_tables(pipeline: Any, model: Any, count: int) -> tuple[list[float], list[torch.Tensor]]:
-    losses = []
-    loader = iter(batches(count))
-    while True:
-        try:
-            output = pipeline.progress(loader)
-        except StopIteration:
-            break
-        losses.append(float(output.values().double().sum()))
-    return losses, [_local(value).clone() for value in model.state_dict().values()]
-
-
 @pytest.mark.parametrize("argument", PASSED_ON)
 @on_ranks(2)
 def test_arguments_do_what_they_do_with_torchrec_alone(argument):
     given = {argument: PASSED_ON[argument]}
-    tokens = [sum_over_ranks(int(batch.num_loss_tokens().sum())) for batch in batches()]
     with process_wide_state_restored():
         model, optimizer = sharded_ranking_model()
-        scales = iter([dist.get_world_size() / max(count, 1) for count in tokens])
+        expected = learned_by(torchrecs(model, optimizer, scales_of(5), **given), model, 5)
+        assert len(expected[0]) == 5
+        for shuffler in (identity(), TokenShuffler()):
+            model, optimizer = sharded_ranking_model()
+            got = learned_by(pipeline_of("native", model, optimizer, shuffler, **given), model, 5)
+            check_alike(got, expected, balanced=isinstance(shuffler, TokenShuffler))
 
-        def forward(batch: Any) -> tuple[torch.Tensor, Any]:
-            losses, output = model(batch)
-            return losses.sum() * next(scales), output
 
-        alone = TrainPipelineSparseDist(model, optimizer, CPU, custom_model_fwd=forward, **given)
-        expected = losses_and_tables(alone, model, 5)
+@on_ranks(2)
+def test_without_executing_all_batches_the_last_ones_wait_for_the_next_epoch():
+    runs = []
+    for with_stage in (False, True):
         model, optimizer = sharded_ranking_model()
-        shuffler = IdentityShuffler(get_workloads=lambda batch: batch.num_tokens())
-        got = losses_and_tables(pipeline_of("native", model, optimizer, shuffler, **given), model, 5)
-        assert got[0] == pytest.approx(expected[0], rel=1e-6) and len(got[0]) == 5
-        for one, other in zip(got[1], expected[1], strict=True):
-            assert torch.allclose(one, other, rtol=1e-5, atol=1e-7)
-        model, optimizer = sharded_ranking_model()
-        balanced = losses_and_tables(
-            pipeline_of("native", model, optimizer, TokenShuffler(), **given), model, 5
+        pipeline = (
+            pipeline_of("native", model, optimizer, identity(), execute_all_batches=False)
+            if with_stage
+            else torchrecs(model, optimizer, itertools.repeat(0.0), execute_all_batches=False)
         )
-        for one, other in zip(balanced[1], expected[1], strict=True):
-            assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+        model.eval()
+        runs.append([learned_by(pipeline, model, 5) for _ in range(3)])
+    for one, other in zip(*runs, strict=True):
+        check_alike(one, other)
 
 
-def sum_over_ranks(number: int) -> int:
-    total = torch.tensor(number)
-    dist.all_reduce(total)
-    return int(total)
+ACCUMULATION = "torchrec.distributed.train_pipeline.gradient_accumulation"
+
+
+@pytest.mark.skipif(find_spec(ACCUMULATION) is None, reason="this version of TorchRec has none")
+@on_ranks(2)
+def test_torchrecs_gradient_accumulation_trains_as_on_its_own_pipeline():
+    accumulation = importlib.import_module(ACCUMULATION)
+    config = accumulation.GradientAccumulationConfig(is_enabled=True, num_steps=2)
+    results = []
+    for with_stage in (False, True):
+        model, optimizer = sharded_ranking_model()
+        pipeline = (
+            pipeline_of("native", model, optimizer, TokenShuffler())
+            if with_stage
+            else torchrecs(model, optimizer, scales_of(6))
+        )
+        wrapped = accumulation.GradientAccumulationWrapper(pipeline, optimizer, model, config)
+        results.append(learned_by(wrapped, model, 6))
+    check_alike(*results, balanced=True)
 
 
 @pytest.mark.parametrize("name", ["none", "native"])
 @on_ranks(2)
-def test_a_detached_pipeline_goes_on_once_it_is_attached(name):
+def test_a_detached_pipeline_goes_on_once_it_is_attached_to_its_model(name):
     model, optimizer = sharded_ranking_model()
     pipeline, loader = pipeline_of(name, model, optimizer, TokenShuffler()), iter(batches(4))
     pipeline.progress(loader)
@@ -261,63 +227,7 @@ def test_batches_that_run_in_another_mode_than_they_were_loaded_for_are_named(na
             pipeline.progress(iter(batches(3)))
     pipeline.reset()
     assert len(records) == (dist.get_rank() == 0)
-    assert all(
-        "use a second pipeline object on the same model for evaluation" in record for record in records
-    )
-
-
-ACCUMULATION = "torchrec.distributed.train_pipeline.gradient_accumulation"
-
-
-@pytest.mark.skipif(find_spec(ACCUMULATION) is None, reason="this version of TorchRec has none")
-@on_ranks(2)
-def test_torchrecs_gradient_accumulation_trains_as_on_its_own_pipeline():
-    accumulation = importlib.import_module(ACCUMULATION)
-    config = accumulation.GradientAccumulationConfig(is_enabled=True, num_steps=2)
-    tokens = [sum_over_ranks(int(batch.num_loss_tokens().sum())) for batch in batches(6)]
-    scales = iter([dist.get_world_size() / count for count in tokens])
-    results = []
-    for balanced in (False, True):
-        model, optimizer = sharded_ranking_model()
-
-        def forward(batch: Any, model: Any = model) -> tuple[torch.Tensor, Any]:
-            losses, output = model(batch)
-            return losses.sum() * next(scales), output
-
-        pipeline = (
-            pipeline_of("native", model, optimizer, TokenShuffler())
-            if balanced
-            else TrainPipelineSparseDist(model, optimizer, CPU, custom_model_fwd=forward)
-        )
-        wrapped = accumulation.GradientAccumulationWrapper(pipeline, optimizer, model, config)
-        losses_and_tables(wrapped, model, 6)
-        results.append([_local(value).clone() for value in model.state_dict().values()])
-    for one, other in zip(*results, strict=True):
-        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
-
-
-@on_ranks(2)
-def test_without_executing_all_batches_the_last_ones_wait_for_the_next_epoch():
-    runs = []
-    for balanced in (False, True):
-        model, optimizer = sharded_ranking_model()
-
-        def forward(batch: Any, model: Any = model) -> tuple[torch.Tensor, Any]:
-            losses, output = model(batch)
-            return 0.0 * losses.sum(), output
-
-        if balanced:
-            shuffler = IdentityShuffler(get_workloads=lambda batch: batch.num_tokens())
-            pipeline = pipeline_of("native", model, optimizer, shuffler, execute_all_batches=False)
-        else:
-            pipeline = TrainPipelineSparseDist(
-                model, optimizer, CPU, custom_model_fwd=forward, execute_all_batches=False
-            )
-        model.eval()
-        runs.append([losses_and_tables(pipeline, model, 5)[0] for _ in range(3)])
-    assert [len(of) for of in runs[1]] == [len(of) for of in runs[0]]
-    for one, other in zip(*runs, strict=True):
-        assert one == pytest.approx(other, rel=1e-6)
+    assert all("use a second pipeline object" in record for record in records)
 
 
 @on_ranks(2)
@@ -327,10 +237,30 @@ def test_evaluation_by_a_pipeline_of_another_kind_is_refused_until_the_first_is_
     evaluation = pipeline_of("none", model, optimizer, TokenShuffler())
     loader = iter(batches(6))
     training.progress(loader)
-    message = error_of(lambda: evaluation.progress(iter(batches(2))))
-    assert message.startswith("RuntimeError: another pipeline has taken over a ShardedEmbedding"), message
+    with pytest.raises(RuntimeError, match="another pipeline has taken over a ShardedEmbedding"):
+        evaluation.progress(iter(batches(2)))
     training.progress(loader)
     training.detach()
     model.eval()
     evaluation.progress(iter(batches(2)))
     evaluation.reset()
+
+
+@on_ranks(2)
+def test_an_evaluation_pipeline_of_torchrec_between_steps_does_not_disturb_training():
+    losses = []
+    for evaluates in (False, True):
+        model, optimizer = sharded_ranking_model(0.1)
+        evaluation = EvalPipelineSparseDist(model, optimizer, CPU)
+        pipeline = pipeline_of("native", model, optimizer, TokenShuffler())
+        losses.append([])
+        for loss_sum, *_ in steps_of(pipeline, batches(4)):
+            losses[-1].append(float(loss_sum))
+            if evaluates:
+                model.eval()
+                with torch.no_grad():
+                    outputs = outputs_of(evaluation, batches(2, seed=1))
+                assert [len(output.lengths()) for output in outputs] == [ROWS] * 2
+                evaluation.reset()
+                model.train()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)

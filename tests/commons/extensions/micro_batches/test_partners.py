@@ -1,0 +1,213 @@
+"""What torch and TorchRec bring along, with micro-batches: it trains as without, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torchrec.distributed.train_pipeline import backward_injection, gradient_accumulation
+from torchrec.distributed.types import ShardingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from commons.distributed import BatchShuffler
+from commons.extensions.micro_batches import MicroBatches
+from tests.commons.histories import TokenShuffler, histories
+from tests.commons.pipeline.ranking_pipelines import (
+    CPU,
+    RankingModel,
+    pipeline_of,
+    sharded,
+    sharded_ranking_model,
+    steps_of,
+)
+from tests.on_ranks import on_ranks
+
+CAP = 10  # tokens
+
+
+class Costs(BatchShuffler):
+    def get_workloads(self, batch):
+        return batch["cost"]
+
+    get_tokens = get_workloads
+
+
+class Squares(nn.Module):
+    """May use its weights from a list, where DistributedDataParallel does not see them change."""
+
+    def __init__(self, anew: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 1)
+        self._anew, self._weights = anew, [self.linear.weight, self.linear.bias]
+
+    def forward(self, batch):
+        weight, bias = [self.linear.weight, self.linear.bias] if self._anew else self._weights
+        return nn.functional.linear(batch["x"], weight, bias).squeeze(1) ** 2, None
+
+
+def loaded_rows(rank: int) -> dict[str, torch.Tensor]:
+    """Returns four rows of a rank, which need two micro-batches."""
+    costs = torch.tensor([[9, 2, 3, 4], [9, 1, 1, 5]])
+    return {"cost": costs[rank], "x": torch.arange(12.0).view(4, 3) / 7 + rank}
+
+
+def drawn(steps: int) -> list[Any]:
+    rng = np.random.default_rng(dist.get_rank())
+    return [histories(rng.integers(1, 9, 3), rng) for _ in range(steps)]
+
+
+def losses_of(pipeline: Any, batches: Iterable[Any]) -> list[float]:
+    """Returns the loss of each step over all ranks."""
+    losses = []
+    for loss_sum, tokens, _ in steps_of(pipeline, batches):
+        dist.all_reduce(loss_sum)
+        losses.append(float(loss_sum) / tokens)
+    return losses
+
+
+def in_parts(cap: int | None) -> list[MicroBatches]:
+    return [] if cap is None else [MicroBatches(cap)]
+
+
+def of_squares(model: Any, cap: int | None) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return pipeline_of("none", model, optimizer, Costs(extensions=in_parts(cap)))
+
+
+def of_histories(name: str, made: tuple[Any, Any], cap: int | None, **more: Any) -> Any:
+    return pipeline_of(name, *made, TokenShuffler(extensions=in_parts(cap)), **more)
+
+
+def run_rows(pipeline: Any) -> None:
+    assert len([*steps_of(pipeline, [loaded_rows(dist.get_rank())] * 3)]) == 3
+
+
+def stepping_in_backward(cap: int | None) -> None:
+    """A fully sharded model's optimizers step as soon as a gradient is there."""
+    model = Squares()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    before = model.linear.weight.full_tensor().clone()
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()}
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
+    idle = torch.optim.SGD(model.parameters(), lr=0.0)
+    run_rows(pipeline_of("none", model, idle, Costs(extensions=in_parts(cap))))
+    assert not torch.equal(model.linear.weight.full_tensor(), before)
+
+
+def injected_backward(cap: int | None) -> None:
+    """TorchRec injects work into the backward of a sharded table, once a step."""
+    pipeline, calls = of_histories("native", sharded_ranking_model(0.1), cap), []
+    finder = backward_injection.OutputDistTensorFinder(sharding_type=ShardingType.ROW_WISE)
+    activation = backward_injection.InjectionTargetType.ACTIVATION
+    site = backward_injection.InjectionSite(fqn="tables", tensor_finder=finder, target_type=activation)
+    pipeline.register_backward_hook(site, calls.append)
+    assert len(losses_of(pipeline, drawn(3))) == len(calls) == 3
+
+
+class Checkpointed(RankingModel):
+    """Computes its forward again in the backward, lookups included."""
+
+    def forward(self, batch):
+        return checkpoint(super().forward, batch, use_reentrant=False)
+
+
+def checkpointed_lookups(cap: int | None) -> None:
+    losses = losses_of(of_histories("none", sharded(Checkpointed(), 0.1), cap), drawn(3))
+    expected = losses_of(of_histories("none", sharded_ranking_model(0.1), None), drawn(3))
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
+class Renumbered(nn.Module):
+    """Changes ids before they are looked up, for TorchRec to pipeline by `pipeline_postproc`."""
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(features.keys(), features.values() // 2, lengths=features.lengths())
+
+
+class WithPostproc(RankingModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.renumbered = Renumbered()
+
+    def forward(self, batch):
+        return self.dense(self.tables(self.renumbered(batch.features)), batch)
+
+
+def whole_batches_changed(cap: int | None) -> None:
+    pipeline = of_histories("native", sharded(WithPostproc()), cap, pipeline_postproc=True)
+    assert len(losses_of(pipeline, drawn(2))) == 2
+
+
+def flat_parameters(cap: int | None, keeps_names: bool = False) -> None:
+    model = FullyShardedDataParallel(Squares(), use_orig_params=keeps_names, device_id=CPU)
+    run_rows(of_squares(model, cap))
+
+
+def named_parameters(cap: int | None) -> None:
+    flat_parameters(cap, keeps_names=True)
+
+
+def static_graph(cap: int | None, anew: bool = True) -> None:
+    run_rows(of_squares(DistributedDataParallel(Squares(anew), static_graph=True), cap))
+
+
+def static_graph_of_a_list(cap: int | None) -> None:
+    static_graph(cap, anew=False)
+
+
+# Each runs without micro-batches; with them it is refused with these words, or, with "", runs, too.
+PARTNERS: list[tuple[Callable[[int | None], None], type[Exception], str]] = [
+    (stepping_in_backward, ValueError, "linear.weight has a hook on its gradient"),
+    (injected_backward, ValueError, "register_backward_hook does not work with micro_batches"),
+    (checkpointed_lookups, ValueError, "checkpoint only the dense part"),
+    (whole_batches_changed, RuntimeError, "whole batch before micro_batches divides it"),
+    (flat_parameters, ValueError, "use_orig_params=True, or use fully_shard"),
+    (static_graph_of_a_list, ValueError, "static_graph=True of Distributed"),
+    (named_parameters, ValueError, ""),
+    (static_graph, ValueError, ""),
+]
+
+
+@pytest.mark.parametrize(("run", "kind", "words"), PARTNERS, ids=lambda part: getattr(part, "__name__", ""))
+@on_ranks(2)
+def test_what_works_without_micro_batches_works_with_them_or_is_refused(run, kind, words):
+    run(None)
+    with pytest.raises(kind, match=words) if words else nullcontext():
+        run(CAP)
+
+
+@on_ranks(2)
+def test_gradient_accumulation_of_torchrec_adds_up_the_gradients_of_balanced_steps():
+    model = DistributedDataParallel(Squares())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    pipeline = pipeline_of("none", model, optimizer, Costs(extensions=in_parts(CAP)))
+    config = gradient_accumulation.GradientAccumulationConfig(is_enabled=True, num_steps=2)
+    accumulating = gradient_accumulation.GradientAccumulationWrapper(pipeline, optimizer, model, config)
+    loader = iter([loaded_rows(dist.get_rank())] * 4)
+    for _ in range(4):
+        accumulating.progress(loader)
+    with pytest.raises(StopIteration):
+        accumulating.progress(loader)
+
+    alone = Squares()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.01)
+    x = torch.cat([loaded_rows(rank)["x"] for rank in range(2)])
+    for _ in range(2):
+        optimizer.zero_grad()
+        for _ in range(2):
+            alone({"x": x})[0].mean().backward()
+        optimizer.step()
+    for got, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
