@@ -6,6 +6,7 @@
 # MODEL            the demo's model: hstu or sid_gr.
 # SETS             for versions: versions of torch, as in 2.14.1, or 2.13.0/3.12 for one Python of several; unset: all.
 # NAME             for bench: what to measure.
+# SEED             for test-random: the number that cases are drawn by; unset: today's date.
 # WITHOUT          for core-alone: names of extensions to leave out; the copy has all others.
 # DATA             for bench: a folder with data. loading, partition and public-data take MovieLens 100K's u.data, and
 #                  only print without; movielens and retrieval need u.data and u.user; controllers takes checkouts of
@@ -17,6 +18,7 @@ PYTHON ?= python3.11
 TORCH_INDEX_URL ?=
 MODEL ?= hstu
 SETS ?=
+SEED ?= $(shell date +%Y%m%d)
 NAME ?=
 WITHOUT ?=
 DATA ?=
@@ -24,8 +26,10 @@ GPU_PYTHON ?=
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+# Tests that start programs, and those of models and data sets.
+SLOW := e2e examples docs benchmarks recorded_cuda hstu sid_gr commons/training commons/datasets commons/advisor
 
-.PHONY: help demo test core-alone lint format tables bench check-kernels cluster-check gpu-check gpu-report soak versions clean
+.PHONY: help demo test test-fast test-random core-alone lint format tables bench check-kernels cluster-check gpu-check gpu-report soak versions clean
 
 help:  ## print this list
 	@echo "make TARGET first installs into $(VENV) what the target needs:"
@@ -37,10 +41,16 @@ demo: $(INSTALLED)  ## train with and without balancing, replay 8 ranks, draw a 
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
 
 test: $(INSTALLED)  ## run all tests, on real gloo processes
-	$(RUN) -m pytest $(addprefix --ignore=tests/commons/,sequence_batch partition distributed pipeline)
-	$(RUN) -m ci.core_alone
+	$(RUN) -m pytest
 
-core-alone: $(INSTALLED)  ## test the core in a copy without extensions; WITHOUT: with all extensions but these
+test-fast: $(INSTALLED)  ## run the tests that take a minute or so together, with fewer drawn cases
+	$(RUN) -m pytest --hypothesis-profile=fast $(addprefix --ignore=tests/,$(SLOW))
+
+test-random: $(INSTALLED)  ## draw 500 new cases of each property, by today's date or SEED
+	@echo "SEED=$(SEED)"
+	$(RUN) -m pytest -m hypothesis --hypothesis-profile=random --hypothesis-seed=$(SEED) --timeout=3600
+
+core-alone: $(INSTALLED)  ## before a release: test the core in a copy without extensions; WITHOUT: with all but these
 	$(RUN) -m ci.core_alone $(if $(WITHOUT),--without $(WITHOUT))
 
 lint: $(INSTALLED)  ## ruff check, ruff format --check, mypy

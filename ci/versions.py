@@ -5,7 +5,8 @@
 Each set has its own environment under out/versions, which is removed afterwards. It takes several gigabytes
 if torch is built for CUDA. The installation of the wheel must not change torch, torchrec, or fbgemm. The
 oldest set has the oldest versions of other packages that pyproject.toml allows. Without --tests, the command
-writes results to benchmarks/results, and the printed table to docs/installing.md.
+also tests a copy of the core without extensions. It writes results to benchmarks/results, and the printed
+table to docs/installing.md.
 """
 
 from __future__ import annotations
@@ -144,8 +145,8 @@ def try_set(each: TriedSet, python: str, tests: Iterable[str], torch_index_url: 
     """Makes a job's environment, installs the wheel, and runs the tests.
 
     Raises:
-        RuntimeError: an installation fails, the wheel changes the job's torch, torchrec, or fbgemm, or the
-            tests do not start.
+        RuntimeError: an installation fails, the wheel changes the job's torch, torchrec, or fbgemm, the tests
+            do not start, or the core fails in a copy without extensions.
     """
     oldest = each is TRIED[0]
     environment = Environment(FOLDER / f"{each.torch}-{python}", python, _lower_bounds() if oldest else [])
@@ -190,19 +191,23 @@ def _lower_bounds() -> list[str]:
 
 def _run_tests(environment: Environment, each: TriedSet, tests: Iterable[str]) -> Outcome:
     report = environment.folder / "report.xml"
+    variables = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(REPOSITORY),
+        "NUMBA_CACHE_DIR": str(environment.folder / "numba"),
+    }
     with (FOLDER / f"{environment.folder.name}.log").open("w") as log:
-        subprocess.run(
-            [environment.python, "-m", "pytest", "-n", "2", f"--junitxml={report}", *tests],
-            cwd=REPOSITORY,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": str(REPOSITORY),
-                "NUMBA_CACHE_DIR": str(environment.folder / "numba"),
-            },
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+
+        def run(*arguments: str) -> int:
+            command = [environment.python, "-m", *arguments]
+            return subprocess.call(
+                command, cwd=REPOSITORY, env=variables, stdout=log, stderr=subprocess.STDOUT
+            )
+
+        run("pytest", "-n", "2", f"--junitxml={report}", *tests)
+        if tests is CORE_TESTS and run("ci.core_alone"):
+            raise RuntimeError(f"the core fails without extensions, with torch {each.torch}; see {log.name}")
     if not report.exists():
         raise RuntimeError(f"the tests did not run with torch {each.torch}; see {log.name}")
     cases = list(ElementTree.parse(report).iter("testcase"))

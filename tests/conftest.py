@@ -12,6 +12,7 @@ from tests.process_pool import DEVICE_TYPE, ProcessPool
 
 # Without deadlines, because machines are shared.
 settings.register_profile("every run", max_examples=40, deadline=None)
+settings.register_profile("fast", max_examples=8, deadline=None)  # make test-fast
 settings.register_profile("random", max_examples=500, deadline=None)  # make test-random
 settings.load_profile("every run")
 poison_memory()
