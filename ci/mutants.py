@@ -34,7 +34,7 @@ from ci.core_alone import REPOSITORY, copy_files
 LIST = REPOSITORY / "ci" / "mutants.json"
 TOGETHER = ("distributed", "sequence_batch", "pipeline")  # packages that share a room
 TIMEOUT_S = 2400.0
-HUNG = ("no answer within", "Timeout", "timed out")
+HUNG = ("no answer within", "timed out", "Timeout", "RankError")
 
 
 def main() -> None:
@@ -84,14 +84,18 @@ def run_tests(mutant: dict[str, str], by: str) -> dict[str, Any]:
         others = ["tests", *(f"--ignore={tests}" for tests in room)]
         code, output = _pytest(folder, room if by == "room" else others)
     failed = code not in (0, 5)  # 5: no tests
-    test, error = _first_failure(output) if failed else (None, None)
+    lines = output.strip().splitlines() if failed else []
+    named = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED tests/", "ERROR tests/"))]
+    errors = [line[1:].strip() for line in lines if line.startswith("E ") and "--- rank" not in line]
+    # A rank that waits for one that failed does not answer either.
+    answered = [error for error in errors if not any(words in error for words in HUNG)]
     return {
         "caught": failed,
         "by": by if failed else None,
         "ran": by,
-        "test": test,
-        "error": error,
-        "suspicious": failed and any(words in str(error) for words in HUNG),
+        "test": named[0].partition(" - ")[0] if named else None,
+        "error": (answered or errors or lines or [""])[-1],
+        "suspicious": failed and not answered,
         "seconds": time.monotonic() - start,
     }
 
@@ -111,24 +115,17 @@ def _pytest(folder: Path, arguments: list[str]) -> tuple[int, str]:
     """Returns the exit status and the output of pytest, which stops at the first failure."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1", "PYTHONPATH": str(folder)}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **pipes)
-    try:
-        output = process.communicate(timeout=TIMEOUT_S)[0]
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return -1, f"{process.communicate()[0]}\ntimed out after {TIMEOUT_S:g} s"
-
-
-def _first_failure(output: str) -> tuple[str | None, str]:
-    """Returns the first test that failed, if pytest names any, and the last line of its error."""
-    for line in output.splitlines():
-        kind, _, rest = line.partition(" ")
-        if kind in ("FAILED", "ERROR") and rest.startswith("tests/"):
-            test, _, error = rest.partition(" - ")
-            return test, error.strip()[:300]
-    return None, (output.strip().splitlines() or [""])[-1][:300]
+    with tempfile.TemporaryFile("w+") as log:  # not a pipe, which processes left behind would keep open
+        at: dict[str, Any] = {"cwd": folder, "env": environment, "start_new_session": True}
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **at)
+        try:
+            process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            log.write(f"\nE   timed out after {TIMEOUT_S:g} s")
+        log.seek(0)
+        return process.returncode, log.read()
 
 
 if __name__ == "__main__":
