@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
+
 
 def error_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """Returns the type, message and notes of the error that a call raises; "no error" if it raises none."""
@@ -15,6 +17,15 @@ def error_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     except Exception as error:
         return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
     return "no error"
+
+
+def error_of_all(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Returns the first line of the error that a call raises, after a check that all ranks raise the same."""
+    error = error_of(function, *args, **kwargs).partition("\n")[0]
+    errors: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    assert errors == [error] * len(errors), errors
+    return error
 
 
 class _Listener(logging.Handler):

@@ -1,67 +1,30 @@
-"""A rank's failure names its cause on the others, and only a program that asks gets another hook for it."""
+"""An error of one rank is raised on all ranks in the same step, as what it is, and names that rank."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch.distributed as dist
 
-from commons.distributed import show_first_cause_only
+from commons.distributed import Extension, show_first_cause_only
 from commons.distributed.channel import raised_on
 from commons.distributed.rank_group import RankGroup
-from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.histories import TokenShuffler
 from tests.commons.pipeline.ranking_pipelines import ranking_pipeline
 from tests.on_ranks import on_ranks
 from tests.process_pool import ProcessPool, RankError
-
-
-def _own_hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    raise AssertionError("nothing fails here")
-
-
-@on_ranks(2)
-def test_a_shuffler_and_a_pipeline_leave_a_programs_hook_alone():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "excepthook", _own_hook)
-        show_first_cause_only.cache_clear()  # another test in this process may have called it
-        FieldShuffler().shuffle(lopsided_batch())
-        ranking_pipeline("native", TokenShuffler())
-        assert sys.excepthook is _own_hook
-
-
-@on_ranks(1)
-def test_a_program_that_asks_twice_gets_one_hook():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "excepthook", _own_hook)
-        show_first_cause_only.cache_clear()
-        show_first_cause_only()
-        set_once = sys.excepthook
-        show_first_cause_only()
-        assert set_once is sys.excepthook is not _own_hook
-        show_first_cause_only.cache_clear()
-
-
-class _Failing(FieldShuffler):
-    def get_workloads(self, batch):
-        if dist.get_rank() == 1:
-            raise LookupError("no price for this sample")
-        return super().get_workloads(batch)
-
-
-@on_ranks(3)
-def test_an_error_names_the_rank_that_raised_it():
-    error = error_of(_Failing().plan, lopsided_batch())
-    assert error.startswith("LookupError: no price for this sample")
-    assert ("raised on rank 1:" in error) == (dist.get_rank() != 1)
 
 
 class CorruptShard(Exception):
@@ -91,18 +54,54 @@ class Reducing(Exception):
         return str, (str(self),)
 
 
-class _FailingWith(FieldShuffler):
-    failure: Exception
+def _may_fail(hook: str) -> Callable[..., Any]:
+    def called(self, *arguments):
+        self.called(hook)
+        return getattr(Extension, hook)(self, *arguments)
+
+    return called
+
+
+class Failing(Extension):
+    """Raises an error in the call of a hook with this number, on some ranks."""
+
+    name, order = "failing", 0
+
+    def __init__(self, hook: str, on_ranks: tuple[int, ...], error: Exception, call: int = 1) -> None:
+        self.hook, self.on_ranks, self.error, self.call = hook, on_ranks, error, call
+        self.calls: Counter[str] = Counter()
+
+    def called(self, hook: str) -> None:
+        self.calls[hook] += 1
+        if hook == self.hook and self.calls[hook] == self.call and dist.get_rank() in self.on_ranks:
+            raise self.error
+
+    agree, post, take = _may_fail("agree"), _may_fail("post"), _may_fail("take")
+    place, before_copy = _may_fail("place"), _may_fail("before_copy")
+
+    def columns(self, batch):
+        self.called("columns")
+        return {"known": batch.workload}
+
+
+class FailingShuffler(FieldShuffler):
+    """Its only extension may fail in `get_workloads`, too."""
 
     def get_workloads(self, batch):
-        if dist.get_rank() == 1:
-            raise self.failure
+        self.extensions[0].called("get_workloads")
         return super().get_workloads(batch)
 
 
-@on_ranks(2)
-def test_all_ranks_raise_an_error_of_one_kind():
+ON_ONE_RANK = ("get_workloads", "agree", "columns", "post")
+ON_ALL_RANKS = (*ON_ONE_RANK, "take", "place", "before_copy")
+
+
+@pytest.mark.parametrize("hook", ON_ONE_RANK)
+@on_ranks(3)
+def test_an_error_of_one_rank_is_raised_on_all_with_its_type_its_text_and_its_rank(hook):
+    is_here = dist.get_rank() == 1
     for failure in (
+        LookupError("no price for this sample"),
         CorruptShard("a.parquet", 7),
         Unreadable("b.parquet"),
         FileNotFoundError(2, "no such file", "c.parquet"),
@@ -112,29 +111,52 @@ def test_all_ranks_raise_an_error_of_one_kind():
         BadRecord(3),
         Reducing("e"),
     ):
-        shuffler = _FailingWith()
-        shuffler.failure = failure
+        shuffler = FailingShuffler(extensions=[Failing(hook, (1,), failure)])
         with pytest.raises(type(failure)) as raised:
             shuffler.plan(lopsided_batch())
-        assert type(raised.value) is type(failure) and str(raised.value) == str(failure)
-        assert getattr(raised.value, "row", None) == getattr(failure, "row", None)
-        assert (raised.value is failure) == (dist.get_rank() == 1)
-        assert (raised_on(raised.value) is None) == (dist.get_rank() == 1)
+        error = raised.value
+        assert type(error) is type(failure) and str(error) == str(failure)
+        assert getattr(error, "row", None) == getattr(failure, "row", None)
+        assert (error is failure) == is_here and raised_on(error) == (None if is_here else 1)
+        assert any("raised on rank 1:" in note for note in getattr(error, "__notes__", [])) != is_here
 
 
 @on_ranks(2)
 def test_an_error_of_a_type_that_others_cannot_import_keeps_its_text_and_its_rank():
-    shuffler = _FailingWith()
+    failure, name = Exception(), "RuntimeError: ReadError"
     if dist.get_rank() == 1:
-        module = ModuleType("of_rank_1_alone")
+        module, name = ModuleType("of_rank_1_alone"), "ReadError"
         module.ReadError = type("ReadError", (Exception,), {"__module__": module.__name__})
         sys.modules[module.__name__] = module
-        shuffler.failure = module.ReadError("shard 17 is damaged")
+        failure = module.ReadError("shard 17 is damaged")
+    shuffler = FailingShuffler(extensions=[Failing("get_workloads", (1,), failure)])
     error = error_of(shuffler.plan, lopsided_batch())
-    assert error.startswith(
-        f"{'ReadError' if dist.get_rank() else 'RuntimeError: ReadError'}: shard 17 is damaged"
-    )
+    assert error.startswith(f"{name}: shard 17 is damaged")
     assert ("raised on rank 1:" in error) == (dist.get_rank() == 0)
+
+
+@pytest.mark.parametrize(
+    ("hook", "ranks", "failure", "expected"),
+    [
+        *((hook, (1,), LookupError("no such row"), "LookupError: no such row") for hook in ON_ONE_RANK),
+        *((hook, (0, 1), LookupError("no such row"), "LookupError: no such row") for hook in ON_ALL_RANKS),
+        # It is not the end of the data.
+        ("columns", (0, 1), StopIteration("odd"), "raised StopIteration('odd')"),
+        ("place", (0, 1), StopIteration("odd"), "raised StopIteration('odd')"),
+    ],
+)
+@on_ranks(2)
+def test_an_error_while_planning_ahead_ends_all_ranks_in_the_same_step(hook, ranks, failure, expected):
+    failing, steps = Failing(hook, ranks, failure, call=1 if hook == "agree" else 3), []
+    shuffler = FailingShuffler(extensions=[failing])
+
+    def loop() -> None:
+        for _, plan in shuffler.plan_ahead(lopsided_batch() for _ in range(5)):
+            steps.append(plan)
+
+    assert expected in error_of_all(loop)
+    assert len(steps) == failing.call - 1
+    assert error_of_all(loop) == "no error" and len(steps) == failing.call + 4
 
 
 def _leave_while_the_others_gather() -> None:
@@ -151,3 +173,22 @@ def test_a_lost_connection_says_that_another_rank_shows_the_cause():
     waiting, left = raised.value.by_rank
     assert left == "the process died"
     assert "rank 0 ends, because it lost the connection to another rank: that rank's traceback" in waiting
+
+
+def _own_hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    raise AssertionError("nothing fails here")
+
+
+@on_ranks(2)
+def test_only_a_program_that_asks_gets_another_hook_and_but_one():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "excepthook", _own_hook)
+        show_first_cause_only.cache_clear()  # another test in this process may have called it
+        FieldShuffler().shuffle(lopsided_batch())
+        ranking_pipeline("native", TokenShuffler())
+        assert sys.excepthook is _own_hook
+        show_first_cause_only()
+        set_once = sys.excepthook
+        show_first_cause_only()
+        assert set_once is sys.excepthook is not _own_hook
+        show_first_cause_only.cache_clear()

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from commons.distributed import BalanceReport, BatchShufflerFactory, Extension, IdentityShuffler
+from commons.distributed import BalanceReport, Extension, IdentityShuffler
 from commons.distributed.rank_group import RankGroup
-from commons.perf_model.cost import Cost
+from commons.perf_model import Cost
 from tests.commons.distributed.counted_collectives import recorded_collectives
-from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler, Posting
+from tests.on_ranks import on_ranks
+
+
+def _own_set(*sets: list[int]) -> dist.ProcessGroup:
+    """Returns this rank's group of the sets that the ranks are divided into. Collective over the job."""
+    return dist.new_subgroups_by_enumeration(list(sets))[0]
+
+
+def _in_pairs(kind: type[FieldShuffler] = FieldShuffler, **settings: Any) -> FieldShuffler:
+    """Returns a shuffler of ranks 0 and 2, or of rank 1 alone, which plans in step with all."""
+    shuffler = kind(_own_set([0, 2], [1]), **settings)
+    shuffler.plan_over(RankGroup.of())
+    return shuffler
 
 
 def _plan_of_pairs(identity: bool) -> tuple[list[int], list[float], list]:
     """Returns the ranks of a plan, their loads, and what all ranks know of the step."""
-    pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
     posting = Posting()
     shuffler = (
         IdentityShuffler(get_workloads=lambda batch: batch.workload, extensions=[posting])
         if identity
-        else FieldShuffler(pairs[dist.get_rank() % 2], extensions=[posting])
+        else FieldShuffler(_own_set([0, 2], [1]), extensions=[posting])
     )
     alone = shuffler.plan(lopsided_batch())
     shuffler.plan_over(RankGroup.of())
@@ -37,17 +50,15 @@ def _plan_of_pairs(identity: bool) -> tuple[list[int], list[float], list]:
     return list(shuffler.group.ranks), plan.loads.tolist(), [list(each) for each in facts]
 
 
-def test_a_plan_in_step_with_all_ranks_is_that_of_its_group_and_tells_of_all(pools):
-    for identity, groups in ((False, [[0, 2], [1], [0, 2]]), (True, [[0, 1, 2]] * 3)):
-        results = pools(3).run(_plan_of_pairs, identity)
-        assert [ranks for ranks, *_ in results] == groups
-        loads = {
-            rank: load for ranks, of_ranks, _ in results for rank, load in zip(ranks, of_ranks, strict=True)
-        }
-        for _, _, (before, after, placed, (loss_tokens,), posted) in results:
-            assert after == [loads[rank] for rank in range(3)] and (before == after) == identity
-            assert sum(before) == sum(after) and sum(placed) == 12 and loss_tokens > 0
-            assert posted == [10, 11, 12]
+@pytest.mark.parametrize(("identity", "groups"), [(False, [[0, 2], [1], [0, 2]]), (True, [[0, 1, 2]] * 3)])
+def test_a_plan_in_step_with_all_ranks_is_that_of_its_group_and_tells_of_all(pools, identity, groups):
+    results = pools(3).run(_plan_of_pairs, identity)
+    assert [ranks for ranks, *_ in results] == groups
+    loads = {rank: load for ranks, of_ranks, _ in results for rank, load in zip(ranks, of_ranks, strict=True)}
+    for _, _, (before, after, placed, (loss_tokens,), posted) in results:
+        assert after == [loads[rank] for rank in range(3)] and (before == after) == identity
+        assert sum(before) == sum(after) and sum(placed) == 12 and loss_tokens > 0
+        assert posted == [10, 11, 12]
 
 
 class Learned(Extension):
@@ -59,64 +70,18 @@ class Learned(Extension):
         return place(rows.with_cost(Cost((0.0, 0.0, 1000.0))) if rows.num_ranks == 1 else rows)
 
 
-def _loads_by(cost: Cost | None) -> tuple[int, list[float], list[float]]:
-    """Returns this rank's load by a shuffler's cost, and those of all ranks that a report has."""
-    pairs, rank = [dist.new_group(ranks) for ranks in ([0, 2], [1])], dist.get_rank()
-    shuffler, batch = FieldShuffler(pairs[rank % 2], cost=cost, extensions=[Learned()]), lopsided_batch()
-    shuffler.plan_over(RankGroup.of())
-    plan = shuffler.plan(batch)
-    report = BalanceReport.of(plan, equal_rows=True)
-    ended = shuffler.plan(None if rank == 1 else batch)  # a set without rows has loads, too
-    assert ended.whole.loads.tolist()[1] == 0
-    cost = cost or Cost.sum_of_columns(1)
-    own = cost.of(1, shuffler.get_tokens(batch).numpy(), batch.workload[:, None].numpy())
-    return int(own.sum()), report.job_loads_before.tolist(), report.job_loads_after.tolist()
-
-
 @pytest.mark.parametrize("cost", [None, Cost((7.0, 0.0, 3.0))])
-def test_loads_of_all_ranks_are_in_one_unit_whatever_a_set_has_learned(pools, cost):
-    results = pools(3).run(_loads_by, cost)
-    loaded = [own for own, *_ in results]
-    for _, before, after in results:
-        assert before == loaded and after[1] == loaded[1] and sum(after) == sum(loaded)
-        assert after[0] < loaded[0]
-
-
-def _failures_of_one_set(failing: int) -> tuple[str, bool, int]:
-    """Returns the error of a step in which one rank fails, whether the next goes on, and collectives of a
-    step: ranks 0 and 2 exchange, and rank 1 is alone."""
-    pairs, rank = [dist.new_group(ranks) for ranks in ([0, 2], [1])], dist.get_rank()
-    shuffler, batch = FieldShuffler(pairs[rank % 2]), lopsided_batch()
-    shuffler.plan_over(RankGroup.of())
-    shuffler.plan(batch)
-    wrong = replace(batch, workload=-batch.workload - 1) if rank == failing else batch
-    error = error_of(shuffler.plan, wrong)
-    with recorded_collectives() as calls:
-        plan = shuffler.plan(batch)
-    return error, plan.has_batch, len(calls)
-
-
-@pytest.mark.parametrize("failing", [1, 2])
-def test_a_failure_in_one_group_reaches_all_and_a_step_takes_two_gathers(pools, failing):
-    for error, goes_on, num_calls in pools(3).run(_failures_of_one_set, failing):
-        assert "FieldShuffler.get_workloads returned -" in error and goes_on
-        assert num_calls == 2
-
-
-def _errors_of_inconsistent_ranks() -> list[str]:
-    rank = dist.get_rank()
-    low, high, outer = (
-        FieldShuffler(dist.new_subgroups_by_enumeration(sets)[0])
-        for sets in ([[0, 1], [2]], [[0], [1, 2]], [[0, 2], [1]])
-    )
-    # The group of rank 1 alone has no shuffler there, and later rank 1 takes part with one that rank 0 does
-    # not expect.
-    identity_in_a_group = BatchShufflerFactory.create("identity") if rank == 1 else outer
-    everyone = RankGroup.of()
-    return [
-        error_of(shuffler.plan_over, everyone)
-        for shuffler in (identity_in_a_group, low if rank == 0 else high)
-    ]
+@on_ranks(3)
+def test_loads_of_all_ranks_are_in_one_unit_whatever_a_set_has_learned(cost):
+    shuffler, batch = _in_pairs(cost=cost, extensions=[Learned()]), lopsided_batch()
+    report = BalanceReport.of(shuffler.plan(batch), equal_rows=True)
+    ended = shuffler.plan(None if dist.get_rank() == 1 else batch)  # a set without rows has loads, too
+    assert ended.whole.loads[1] == 0
+    cost = cost or Cost.sum_of_columns(1)
+    own = cost.of(1, shuffler.get_tokens(batch).numpy(), batch.workload[:, None].numpy()).sum()
+    before, after = report.job_loads_before.tolist(), report.job_loads_after.tolist()
+    assert before[dist.get_rank()] == own
+    assert after[1] == before[1] and sum(after) == sum(before) and after[0] < before[0]
 
 
 class WorkloadTokens(FieldShuffler):
@@ -126,50 +91,48 @@ class WorkloadTokens(FieldShuffler):
         return batch.workload
 
 
-def _errors_of_the_last_rank() -> list[str]:
-    """Returns errors of rank 2, the second of its set: of a batch, of tokens, and of settings."""
-    pairs, rank = [dist.new_group(ranks) for ranks in ([0, 2], [1])], dist.get_rank()
-    batch, errors = lopsided_batch(), []
-    for wrong in (replace(batch, matrix=batch.matrix.half()), replace(batch, workload=batch.workload + 999)):
-        shuffler = WorkloadTokens(pairs[rank % 2], max_tokens=900)
-        shuffler.plan_over(RankGroup.of())
+@on_ranks(3)
+def test_a_failure_in_one_set_reaches_all_names_ranks_of_the_job_and_leaves_two_gathers_a_step():
+    batch = lopsided_batch()
+    for failing, wrong, message in (
+        (1, {"workload": -batch.workload - 1}, "WorkloadTokens.get_workloads returned -"),
+        (2, {"workload": -batch.workload - 1}, "WorkloadTokens.get_workloads returned -"),
+        (2, {"workload": batch.workload + 999}, "row 0 of rank 2 has"),
+        (2, {"matrix": batch.matrix.half()}, "rank 2 has a batch that differs from that of the first batch"),
+    ):
+        shuffler = _in_pairs(WorkloadTokens, max_tokens=900)
         shuffler.plan(batch)
-        errors.append(error_of(shuffler.plan, wrong if rank == 2 else batch))
-    errors.append(error_of(FieldShuffler, pairs[rank % 2], equal_rows=rank == 2))
-    return [error.split("\n")[0] for error in errors]
+        error = error_of_all(shuffler.plan, replace(batch, **wrong) if dist.get_rank() == failing else batch)
+        assert message in error, error
+        with recorded_collectives() as calls:
+            assert shuffler.plan(batch).has_batch
+        assert len(calls) == 2
 
 
-def test_errors_of_a_set_name_ranks_of_the_job(pools):
-    first, second, third = pools(3).run(_errors_of_the_last_rank)
-    assert first == third and second == [*first[:2], "no error"]
-    kind, tokens, settings = first
-    assert kind.startswith("ValueError: rank 2 has a batch that differs from that of the first batch")
-    assert tokens.startswith("ValueError: row 0 of rank 2 has")
-    assert settings.startswith("ValueError: rank 2's shuffler has equal_rows=True, but rank 0's has False")
-
-
-def _errors_of_other_settings() -> list[str]:
-    """Returns the errors of a pipeline's planner, and of one among the group."""
-    other = {"equal_rows": dist.get_rank() == 1}
-    identity = IdentityShuffler(**other)
-    return [error_of(identity.plan_over, RankGroup.of()), error_of(FieldShuffler, **other)]
-
-
-def test_ranks_with_different_settings_are_refused_on_all(pools):
-    results = pools(3).run(_errors_of_other_settings)
-    assert results == [results[0]] * 3
-    for error in results[0]:
-        assert error == (
-            "ValueError: rank 1's shuffler has equal_rows=True, but rank 0's has False; all ranks need the "
-            "same settings"
-        )
-
-
-def test_ranks_in_overlapping_groups_are_refused_on_all(pools):
-    results = pools(3).run(_errors_of_inconsistent_ranks)
-    consistent, groups = results[0]
-    assert results == [results[0]] * 3
-    assert consistent == "no error"
-    assert groups.startswith(
-        "ValueError: a rank balances among ranks [0, 1], but one of these ranks among others"
-    )
+@on_ranks(3)
+def test_ranks_that_do_not_go_together_are_refused_on_all():
+    rank, everyone = dist.get_rank(), RankGroup.of()
+    own = _own_set([0, 2], [1])
+    outer = FieldShuffler(own)
+    low, high = (FieldShuffler(_own_set(*sets)) for sets in ([[0, 1], [2]], [[0], [1, 2]]))
+    settings = "'s shuffler has equal_rows=True, but rank 0's has False; all ranks need the same settings"
+    for call, message in (
+        (lambda: FieldShuffler(equal_rows=rank == 1), f"ValueError: rank 1{settings}"),
+        (
+            lambda: IdentityShuffler(equal_rows=rank == 1).plan_over(everyone),
+            f"ValueError: rank 1{settings}",
+        ),
+        # Among ranks 0 and 2 alone.
+        (
+            lambda: FieldShuffler(own, equal_rows=rank == 2),
+            "no error" if rank == 1 else f"ValueError: rank 2{settings}",
+        ),
+        # A group of rank 1 alone has no shuffler.
+        (lambda: (IdentityShuffler() if rank == 1 else outer).plan_over(everyone), "no error"),
+        # Rank 1 takes part with a shuffler that rank 0 does not expect.
+        (
+            lambda: (low if rank == 0 else high).plan_over(everyone),
+            "ValueError: a rank balances among ranks [0, 1], but one of these ranks among others",
+        ),
+    ):
+        assert error_of(call).startswith(message)

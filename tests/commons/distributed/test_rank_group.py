@@ -1,9 +1,10 @@
-"""Process groups that shufflers share, their timeout, groups of some ranks, and channels over them."""
+"""Process groups that shufflers share, sets of ranks that a job agrees on, and processes that change jobs."""
 
 from __future__ import annotations
 
 import os
-import threading
+import time
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from unittest import mock
 
@@ -12,13 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShuffler, rank_group
-from commons.distributed.rank_group import RankGroup
-from tests.commons.distributed.errors_and_warnings import error_of
+from commons.distributed import IdentityShuffler, rank_group
+from commons.distributed.rank_group import RankGroup, ranks_text
+from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.on_ranks import on_ranks
 from tests.process_pool import ProcessPool, free_port
+
+CPU = torch.device("cpu")
+Sets = Sequence[Sequence[int] | None]
 
 
 def _sum_over(group: dist.ProcessGroup | None) -> int:
@@ -27,45 +31,128 @@ def _sum_over(group: dist.ProcessGroup | None) -> int:
     return int(rank)
 
 
-def _sums(made: RankGroup) -> list[int]:
-    """Returns what the ranks of a group exchange, if they are several, and what they gather."""
-    gathered = made.channel().all_gather(np.array([dist.get_rank()]))
-    exchanged = [_sum_over(made.group_for("exchange", torch.device("cpu")))] if made.num_ranks > 1 else []
-    return [*exchanged, int(gathered.sum())]
+def _check_connected(process_group: dist.ProcessGroup | None, ranks: Sequence[int]) -> None:
+    """Checks that these ranks gather and exchange in a group of theirs. Collective over the job."""
+    made = RankGroup.of(process_group, ["exchange"])
+    assert made.ranks == tuple(ranks)
+    assert made.channel().all_gather(np.array([dist.get_rank()]))[:, 0].tolist() == list(ranks)
+    if len(ranks) > 1:
+        assert _sum_over(made.group_for("exchange", CPU)) == sum(ranks)
 
 
-def _sums_in_one_set_after_another(sets: list[list[list[int]]]) -> list[int]:
-    """Returns the sums of sets that divide the ranks, of all, and of some that torch then groups."""
-    sums = []
-    for each in sets:
-        mine, _ = dist.new_subgroups_by_enumeration(each)
-        sums += _sums(RankGroup.of(mine, ["exchange"]))
-        of_all = dist.new_group()
-        sums.append(_sum_over(of_all))
-    pairs = [dist.new_group(ranks) for ranks in ([0, 1], [1, 2])]
-    sums += [_sum_over(pair) for pair in pairs if dist.get_rank(pair) >= 0]
-    return [*sums, *_sums(RankGroup.of(None, ["exchange"]))]
+@on_ranks(4)
+def test_groups_of_some_ranks_do_not_keep_later_ones_from_forming():
+    for sets in ([[0, 2], [1, 3]], [[0, 1, 2], [3]], [[1, 3], [0, 2]], [[3, 0], [2, 1]]):
+        own, _ = dist.new_subgroups_by_enumeration(sets)
+        _check_connected(own, next(sorted(each) for each in sets if dist.get_rank() in each))
+        assert _sum_over(dist.new_group()) == 6
+    for ranks in ([0, 1], [1, 2]):
+        pair = dist.new_group(ranks)
+        assert dist.get_rank() not in ranks or _sum_over(pair) == sum(ranks)
+    _check_connected(None, range(4))
 
 
-def test_groups_of_some_ranks_do_not_keep_later_ones_from_forming(pools):
-    sets = [[[0, 2], [1, 3]], [[0, 1, 2], [3]], [[1, 3], [0, 2]], [[3, 0], [2, 1]]]
-    first, second, third, fourth = pools(4).run(_sums_in_one_set_after_another, sets)
-    assert first == [2, 2, 6, 3, 3, 6, 2, 2, 6, 3, 3, 6, 1, 6, 6]
-    assert second == [4, 4, 6, 3, 3, 6, 4, 4, 6, 3, 3, 6, 1, 3, 6, 6]
-    assert third == [2, 2, 6, 3, 3, 6, 2, 2, 6, 3, 3, 6, 3, 6, 6]
-    assert fourth == [4, 4, 6, 3, 6, 4, 4, 6, 3, 3, 6, 6, 6]
+def _agreed_sets(
+    sets: Sequence[Sequence[int] | None], come_after: Sequence[float | None], limit: float
+) -> str:
+    """Returns the ranks of this rank's shuffler, or the error of making it.
 
-
-def _sums_after_leaving_a_job() -> list[int]:
-    """Returns what ranks gather and exchange in one job after another, in the same processes."""
-    sums: list[int] = []
-    for _ in range(2):
-        sums += _sums(RankGroup.of(None, ["exchange"]))
-        os.environ["MASTER_PORT"] = str(_next_port())
+    Args:
+        sets: by rank, the ranks that it names; None for all.
+        come_after: by rank, the seconds after which it makes its shuffler; None if it makes an identity.
+        limit: seconds that ranks wait for others.
+    """
+    rank = dist.get_rank()
+    groups = {ranks: dist.new_group(ranks) for ranks in sorted({tuple(each) for each in sets if each})}
+    ranks, seconds = sets[rank], come_after[rank]
+    group = None if ranks is None else groups[tuple(ranks)]
+    with mock.patch.object(rank_group, "PATIENCE_S", limit):
         dist.barrier()
-        dist.destroy_process_group()
-        dist.init_process_group("gloo")
-    return sums
+        time.sleep(seconds or 0)
+        start, made = time.monotonic(), []
+        error = error_of(lambda: made.append(IdentityShuffler() if seconds is None else FieldShuffler(group)))
+        assert time.monotonic() - start < limit + 2
+    return str(made[0].group.ranks) if made else error
+
+
+def _agreed_in_time(sets: Sets) -> str:
+    """Returns what ranks agree on that come one after another, and then has them agree again."""
+    late = [0.3 * (len(sets) - rank) for rank in range(len(sets))]
+    result = _agreed_sets(sets, late, 60.0)
+    assert FieldShuffler().shuffle(lopsided_batch()).num_samples
+    return result
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        ([[0, 1], [0, 1], [2]], ["(0, 1)", "(0, 1)", "(2,)"]),
+        ([[0, 2], [1, 3], [0, 2], [1, 3]], ["(0, 2)", "(1, 3)"] * 2),
+        ([[0], [1], [2]], ["(0,)", "(1,)", "(2,)"]),
+        ([None, [0, 1, 2], None], ["(0, 1, 2)"] * 3),
+        ([[0, 1], [0, 1], None], "rank 2 makes a shuffler, or a pipeline, for all ranks, and rank 0"),
+        ([[0, 1], [1, 2], [1, 2]], "rank 0 makes a shuffler for ranks 0 and 1, and rank 1"),
+        ([[0, 1], [0, 1], [0, 1]], "rank 2 is not in the process_group it was given"),
+    ],
+    ids=str,
+)
+def test_all_ranks_agree_on_sets_or_raise_the_same_error(pools, sets, expected):
+    results = pools(len(sets)).run(_agreed_in_time, sets)
+    if isinstance(expected, str):
+        assert results == results[:1] * 3
+        assert results[0].startswith(f"ValueError: {expected}")
+    else:
+        assert results == expected
+
+
+def test_ranks_that_do_not_come_in_time_are_named():
+    pool = ProcessPool(4)  # of its own, because its ranks do not agree on how often they agreed
+    results = pool.run(_agreed_sets, [[0, 1], [0, 1], [2], [3]], [0.0, 0.5, None, 3.0], 1.5)
+    pool.close(kill=True)
+    assert results[2] == "(2,)"  # an identity, which takes no part
+    assert results[:2] == [results[3]] * 2
+    assert results[3].startswith("RuntimeError: ranks 2 and 3 have not made a shuffler within 1.5 s: ")
+    assert "new_subgroups_by_enumeration" in results[3] and "dist.barrier()" in results[3]
+
+
+def test_a_rank_that_does_not_come_to_all_ranks_is_named():
+    pool = ProcessPool(2)
+    waiting, absent = pool.run(_agreed_sets, [None, None], [0.0, None], 1.0)
+    pool.close(kill=True)
+    assert absent == "(1,)"
+    assert waiting.startswith("RuntimeError: rank 1 has not made a shuffler within 1 s: making one for all")
+
+
+@on_ranks(2)
+def test_ranks_on_which_torch_has_counted_other_groups_are_named():
+    own, _ = dist.new_subgroups_by_enumeration([[0], [1]])
+    # As torch 2.14 does for a group that rank 0 alone makes.
+    of_torch, on_first = dist.distributed_c10d._world, int(dist.get_rank() == 0)
+    of_torch.group_count += on_first
+    try:
+        error = error_of_all(FieldShuffler, own)
+    finally:
+        of_torch.group_count -= on_first
+    assert "process groups on rank 1 and" in error and "without use_local_synchronization=True" in error
+
+
+@on_ranks(2)
+def test_the_host_of_a_job_on_gpus_uses_the_group_for_planning():
+    group = RankGroup.of(None, ["exchange"])
+    assert group.group_for("exchange", CPU) is not group.control
+    with pytest.raises(KeyError):
+        group.group_for("another use", CPU)
+    with mock.patch.object(rank_group, "job_device", lambda: torch.device("cuda", 0)):
+        assert group.group_for("another use", CPU) is group.control
+
+
+def test_ranks_are_listed_in_words():
+    texts = [ranks_text(range(count)) for count in (1, 2, 3)]
+    assert texts == ["rank 0", "ranks 0 and 1", "ranks 0, 1 and 2"]
+    assert ranks_text(range(100), most=3) == "ranks 0, 1 and 98 more"
+
+
+# What ranks do that leave their job, and join others in the same processes.
 
 
 def _next_port() -> int:
@@ -75,180 +162,90 @@ def _next_port() -> int:
     return ports[0]
 
 
-def test_a_process_that_joins_another_job_gets_groups_of_that_job():
-    pool = ProcessPool(2)  # of its own, because it leaves its job
-    assert pool.run(_sums_after_leaving_a_job) == [[1, 1, 1, 1]] * 2
-    pool.close()
-
-
-def _sums_after_other_pasts() -> list[int]:
-    """Returns what three ranks gather and exchange, of which two had a job of their own before."""
-    rank, port, last_port = dist.get_rank(), _next_port(), _next_port()
+def _leave_the_job() -> None:
+    os.environ["MASTER_PORT"] = str(_next_port())  # of the next one
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _join_another_job() -> None:
+    _leave_the_job()
+    dist.init_process_group("gloo", timeout=timedelta(hours=2))
+
+
+def _one_job_after_another() -> None:
+    for _ in range(2):
+        _check_connected(None, range(3))
+        _join_another_job()
+
+
+def _other_jobs_on_some_ranks() -> None:
+    port, rank = _next_port(), dist.get_rank()
+    _leave_the_job()
     if rank < 2:
         store = dist.TCPStore("localhost", port, 2, rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        assert _sums(RankGroup.of(None, ["exchange"])) == [1, 1]
+        _check_connected(None, range(2))
         dist.barrier()
         dist.destroy_process_group()
-    os.environ["MASTER_PORT"] = str(last_port)
     dist.init_process_group("gloo")
-    return _sums(RankGroup.of(None, ["exchange"]))
+    _check_connected(None, range(3))
 
 
-def test_ranks_that_were_in_different_jobs_before_agree_on_groups():
-    pool = ProcessPool(3)  # of its own, because it leaves its job
-    assert pool.run(_sums_after_other_pasts) == [[3, 3]] * 3
-    pool.close()
-
-
-def _groups_and_timeouts() -> tuple[list[int], set[timedelta]]:
-    """Returns the groups of this process after each of two shufflers, which work, and their timeouts."""
-    cpu, counts = torch.device("cpu"), []
-    dist.group.WORLD._get_backend(cpu).options._timeout = timedelta(hours=2)  # as init_process_group sets it
-    shuffler: BatchShuffler
-    for _ in range(2):
-        shuffler = FieldShuffler()
-        shuffler.shuffle(lopsided_batch())
-        counts.append(len(dist.distributed_c10d._world.pg_map))
-    groups = shuffler.group.control, shuffler.group.group_for("exchange", cpu)
-    return counts, {group._get_backend(cpu).options._timeout for group in groups}
-
-
-def test_shufflers_share_two_groups_with_the_timeout_of_the_job():
-    pool = ProcessPool(2)  # of its own, because it changes the timeout and counts groups
-    for counts, timeouts in pool.run(_groups_and_timeouts):
-        assert counts == [3, 3]  # the job's, control and exchange
-        assert timeouts == {timedelta(hours=2)}
-    pool.close()
-
-
-def _rows_and_objects(sizes: list[int]) -> list:
-    channel = RankGroup.of().channel()
-    rank = dist.get_rank()
-    rows = [channel.all_gather(np.arange(size, dtype=np.int64) + 100 * rank) for size in sizes]
-    values = [channel.all_gather_objects("x" * (rank * size)) for size in sizes]
-    return [[row.tolist() for row in rows], values]
-
-
-def _groups_of_two_shufflers() -> list[int]:
-    """Returns the groups of this process after each of some shufflers, whose sets divide the ranks."""
-    own, _ = dist.new_subgroups_by_enumeration([[0, 1], [2]])
-    counts = []
-    for group in (None, own, own, None):
-        FieldShuffler(group).shuffle(lopsided_batch())
-        counts.append(len(dist.distributed_c10d._world.pg_map))
-    return counts
-
-
-def test_shufflers_for_the_same_ranks_share_groups():
-    pool = ProcessPool(3)  # of its own, because it counts groups
-    # The job's, the user's, control and exchange of all ranks, and of the set where it has several.
-    assert pool.run(_groups_of_two_shufflers) == [[4, 6, 6, 6]] * 2 + [[4, 4, 4, 4]]
-    pool.close()
-
-
-@on_ranks(2)
-def test_the_host_of_a_job_on_gpus_uses_the_group_for_planning():
-    cpu, group = torch.device("cpu"), RankGroup.of(None, ["exchange"])
-    assert group.group_for("exchange", cpu) is not group.control
-    with pytest.raises(KeyError):
-        group.group_for("another use", cpu)
-    with mock.patch.object(rank_group, "job_device", lambda: torch.device("cuda", 0)):
-        assert group.group_for("another use", cpu) is group.control
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_every_rank_gets_what_each_gave(pools, num_ranks):
-    sizes = [1, 5, 1000]
-    rows = [[[n + 100 * rank for n in range(size)] for rank in range(num_ranks)] for size in sizes]
-    values = [["x" * (rank * size) for rank in range(num_ranks)] for size in sizes]
-    assert pools(num_ranks).run(_rows_and_objects, sizes) == [[rows, values]] * num_ranks
-
-
-@on_ranks(3)
-def test_an_object_that_does_not_pickle_fails_on_every_rank_and_leaves_the_channel_usable():
-    channel, rank = RankGroup.of().channel(), dist.get_rank()
-    error = error_of(channel.all_gather_objects, threading.Lock() if rank == 1 else rank)
-    assert error.startswith("TypeError: cannot pickle '_thread.lock' object")
-    assert channel.all_gather_objects(rank) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_every_rank_gets_the_batch_of_one(pools, num_ranks):
-    for batches in pools(num_ranks).run(_broadcast_from_each):
-        assert batches == [("x" * rank, [rank] * 1000) for rank in range(num_ranks)]
-
-
-def _broadcast_from_each() -> list:
-    channel, rank = RankGroup.of().channel(), dist.get_rank()
-    mine = "x" * rank, torch.full((1000,), rank)
-    got = [channel.broadcast(mine if sender == rank else None, sender) for sender in range(channel.num_ranks)]
-    return [(text, numbers.tolist()) for text, numbers in got]
-
-
-@on_ranks(3)
-def test_threads_share_a_group_in_any_order():
-    group = RankGroup.of()
-    channels = [group.channel() for _ in range(3)]
-    rank, wrong = dist.get_rank(), []
-
-    def gather(number: int) -> None:
-        pause = threading.Event()
-        for turn in range(60):
-            pause.wait(0.001 * ((turn * (rank + 1) + number) % 3))
-            mine = np.full(1 + 300 * number, 1000 * turn + 10 * number + rank)
-            expected = mine - rank + np.arange(channels[number].num_ranks)[:, None]
-            if not np.array_equal(channels[number].all_gather(mine), expected):
-                wrong.append(f"channel {number}, turn {turn}")
-
-    threads = [threading.Thread(target=gather, args=(number,)) for number in range(len(channels))]
-    for thread in threads:
-        thread.start()
-    for turn in range(60):
-        total = torch.tensor(turn + rank)
-        dist.all_reduce(total, group=group.control)
-        if int(total) != 3 * turn + 3:
-            wrong.append(f"collective, turn {turn}")
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def _channels_after_a_failure() -> list[int]:
-    """Returns the tags of a channel made after rank 1 alone had made others."""
-    group = RankGroup.of()
-    if dist.get_rank() == 1:
-        for _ in range(3):
-            group._last_tag += 1
-    return [group.channel().tag for _ in range(2)]
-
-
-def test_ranks_agree_on_a_channel_although_one_has_counted_more(pools):
-    first, second = pools(2).run(_channels_after_a_failure)
-    assert first == second and len(set(first)) == 2
-
-
-def _error_of_a_shuffler_from_before_the_job() -> list[str]:
-    dist.barrier()
-    dist.destroy_process_group()
+def _shufflers_from_before_the_job() -> None:
+    _leave_the_job()
     shuffler, off = FieldShuffler(), FieldShuffler(enabled=False)
     dist.init_process_group("gloo")
-    calls = (
+    for call in (
         lambda: shuffler.plan(lopsided_batch()),
         lambda: next(shuffler.plan_ahead([lopsided_batch()])),
         lambda: shuffler.plan_over(RankGroup.of()),
         lambda: off.plan(lopsided_batch()),
-    )
-    return [error_of(call) for call in calls]
+    ):
+        error = error_of(call)
+        assert error.startswith("RuntimeError: this FieldShuffler was made for 1 rank(s), and the job has 3")
+        assert "make it after init_process_group" in error
 
 
-def test_a_shuffler_that_was_made_before_the_job_is_refused():
-    pool = ProcessPool(2)  # of its own, because it leaves its job
-    expected = (
-        "RuntimeError: this FieldShuffler was made for 1 rank(s), and the job has 2 now: make it after "
-        "init_process_group, and a new one for each job"
-    )
-    assert pool.run(_error_of_a_shuffler_from_before_the_job) == [[expected] * 4] * 2
+def _two_groups_for_each_set() -> None:
+    """Shufflers for the same ranks share a group for planning and one to exchange, with the job's timeout."""
+    _join_another_job()
+    own, _ = dist.new_subgroups_by_enumeration([[0, 1], [2]])
+    of_torch, counts = dist.distributed_c10d._world.pg_map, []
+    before = len(of_torch)
+    for group in (None, own, own, None):
+        shuffler = FieldShuffler(group)
+        shuffler.shuffle(lopsided_batch())
+        counts.append(len(of_torch) - before)
+    assert counts == ([2, 2, 2, 2] if dist.get_rank() == 2 else [2, 4, 4, 4])
+    for made in (shuffler.group.control, shuffler.group.group_for("exchange", CPU)):
+        assert made._get_backend(CPU).options._timeout == timedelta(hours=2)
+
+
+def _a_set_beside_a_pipeline() -> None:
+    _join_another_job()  # in which nothing has connected all ranks
+    pair = dist.new_group([0, 1])
+    error = error_of_all(*((RankGroup.of,) if dist.get_rank() == 2 else (FieldShuffler, pair)))
+    assert error.startswith("ValueError: rank 2 makes a shuffler, or a pipeline, for all ranks, and rank 0")
+
+
+@pytest.fixture(scope="module")
+def leaving() -> Iterator[ProcessPool]:
+    """Three processes of their own, because they leave their job."""
+    pool = ProcessPool(3)
+    yield pool
     pool.close()
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        _one_job_after_another,
+        _other_jobs_on_some_ranks,
+        _shufflers_from_before_the_job,
+        _two_groups_for_each_set,
+        _a_set_beside_a_pipeline,
+    ],
+)
+def test_processes_that_change_jobs(leaving, scenario):
+    leaving.run(scenario)
