@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from commons.partition import imbalance, loads
 
 SLACK = 1 + 1e-9  # loads are compared as sums of float64
+ROUNDING = 1 + 1e-6  # with speeds, workloads are rounded to fewer bits than float64 has
 
 
 def check_partition(partition: list[np.ndarray], num_samples: int, num_parts: int, equal_size: bool) -> None:
@@ -32,8 +34,14 @@ def keeps(partition: list[np.ndarray], limits: dict[str, Any]) -> bool:
     return "max_tokens" not in limits or loads(limits["tokens"], partition).max() <= limits["max_tokens"]
 
 
-def is_no_worse(workloads: Sequence, partition: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    return imbalance(workloads, partition) <= imbalance(workloads, other) * SLACK
+def is_no_worse(
+    workloads: Sequence,
+    partition: list[np.ndarray],
+    other: list[np.ndarray],
+    speeds: ArrayLike | None = None,
+) -> bool:
+    slack = SLACK if speeds is None else ROUNDING
+    return imbalance(workloads, partition, speeds) <= imbalance(workloads, other, speeds) * slack
 
 
 def or_none(function: Callable, *arguments: Any, **limits: Any) -> list[np.ndarray] | None:
@@ -61,5 +69,6 @@ def part_of(partition: list[np.ndarray]) -> np.ndarray:
     return parts
 
 
-def as_lists(partition: list[np.ndarray]) -> list[list[int]]:
-    return [part.tolist() for part in partition]
+def as_lists(result: Any) -> Any:
+    """Arrays in lists of any depth as lists of numbers."""
+    return [as_lists(part) for part in result] if isinstance(result, list) else np.asarray(result).tolist()

@@ -1,11 +1,12 @@
-"""Hypothesis strategies for workloads, and kinds of arrays."""
+"""Hypothesis strategies for workloads, and for the other arguments of functions that partition."""
 
 from __future__ import annotations
 
+from collections.abc import Set
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from hypothesis import strategies as st
 
 MAX_SAMPLES = 40
@@ -24,19 +25,15 @@ WORKLOADS = st.one_of(
 )
 
 
-def _strided(values: list) -> np.ndarray:
-    return np.repeat(values, 2)[::2]
+@dataclass(frozen=True)
+class Problem:
+    """What to partition from where, and options of the function."""
 
-
-def _read_only(values: list) -> np.ndarray:
-    return np.broadcast_to(np.array(values, np.float64), len(values))
-
-
-def _float32(values: list) -> np.ndarray:
-    return np.array(values, np.float32)
-
-
-ARRAYS = [list, tuple, torch.tensor, np.array, _float32, _strided, _read_only]
+    workloads: list
+    home: list[int]
+    parts: int
+    equal_size: bool
+    options: dict[str, Any]
 
 
 @st.composite
@@ -57,17 +54,34 @@ def samples_at_home(
     return drawn, draw(homes(len(drawn), num_parts, even)), num_parts
 
 
-@st.composite
-def costs(draw: st.DrawFn, num_samples: int) -> dict[str, Any]:
-    """Arguments `sizes` and `ranks_per_node` of `rebalance`."""
-    sizes = st.lists(SMALL, min_size=num_samples, max_size=num_samples)
-    return {"sizes": draw(st.none() | sizes), "ranks_per_node": draw(st.none() | st.integers(1, 4))}
+def per_sample(num_samples: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(SMALL, min_size=num_samples, max_size=num_samples)
 
 
 @st.composite
 def caps(draw: st.DrawFn, num_samples: int, num_parts: int) -> dict[str, Any]:
     """Arguments `tokens` and `max_tokens`, which most often can be held."""
-    tokens = draw(st.lists(SMALL, min_size=num_samples, max_size=num_samples))
+    tokens = draw(per_sample(num_samples))
     slack = draw(st.sampled_from([1.0, 1.1, 1.5]))
     most = max(int(np.ceil(slack * sum(tokens) / num_parts)), max(tokens, default=0))
     return {"tokens": tokens, "max_tokens": most}
+
+
+@st.composite
+def problems(draw: st.DrawFn, takes: Set[str]) -> Problem:
+    """Problems with some of the options that a function takes."""
+    workloads, home, parts = draw(samples_at_home(even=draw(st.booleans())))
+    strategies = {
+        "speeds": st.lists(st.floats(0.3, 3), min_size=parts, max_size=parts),
+        "tolerance": TOLERANCES,
+        "sizes": per_sample(len(workloads)),
+        "ranks_per_node": st.integers(1, 4),
+        "max_step_ratio": st.sampled_from([1.0, 1.25, 2.0]),
+    }
+    options = {name: draw(strategies[name]) for name in strategies if name in takes and draw(st.booleans())}
+    if "max_tokens" in takes and draw(st.booleans()):
+        options |= draw(caps(len(workloads), parts))
+    if "token_tolerance" in takes and draw(st.booleans()):
+        options["token_tolerance"] = draw(TOLERANCES)
+        options.setdefault("tokens", draw(per_sample(len(workloads))))
+    return Problem(workloads, home, parts, draw(st.booleans()), options)

@@ -1,4 +1,4 @@
-"""Histories of realistic lengths, most of them short and few very long, and what they cost."""
+"""Histories of realistic lengths, most of them short and few very long, what they cost, and speeds."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import numpy as np
 
 from commons.perf_model import HSTUFlops
 
-LENGTHS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+LENGTHS: dict[str, Draw] = {
     "lognormal": lambda rng, n: rng.lognormal(5, 1.2, n).clip(1, 4096),
     "zipf": lambda rng, n: rng.zipf(1.2, n).clip(1, 4096),
 }
 DRAWN_LENGTHS = LENGTHS | {
     "uniform": lambda rng, n: rng.integers(20, 201, n),
     "Pareto": lambda rng, n: (20 * (1 + rng.pareto(1.6, n))).clip(max=4096),
+}
+SPEEDS: dict[str, Draw] = {
+    "equal": lambda rng, n: np.ones(n),
+    "one slow": lambda rng, n: np.where(np.arange(n) == rng.integers(n), 0.5, 1.0),
+    "two generations": lambda rng, n: rng.choice([1.0, 1.6], n),
+    "all different": lambda rng, n: rng.uniform(0.5, 2, n),
 }
 FLOPS = HSTUFlops(num_layers=1, hidden_size=128, num_heads=1, head_dim=128)
 ROWS = 32  # of each rank

@@ -1,79 +1,41 @@
+"""`max_tokens` is kept, or what cannot be placed is named."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.partition import longest_processing_time, rebalance, refine, refined
-from tests.commons.partition.checks import (
-    as_lists,
-    check_partition,
-    is_even,
-    is_no_worse,
-    keeps,
-    or_none,
-    parts_at,
-)
-from tests.commons.partition.drawn_workloads import PARTS, TOLERANCES, WORKLOADS, caps, costs, samples_at_home
+from commons.partition import rebalance, refine
+from tests.commons.partition.checks import as_lists, check_partition, is_no_worse, keeps, parts_at
+from tests.commons.partition.drawn_workloads import TOLERANCES, per_sample, samples_at_home
+from tests.commons.partition.every_function import FUNCTIONS
 
-
-def rebalance_as_loaded(workloads, num_partitions, equal_size=True, **limits):
-    """`rebalance` in the form of the others, from consecutive samples."""
-    home = np.arange(len(workloads)) * num_partitions // max(len(workloads), 1)
-    return rebalance(workloads, home, num_partitions, equal_size=equal_size, **limits)
-
-
-every_function = pytest.mark.parametrize("function", [longest_processing_time, refined, rebalance_as_loaded])
+WITH_CAPS = ["longest_processing_time", "refined", "rebalance"]
 any_sizes = pytest.mark.parametrize("equal_size", [True, False])
 
 
-@every_function
-@settings(max_examples=100, deadline=None)
-@given(data=st.data(), workloads=WORKLOADS, parts=PARTS, equal_size=st.booleans())
-def test_what_is_returned_keeps_to_the_caps(function, data, workloads, parts, equal_size):
-    limits = data.draw(caps(len(workloads), parts))
-    partition = or_none(function, workloads, parts, equal_size, **limits)
-    assume(partition is not None)
-    check_partition(partition, len(workloads), parts, equal_size)
-    assert keeps(partition, limits)
+def place(name, workloads, parts, equal_size, **limits):
+    """From consecutive samples, where the function has a home."""
+    home = np.arange(len(workloads)) * parts // len(workloads)
+    return FUNCTIONS[name](workloads, home, parts, equal_size, **limits)
 
 
 @any_sizes
-@settings(max_examples=100, deadline=None)
-@given(data=st.data(), drawn=samples_at_home(), tolerance=TOLERANCES)
-def test_rebalance_keeps_to_the_caps_from_any_home(equal_size, data, drawn, tolerance):
-    workloads, home, parts = drawn
-    limits, priced = data.draw(caps(len(workloads), parts)), data.draw(costs(len(workloads)))
-    arguments = {"equal_size": equal_size, **priced, **limits}
-    at_home = parts_at(home, parts)
-    home_is_allowed = keeps(at_home, limits) and (not equal_size or is_even(at_home))
-    partition = or_none(rebalance, workloads, home, parts, tolerance, **arguments)
-    assert partition is not None or not home_is_allowed
-    assume(partition is not None)
-    check_partition(partition, len(workloads), parts, equal_size)
-    assert keeps(partition, limits)
-    assert not home_is_allowed or is_no_worse(workloads, partition, at_home)
-
-
-@any_sizes
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_refine_keeps_to_the_caps_that_its_input_keeps(equal_size, data):
+@given(data=st.data(), tolerance=TOLERANCES, room=st.none() | st.integers(0, 2))
+def test_refine_keeps_the_limits_of_its_input_and_is_no_worse(equal_size, data, tolerance, room):
     workloads, home, parts = data.draw(samples_at_home(even=equal_size))
-    start = parts_at(home, parts)
-    tokens = np.array(data.draw(st.lists(st.integers(0, 50), min_size=len(home), max_size=len(home))), int)
-    limits = {
-        "tokens": tokens,
-        "max_tokens": int(max(tokens[part].sum() for part in start)) + data.draw(st.integers(0, 2)),
-    }
-    partition = refine(workloads, start, equal_size=equal_size, **limits)
+    start, limits = parts_at(home, parts), {}
+    if room is not None:
+        tokens = np.array(data.draw(per_sample(len(home))), int)
+        limits = {"tokens": tokens, "max_tokens": int(max(tokens[part].sum() for part in start)) + room}
+    partition = refine(workloads, start, tolerance, equal_size, **limits)
     check_partition(partition, len(workloads), parts, equal_size)
-    assert keeps(partition, limits)
-    assert is_no_worse(workloads, partition, start)
+    assert keeps(partition, limits) and is_no_worse(workloads, partition, start)
 
 
-@every_function
+@pytest.mark.parametrize("name", WITH_CAPS)
 @pytest.mark.parametrize(
     ("workloads", "tokens", "equal_size"),
     [
@@ -84,22 +46,46 @@ def test_refine_keeps_to_the_caps_that_its_input_keeps(equal_size, data):
     ],
 )
 def test_tight_caps_are_held_where_the_greedy_placement_by_workload_is_stuck(
-    function, workloads, tokens, equal_size
+    name, workloads, tokens, equal_size
 ):
     limits = {"tokens": tokens, "max_tokens": 6}
-    partition = function(workloads, 2, equal_size, **limits)
+    partition = place(name, workloads, 2, equal_size, **limits)
     check_partition(partition, len(workloads), 2, equal_size)
     assert keeps(partition, limits)
 
 
-@every_function
-def test_a_cap_changes_nothing_where_it_is_far_away(function):
+@pytest.mark.parametrize("name", WITH_CAPS)
+def test_a_cap_changes_nothing_where_it_is_far_away(name):
     rng = np.random.default_rng(0)
     workloads, tokens = rng.integers(0, 1000, 64), rng.integers(0, 100, 64)
-    expected = as_lists(function(workloads, 4, False))
-    for max_tokens in (10**6, 2**70):
-        limits = {"tokens": tokens, "max_tokens": max_tokens}
-        assert as_lists(function(workloads, 4, False, **limits)) == expected
+    expected = as_lists(place(name, workloads, 4, False))
+    assert as_lists(place(name, workloads, 4, False, tokens=tokens, max_tokens=10**6)) == expected
+
+
+@any_sizes
+@pytest.mark.parametrize("name", WITH_CAPS)
+def test_caps_that_cannot_be_held_are_named(name, equal_size):
+    for tokens, max_tokens, message in (
+        ([1, 9, 2], 8, r"tokens\[1\] is 9, expected at most max_tokens=8"),
+        ([5, 5, 5], 7, "max_tokens=7 .* at most 14 tokens, the samples have 15"),
+        ([5, 5, 5], 8, r"max_tokens=8 .* sample \d with 5 tokens fits in none .* raise max_tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            place(name, [1, 2, 3], 2, equal_size, tokens=tokens, max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize(
+    ("partition", "limits", "message"),
+    [
+        ([[0, 1, 2], []], {}, r"partition\[0\] has 3 samples, expected 1 to 2"),
+        ([[], [0, 1, 2]], {}, r"partition\[0\] has 0 samples, expected 1 to 2"),
+        ([[0, 1], [2]], {"tokens": [4, 4, 1], "max_tokens": 7}, r"partition\[0\] has 8 tokens.*max_tokens=7"),
+        ([[0, 1], [2]], {"tokens": [4, 8, 1], "max_tokens": 7}, r"tokens\[1\] is 8"),
+    ],
+)
+def test_parts_to_refine_that_break_limits_are_named(partition, limits, message):
+    with pytest.raises(ValueError, match=message):
+        refine([1, 2, 3], partition, **limits)
 
 
 def test_a_home_that_keeps_to_the_cap_is_kept_where_nothing_else_does():
@@ -107,10 +93,3 @@ def test_a_home_that_keeps_to_the_cap_is_kept_where_nothing_else_does():
     home = np.repeat(np.arange(4), 3)
     partition = rebalance(tokens**2, home, 4, tolerance=0.0, tokens=tokens, max_tokens=1000)
     assert max(tokens[part].sum() for part in partition) == 1000
-
-
-def test_refine_makes_the_one_swap_that_reaches_the_bound():
-    assert as_lists(refine([10001, 9999, 10000, 10000], [[0, 2], [1, 3]])) in (
-        [[0, 1], [2, 3]],
-        [[2, 3], [0, 1]],
-    )

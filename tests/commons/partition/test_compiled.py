@@ -63,7 +63,7 @@ def test_a_change_in_one_file_makes_the_cache_of_all_out_of_date(copied):
 
 
 @pytest.mark.parametrize(
-    ("kind", "damage"), [("nbi", "emptied"), ("nbi", "garbage"), ("nbc", "truncated"), ("nbc", "unreadable")]
+    ("kind", "damage"), [("nbi", "garbage"), ("nbc", "truncated"), ("nbc", "unreadable")]
 )
 def test_damaged_files_are_compiled_and_written_again(copied, kind, damage):
     files = list(copied.rglob(f"*.{kind}"))
@@ -74,8 +74,7 @@ def test_damaged_files_are_compiled_and_written_again(copied, kind, damage):
         if damage == "unreadable":  # a folder, which root cannot read as a file, either
             file.mkdir()
         else:
-            written = {"emptied": b"", "truncated": contents[:-9], "garbage": contents[::-1]}
-            file.write_bytes(written[damage])
+            file.write_bytes(contents[:-9] if damage == "truncated" else contents[::-1])
     result = _run(HITS, copied)
     assert result.stdout.startswith("1.0") and result.stdout.split()[-1] == "0", result.stderr
     assert result.stderr.count(WARNING) == result.stderr.count("\n") == 1, result.stderr

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.partition import (
@@ -20,9 +20,9 @@ from commons.partition import (
     rebalance,
     refined,
 )
-from tests.commons.partition.checks import SLACK
+from tests.commons.partition.checks import ROUNDING, SLACK
 from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS
-from tests.commons.partition.speeds import ROUNDING, SPEEDS
+from tests.commons.partition.heavy_tails import SPEEDS
 
 CASES = 150
 DRAWS = {
@@ -76,16 +76,10 @@ def test_refined_is_close_to_the_best_there_is(draw, speeds_of, equal_size):
         bound = lower_bound(workloads, num_parts, equal_size, given_speeds) * workloads.sum() / speeds.sum()
         assert bound <= best * (SLACK if is_equal else ROUNDING)
         gaps.append(100 * (found.max() / best - 1))
-    median, most, nearly_all, largest = np.percentile(gaps, [50, 90, 99, 100])
-    print(
-        f"\ngap to the optimum in %, {draw}, {speeds_of}, {equal_size=}: mean {np.mean(gaps):.3f}, median "
-        f"{median:.3f}, 90th percentile {most:.3f}, 99th {nearly_all:.3f}, max {largest:.3f}"
-    )
     assert min(gaps) >= (-1e-9 if is_equal else -1e-3)
     assert np.mean(gaps) <= (0.1 if is_equal else 0.2)
 
 
-@settings(max_examples=60, deadline=None)
 @given(workloads=st.lists(st.integers(1, 30), min_size=1, max_size=7), equal_size=st.booleans())
 def test_two_parts_are_close_to_the_best_there_is(workloads, equal_size):
     best = 2 * best_load(np.array(workloads), 2, equal_size) / sum(workloads)
@@ -135,14 +129,9 @@ def test_is_at_least_the_mean_and_the_largest_sample_with_its_lightest_companion
         return
     companions = max(len(descending) // parts - 1, 0)
     with_companions = descending[0] + descending[len(descending) - companions :].sum()
-    assert lower_bound(workloads, parts, equal_size=False) * SLACK >= max(1, descending[0] / mean)
-    assert lower_bound(workloads, parts, equal_size=True) * SLACK >= max(1, with_companions / mean)
-
-
-@given(workloads=WORKLOADS, parts=PARTS)
-def test_freedom_of_sizes_does_not_raise_it(workloads, parts):
-    free = lower_bound(workloads, parts, equal_size=False)
-    assert 1 <= free <= lower_bound(workloads, parts, equal_size=True) <= parts * SLACK
+    free, equal = (lower_bound(workloads, parts, equal_size) for equal_size in (False, True))
+    assert free * SLACK >= descending[0] / mean and equal * SLACK >= with_companions / mean
+    assert 1 <= free <= equal <= parts * SLACK
 
 
 @pytest.mark.parametrize(
@@ -160,12 +149,6 @@ def test_freedom_of_sizes_does_not_raise_it(workloads, parts):
 )
 def test_giants_that_have_to_share_a_part_raise_it(workloads, parts, equal_size, largest_load):
     expected = largest_load * parts / sum(workloads)
-    assert lower_bound(workloads, parts, equal_size) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("scale", [1e-300, 0.1, 1e12])
-def test_does_not_depend_on_the_unit(scale):
-    workloads = np.array([7, 7, 5, 5, 5, 1, 1, 1, 1])
-    for equal_size in (True, False):
-        expected = lower_bound(workloads, 3, equal_size)
-        assert lower_bound(workloads * scale, 3, equal_size) == pytest.approx(expected)
+    for scale in (1, 1e-300, 0.1, 1e12):
+        scaled = [scale * value for value in workloads]
+        assert lower_bound(scaled, parts, equal_size) == pytest.approx(expected)

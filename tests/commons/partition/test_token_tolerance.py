@@ -12,61 +12,46 @@ from hypothesis import strategies as st
 from commons.partition import imbalance, loads, rebalance
 from commons.partition.problem import Problem
 from commons.perf_model import HSTUFlops
-from tests.commons.partition.checks import as_lists, check_partition, keeps, or_none, part_of
-from tests.commons.partition.drawn_workloads import SMALL, TOLERANCES, caps, costs, samples_at_home
+from tests.commons.partition.checks import ROUNDING, as_lists, check_partition, keeps, or_none, part_of
+from tests.commons.partition.drawn_workloads import TOLERANCES, per_sample, problems
 from tests.commons.partition.every_function import FUNCTIONS
 
-# Slower parts take loads that are rounded to whole numbers.
-ROUNDING = 1 + 1e-6
 MORE_MOVED = 0.04
 ROWS, DRAWS = 32, 5
 
 
-@st.composite
-def problems(draw):
-    """(workloads, home, parts, options with tokens)"""
-    workloads, home, parts = draw(samples_at_home())
-    options = draw(costs(len(workloads))) | draw(st.just({}) | caps(len(workloads), parts))
-    if draw(st.booleans()):
-        options["speeds"] = draw(st.lists(st.floats(0.3, 3), min_size=parts, max_size=parts))
-    tokens = st.lists(SMALL, min_size=len(workloads), max_size=len(workloads))
-    options["equal_size"] = draw(st.booleans())
-    return workloads, home, parts, options, options.get("tokens") or draw(tokens)
-
-
-def allowed_imbalance(workloads, parts, tolerance, options):
+def allowed_imbalance(drawn, tolerance):
     """The time that the tolerance allows under limits on rows, which the lower bound alone does not know."""
-    limits = {name: options.get(name) for name in ("equal_size", "speeds")}
-    problem = Problem.of(workloads, parts, **limits)
-    target = problem.target(tolerance)
-    return target * problem.speeds.sum() / max(problem.work.sum(), 1)
+    problem = Problem.of(drawn.workloads, drawn.parts, drawn.equal_size, speeds=drawn.options.get("speeds"))
+    return problem.target(tolerance) * problem.speeds.sum() / max(problem.work.sum(), 1)
 
 
 @pytest.mark.parametrize("name", ["rebalance", "refined"])
-@settings(max_examples=250, deadline=None)
-@given(problem=problems(), tolerance=TOLERANCES, token_tolerance=TOLERANCES)
-def test_tokens_are_evened_out_within_limits_and_target(name, problem, tolerance, token_tolerance):
-    workloads, home, parts, options, tokens = problem
-    if name == "refined":
-        options = {name: options[name] for name in options if name not in ("sizes", "ranks_per_node")}
-    call = partial(or_none, FUNCTIONS[name], workloads, home, parts, tolerance=tolerance)
+@settings(max_examples=150)  # few draws have tokens to level within their limits
+@given(data=st.data(), tolerance=TOLERANCES, token_tolerance=TOLERANCES)
+def test_tokens_are_evened_out_within_limits_and_target(name, data, tolerance, token_tolerance):
+    problem = data.draw(problems(FUNCTIONS[name].takes - {"tolerance", "token_tolerance"}))
+    workloads, parts, options = problem.workloads, problem.parts, problem.options
+    tokens = options.get("tokens") or data.draw(per_sample(len(workloads)))
+    call = partial(
+        or_none, FUNCTIONS[name], workloads, problem.home, parts, problem.equal_size, tolerance=tolerance
+    )
     without = call(**options)
     partition = call(**options | {"tokens": tokens, "token_tolerance": token_tolerance})
     assert (partition is None) == (without is None)
     if without is None:
         return
-    check_partition(partition, len(workloads), parts, options["equal_size"])
+    check_partition(partition, len(workloads), parts, problem.equal_size)
     assert keeps(partition, options)
     speeds = options.get("speeds")
     reached, before = imbalance(workloads, partition, speeds), imbalance(workloads, without, speeds)
-    allowed = allowed_imbalance(workloads, parts, tolerance, options)
-    assert reached <= max(before, allowed) * ROUNDING
+    assert reached <= max(before, allowed_imbalance(problem, tolerance)) * ROUNDING
     if as_lists(partition) != as_lists(without):
         most, most_without = (loads(tokens, each).max() for each in (partition, without))
         assert most < most_without
         assert most_without > (1 + token_tolerance) * sum(tokens) / parts
     if name == "rebalance":
-        moved, moved_without = (np.sum(part_of(each) != home) for each in (partition, without))
+        moved, moved_without = (np.sum(part_of(each) != problem.home) for each in (partition, without))
         assert moved <= moved_without + MORE_MOVED * len(workloads)
 
 
