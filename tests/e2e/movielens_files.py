@@ -1,10 +1,11 @@
 """A small dataset in the format of ml-100k, prepared as users do."""
 
+import contextlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.e2e.torchrun import python
+from commons.datasets import movielens_preprocess
 
 USUAL_LENGTHS = tuple(2 + user * 11 % 29 for user in range(40))  # 2 to 30
 
@@ -25,4 +26,5 @@ def prepare_movielens(directory: Path, lengths: Sequence[int] = USUAL_LENGTHS) -
         f"{user}|{20 + user % 7}|{'MF'[user % 2]}|writer|{user % 5}\n" for user in range(1, len(lengths) + 1)
     ]
     (raw / "u.user").write_text("".join(users))
-    python(directory, "-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k")
+    with contextlib.chdir(directory):
+        movielens_preprocess.main(["--dataset", "ml-100k"])

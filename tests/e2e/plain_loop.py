@@ -1,16 +1,7 @@
-"""Trains in one process by a loop of a few lines, without the stage, its pipelines and its loss scale.
+"""Trains in one process by a loop of a few lines, without the stage, its pipelines and its loss scale."""
 
-python -m tests.e2e.plain_loop TASK GIN_FILE LOSSES BINDING ...
-
-TASK makes the task, as in hstu.training.ranking_task:ranking_task. LOSSES gets each step's loss, as JSON.
-"""
-
-import commons.quiet_logs  # noqa: F401  isort: skip
-import json
-import sys
 from collections.abc import Iterator
 from itertools import chain, count, islice
-from pathlib import Path
 from pkgutil import resolve_name
 
 import gin
@@ -18,8 +9,8 @@ import torch
 
 from commons.gin_values import from_gin
 from commons.sequence_batch import BaseBatch
-from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank
-from commons.training.sharded_model import shard_model
+from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
+from tests.e2e.kept_ranks import working_in
 
 
 def epoch_batches(task: TrainingTask, epoch: int) -> Iterator[BaseBatch]:
@@ -44,15 +35,10 @@ def train(task: TrainingTask, trainer: TrainerArgs, device: torch.device) -> lis
     return losses
 
 
-def main() -> None:
-    task_name, gin_file, losses_file, *bindings = sys.argv[1:]
+def plain_losses(directory: str, task_name: str, gin_file: str, *bindings: str) -> list[float]:
+    """Returns each step's loss of a task, named as `module:function`, on one rank."""
     make_task = resolve_name(task_name)
-    gin.parse_config_files_and_bindings([gin_file], bindings)
-    trainer = from_gin(TrainerArgs)
-    with rank_process() as device:
-        losses = train(make_task(trainer, device), trainer, device)
-    Path(losses_file).write_text(json.dumps(losses))
-
-
-if __name__ == "__main__":
-    run_rank(main)
+    with working_in(directory):
+        gin.parse_config_files_and_bindings([gin_file], bindings)
+        trainer, device = from_gin(TrainerArgs), torch.device("cpu")
+        return train(make_task(trainer, device), trainer, device)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tests.e2e.torchrun import python
+from commons.datasets import sid_preprocess
 
 NUM_ITEMS, NUM_HIERARCHIES, CODEBOOK_SIZE = 60, 3, 16
 CATALOGUE = [
@@ -22,12 +22,13 @@ def prepare_shop(directory: Path, lengths: Sequence[int], split: Sequence[int]) 
     `split` has the percentages of users for training, validation and testing.
     """
     rng = random.Random(0)
-    with (directory / "interactions.jsonl").open("w") as file:
+    interactions = directory / "interactions.jsonl"
+    with interactions.open("w") as file:
         for user, length in enumerate(lengths):
             items = [rng.randrange(NUM_ITEMS) for _ in range(length)]
             print(json.dumps({"user": user, "history": items, "next": rng.randrange(NUM_ITEMS)}), file=file)
-    arguments = ["--interactions", "interactions.jsonl", "--out", ".", "--split", *map(str, split)]
-    python(directory, "-m", "commons.datasets.sid_preprocess", *arguments)
+    files = ["--interactions", str(interactions), "--out", str(directory)]
+    sid_preprocess.main([*files, "--split", *map(str, split)])
     codes = torch.randint(0, CODEBOOK_SIZE, (NUM_HIERARCHIES, NUM_ITEMS), generator=torch.manual_seed(0))
     torch.save(codes, directory / "item_to_sid.pt")
     mapping = {str(item): item_codes for item, item_codes in enumerate(codes.T.tolist())}

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.gin_files import RECSYS_EXAMPLES, for_inference, generated_benchmark
-from tests.e2e.torchrun import RANKING, bind, torchrun, train_log
+from tests.e2e.kept_ranks import KeptRanks
+from tests.e2e.torchrun import RANKING, bind, train_log
 
 SMALL = bind(
     "TrainerArgs.train_batch_size = 4",
@@ -51,20 +52,20 @@ FILES = {
 }
 
 
-def _train(directory: Path, *bindings: str) -> tuple[str, list[dict]]:
+def _train(kept_ranks: KeptRanks, directory: Path, *bindings: str) -> tuple[str, list[dict]]:
     """Returns what a run printed, and the lines it appended to its log."""
     logs = directory / "out/logs"
     before = len(train_log(logs)) if logs.exists() else 0
-    output = torchrun(directory, *RANKING, "--gin-config-file", "generated.gin", *SMALL, *bindings)
+    output = kept_ranks.train(directory, *RANKING, "--gin-config-file", "generated.gin", *SMALL, *bindings)
     return output, train_log(logs)[before:]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_generated_file_trains_twice_in_a_row(tmp_path, name):
+def test_a_generated_file_trains_twice_in_a_row(kept_ranks, tmp_path, name):
     choices, announced = FILES[name]
     by_hand = RECSYS_EXAMPLES if name == "everything" else ""
     (tmp_path / "generated.gin").write_text(generated_benchmark(**choices) + by_hand)
-    (output, first), (_, second) = _train(tmp_path), _train(tmp_path)
+    (output, first), (_, second) = _train(kept_ranks, tmp_path), _train(kept_ranks, tmp_path)
     assert not (tmp_path / "checkpoints").exists()
     assert [line["kind"] for line in first] == ["start", "train", "train", "train", "eval"]
     assert [(line["step"], line["loss"]) for line in second[1:4]] == [
@@ -86,13 +87,13 @@ def _check_auc(figures: dict, output: str) -> None:
     assert "AUC_task7 nan" in output and output.count("all labels of task 7 in an evaluation") == 1
 
 
-def test_a_file_without_an_optimizer_evaluates_a_checkpoint(tmp_path):
+def test_a_file_without_an_optimizer_evaluates_a_checkpoint(kept_ranks, tmp_path):
     file = tmp_path / "generated.gin"
     file.write_text(generated_benchmark(balanced=True))
-    _, trained = _train(tmp_path, "TrainerArgs.ckpt_save_interval = 2")
+    _, trained = _train(kept_ranks, tmp_path, "TrainerArgs.ckpt_save_interval = 2")
     file.write_text(for_inference(file.read_text()))
     saved = "checkpoints/generated_exp"
-    output, (evaluated,) = _train(tmp_path, f"TrainerArgs.ckpt_load_dir = '{saved}'")
+    output, (evaluated,) = _train(kept_ranks, tmp_path, f"TrainerArgs.ckpt_load_dir = '{saved}'")
     assert f"no training: evaluates {saved}/step_3" in output
     assert [evaluated] == [line for line in trained if line["kind"] == "eval"]
     assert [path.name for path in sorted((tmp_path / saved).glob("[!.]*"))] == ["step_2", "step_3"]

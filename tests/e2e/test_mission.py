@@ -1,7 +1,7 @@
 """Balancing changes which rank computes a sample, and nothing that a model learns from it."""
 
-import json
 import random
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
@@ -9,9 +9,11 @@ from typing import NamedTuple
 import pytest
 
 from tests.e2e.gin_files import RECSYS_EXAMPLES_SID_GR
+from tests.e2e.kept_ranks import KeptRanks, model_of
 from tests.e2e.movielens_files import prepare_movielens
+from tests.e2e.plain_loop import plain_losses
 from tests.e2e.shop_files import CATALOGUE, prepare_shop
-from tests.e2e.torchrun import RANKING, REPOSITORY, RETRIEVAL, SID_GR, bind, python, torchrun, train_log
+from tests.e2e.torchrun import RANKING, REPOSITORY, RETRIEVAL, SID_GR, bind, train_log
 
 # Two epochs, each with two whole steps of this many samples and one of what is left over.
 SAMPLES_PER_STEP, NUM_STEPS = 16, 6
@@ -129,31 +131,24 @@ def workspaces(tmp_path_factory) -> dict[str, Path]:
     return folders
 
 
-def train(folder: Path, case: Case, log_dir: str, **settings: object) -> list[dict]:
+def train(kept_ranks: KeptRanks, folder: Path, case: Case, log_dir: str, **settings: object) -> list[dict]:
     """Returns the log of a run; `settings` are those of `TrainerArgs`."""
     settings |= {"train_batch_size": SAMPLES_PER_STEP // case.num_ranks, "log_dir": log_dir}
     bindings = bind(*(f"TrainerArgs.{name} = {value!r}" for name, value in settings.items()))
     entry_point = MODELS[case.model].entry_point
-    torchrun(folder, *entry_point, "--gin-config-file", "config.gin", *bindings, ranks=case.num_ranks)
+    kept_ranks.train(folder, *entry_point, "--gin-config-file", "config.gin", *bindings, ranks=case.num_ranks)
     return train_log(folder / log_dir)
 
 
-def plain_losses(folder: Path, model: str) -> list[float]:
-    """Returns the losses of a loop that shares no code with the stage."""
-    task, batch_size = MODELS[model].task, f"TrainerArgs.train_batch_size = {SAMPLES_PER_STEP}"
-    python(folder, "-m", "tests.e2e.plain_loop", task, "config.gin", "losses.json", batch_size)
-    return json.loads((folder / "losses.json").read_text())
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(map(str, case)))
-def test_a_training_with_the_stage_equals_one_without(workspaces, case):
+def test_a_training_with_the_stage_equals_one_without(kept_ranks, workspaces, case):
     folder = workspaces[case.histories]
     (folder / "config.gin").write_text(f"import my_shuffler\n{MODELS[case.model].gin_text}")
-    losses = plain_losses(folder, case.model)
-    without = train(folder, case, f"{case.model}-without", enable_balanced_shuffler=False)
-    with_stage = train(
-        folder,
-        case,
+    task, whole_steps = MODELS[case.model].task, f"TrainerArgs.train_batch_size = {SAMPLES_PER_STEP}"
+    [losses] = kept_ranks.run(model_of(task), 1, plain_losses, str(folder), task, "config.gin", whole_steps)
+    run = partial(train, kept_ranks, folder, case)
+    without = run(f"{case.model}-without", enable_balanced_shuffler=False)
+    with_stage = run(
         f"{case.model}-with",
         enable_balanced_shuffler=True,
         balance_exchange=case.exchange,

@@ -1,11 +1,9 @@
 """The retrieval model trains and evaluates the same in every mode."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.e2e.movielens_files import prepare_movielens
-from tests.e2e.torchrun import REPOSITORY, RETRIEVAL, bind, python, torchrun, train_log
+from tests.e2e.torchrun import REPOSITORY, RETRIEVAL, bind, train_log
 
 CONFIG = (*RETRIEVAL, "--gin-config-file", REPOSITORY / "hstu/training/configs/movielens_100k_retrieval.gin")
 SMALL = [
@@ -23,25 +21,17 @@ SMALL = [
 ]
 
 
-def train(directory: Path, log_dir: str, *bindings: str) -> list[dict[str, float]]:
-    """Returns the log of a run."""
-    settings = bind(*SMALL, *bindings, f"TrainerArgs.log_dir = '{log_dir}'")
-    torchrun(directory, *CONFIG, *settings)
-    return train_log(directory / log_dir)
+def test_micro_batches_train_and_evaluate_the_same(kept_ranks, tmp_path):
+    prepare_movielens(tmp_path)
 
+    def train(log_dir: str, *bindings: str) -> list[dict]:
+        settings = bind(*SMALL, *bindings, f"TrainerArgs.log_dir = '{log_dir}'")
+        kept_ranks.train(tmp_path, *CONFIG, *settings)
+        return train_log(tmp_path / log_dir)
 
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory) -> Path:
-    """Returns a folder with a small dataset."""
-    directory = tmp_path_factory.mktemp("movielens")
-    prepare_movielens(directory)
-    return directory
-
-
-def test_micro_batches_train_and_evaluate_the_same(workspace):
-    as_loaded = train(workspace, "as_loaded", 'TrainerArgs.pipeline_type = "none"')
+    as_loaded = train("as_loaded", 'TrainerArgs.pipeline_type = "none"')
     balanced = "TrainerArgs.enable_balanced_shuffler = True"
-    log = train(workspace, "micro_batches", balanced, "TrainerArgs.max_tokens_per_micro_batch = 60")
+    log = train("micro_batches", balanced, "TrainerArgs.max_tokens_per_micro_batch = 60")
     assert [line["kind"] for line in log] == ["start", *["train", "eval"] * 3]
     for line, expected in zip(log[1:], as_loaded[1:], strict=True):
         if line["kind"] == "eval":
@@ -50,9 +40,3 @@ def test_micro_batches_train_and_evaluate_the_same(workspace):
         else:
             assert line["loss"] == pytest.approx(expected["loss"], rel=1e-4)
             assert line["imbalance_after"] < line["imbalance_before"]
-
-
-def test_candidates_are_refused(workspace):
-    settings = bind(*SMALL, "DatasetArgs.max_num_candidates = 3")
-    output = python(workspace, *CONFIG, *settings, fails=True)
-    assert "max_num_candidates = 3: expected 0, because retrieval" in output
