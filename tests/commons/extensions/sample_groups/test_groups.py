@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -58,31 +57,25 @@ def _ranks_of_users(shuffler) -> list[tuple[int, int]]:
 
 @on_ranks(3)
 def test_users_stay_on_one_rank():
-    together = grouping(tolerance=0.03)
-    together, alone = [_ranks_of_users(together), _ranks_of_users(TokenShuffler(partitioner="refined"))]
+    together, alone = map(_ranks_of_users, (grouping(tolerance=0.03), TokenShuffler(partitioner="refined")))
     assert all(pairs <= users + 1 for users, pairs in together)
     assert all(pairs >= 1.5 * users for users, pairs in alone)
 
 
-def _placed_users(shuffler, users: list[int]) -> list[int]:
-    placed = shuffler.shuffle(_batch(users, [3] * len(users)))
-    return placed.features["user"].values().tolist()
-
-
-def _scattered() -> tuple[list[int], list[int], list[int]]:
-    users = [5, 6, 7, 8] if dist.get_rank() else [5, 6, 7, 8][::-1]
-    return (
-        _placed_users(grouping(), users),
-        _placed_users(UserShuffler(extensions=[SampleGroups()]), [0, 1, 5, 5]),
-        _placed_users(grouping(), [-1, -1, -1, -1]),
-    )
-
-
-def test_samples_of_a_group_come_together_and_others_stay(pools):
-    (first, few, none), (second, few_there, none_there) = pools(2).run(_scattered)
-    assert not set(first) & set(second)
-    assert sorted(few + few_there) == [0, 0, 1, 1, 5, 5, 5, 5] and (5 in few) != (5 in few_there)
-    assert none == none_there == []
+@on_ranks(2)
+def test_samples_of_a_group_come_together_and_others_stay():
+    """Users 0 and 1 of `get_groups`, and user −1 of a feature, are in no group."""
+    for shuffler, users, of_ranks in (
+        (grouping(), [5, 6, 7, 8][:: 1 - 2 * dist.get_rank()], None),
+        (UserShuffler(extensions=[SampleGroups()]), [0, 1, 5, 5], [0, 0, 1, 1, 5, 5, 5, 5]),
+        (grouping(), [-1] * 4, []),
+    ):
+        placed = shuffler.shuffle(_batch(users, [3] * 4)).features["user"].values().tolist()
+        both = [placed, placed]
+        dist.all_gather_object(both, placed)
+        assert sorted([*both[0], *both[1]]) == (sorted(2 * users) if of_ranks is None else of_ranks)
+        grouped = [set(each) - {0, 1} for each in both]
+        assert not grouped[0] & grouped[1]
 
 
 @on_ranks(2)
@@ -122,49 +115,38 @@ def test_errors():
     batch = _batch([1, 2], [3, 4])
     rank = dist.get_rank()
     differing = [SampleGroups("user")] if rank else []
-    unknown, shape, dtype, kind, differs, both, no_effect, name, floats, untold, old = [
-        error_of(TokenShuffler(extensions=[SampleGroups("users")]).plan, batch),
-        error_of(_Wrong(torch.tensor([1, 2, 3])).plan, batch),
-        error_of(_Wrong(torch.tensor([1.0, 2.0])).plan, batch),
-        error_of(_Wrong([1, 2]).plan, batch),
-        error_of(TokenShuffler, extensions=differing),
-        error_of(UserShuffler, extensions=[SampleGroups("user")]),
-        error_of(TokenShuffler, partitioner="karmarkar_karp", extensions=[SampleGroups("user")]),
-        error_of(SampleGroups, 3),
-        error_of(grouping().plan, _batch([1.5, 2.5], [3, 4])),
-        error_of(TokenShuffler, extensions=[SampleGroups()]),
-        error_of(TokenShuffler, group_feature="user"),
-    ]
-    assert "feature='users' is not among the batch's features: ['item', 'user']" in unknown
-    assert "_Wrong.get_groups returned torch.int64 of (3,); expected an int64 or int32 tensor" in shape
-    assert "_Wrong.get_groups returned torch.float32" in dtype
-    assert "_Wrong.get_groups returned list" in kind
-    assert "rank 1's shuffler has extensions=['sample_groups'], but rank 0's has []" in differs
-    assert "feature='user' has no effect, because UserShuffler.get_groups" in both
-    assert "feature='user': partitioner='karmarkar_karp' has no argument groups" in no_effect
-    assert "SampleGroups.feature = 3 (int): expected str or None" in name
-    assert "does not know the groups" in untold and "or TokenShuffler a method get_groups" in untold
-    assert "TokenShuffler has no setting 'group_feature'" in old
-    assert "feature='user' has torch.float32 values, expected integers" in floats
+    for call, parts in (
+        (
+            lambda: TokenShuffler(extensions=[SampleGroups("users")]).plan(batch),
+            ("'users'", "['item', 'user']"),
+        ),
+        (
+            lambda: _Wrong(torch.tensor([1, 2, 3])).plan(batch),
+            ("_Wrong.get_groups", "(3,)", "int64 or int32"),
+        ),
+        (lambda: _Wrong(torch.tensor([1.0, 2.0])).plan(batch), ("_Wrong.get_groups", "float32")),
+        (lambda: _Wrong([1, 2]).plan(batch), ("_Wrong.get_groups", "list")),
+        (lambda: TokenShuffler(extensions=differing), ("rank 1's", "['sample_groups']", "rank 0's has []")),
+        (lambda: UserShuffler(extensions=[SampleGroups("user")]), ("no effect", "UserShuffler.get_groups")),
+        (
+            lambda: TokenShuffler(partitioner="karmarkar_karp", extensions=[SampleGroups("user")]),
+            ("feature='user'", "'karmarkar_karp' has no argument groups"),
+        ),
+        (lambda: SampleGroups(3), ("feature = 3", "expected str or None")),
+        (lambda: grouping().plan(_batch([1.5, 2.5], [3, 4])), ("float32", "expected integers")),
+        (lambda: TokenShuffler(extensions=[SampleGroups()]), ("or TokenShuffler a method get_groups",)),
+        (lambda: grouping().extensions[0].columns({"ids": batch}), ("dict", "give SampleGroups get_groups")),
+    ):
+        error = error_of(call)
+        assert all(part in error for part in parts), error
 
 
-def _warnings() -> list[str]:
+@on_ranks(2)
+def test_groups_without_effect_are_named_by_rank_0():
     with warnings_of("commons.distributed.shuffler_settings") as messages:
         UserShuffler()
-    return messages
-
-
-def test_groups_without_effect_are_named(pools):
-    first, second = pools(2).run(_warnings)
-    (line,) = first
-    assert line.startswith("UserShuffler.get_groups has no effect without extensions=[SampleGroups()]")
-    assert second == []
-
-
-def test_a_batch_of_another_type_overrides_get_groups():
-    shuffler = grouping()
-    with pytest.raises(TypeError, match="this is a dict: give SampleGroups get_groups"):
-        shuffler.extensions[0].columns({"ids": torch.zeros(2)})
+    assert len(messages) == (dist.get_rank() == 0)
+    assert all("UserShuffler.get_groups has no effect" in line for line in messages)
 
 
 def test_no_step_compiles():
