@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,39 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from commons.distributed.channel import Channel
 from commons.sequence_batch import BaseBatch
 
-COMMUNICATION = [
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "irecv",
-    "isend",
-    "monitored_barrier",
-    "new_group",
-    "new_subgroups",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-    "split_group",
-]
+_COMMUNICATES = re.compile(
+    "gather|reduce|scatter|broadcast|send|recv|all_to_all|barrier|new_group|new_subgroups|split_group"
+)
 
 
 @contextmanager
@@ -81,7 +52,11 @@ def recorded_collectives() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
         return call
 
-    functions = {name: recorded(name, getattr(dist, name)) for name in COMMUNICATION if hasattr(dist, name)}
+    functions = {
+        name: recorded(name, function)
+        for name, function in vars(dist).items()
+        if _COMMUNICATES.search(name) and not name.startswith("_") and inspect.isfunction(function)
+    }
     with mock.patch.multiple(dist, **functions), mock.patch.object(Channel, "all_gather", gather):
         yield calls
 

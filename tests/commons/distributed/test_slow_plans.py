@@ -1,7 +1,11 @@
-"""Plans that take longer than a step are named once; a slow plan now and then is not."""
+"""What takes long is named on rank 0: a start that waits, and plans that take longer than a step."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import re
 import time
 from collections.abc import Iterator
 
@@ -9,11 +13,12 @@ import pytest
 import torch
 
 from commons.distributed import PARTITIONERS, BatchShuffler, Extension
+from commons.distributed.slow_start import show_if_slow
 from commons.partition import longest_processing_time
 from commons.pipeline import TrainPipelineFactory
 from tests.commons.distributed.errors_and_warnings import warnings_of
 
-STEPS = 100
+STEPS = 80  # 10 do not count, and then each 32 are looked at together
 ROWS = 4
 NAMED = "every step waits for its plan"
 
@@ -35,27 +40,23 @@ def _batches() -> Iterator[dict[str, torch.Tensor]]:
     return ({"ids": torch.full((ROWS, 1), float(number))} for number in range(STEPS))
 
 
-def _own_loop(shuffler: BatchShuffler, step_seconds: float) -> None:
-    for _ in shuffler.plan_ahead(_batches()):
-        time.sleep(step_seconds)
+def _warnings_of_loop(shuffler: BatchShuffler, step_seconds: float) -> list[str]:
+    with warnings_of("commons") as messages:
+        for _ in shuffler.plan_ahead(_batches()):
+            time.sleep(step_seconds)
+    return [message for message in messages if NAMED in message]
 
 
-def _warnings(caplog) -> list[str]:
-    return [record.message for record in caplog.records if NAMED in record.message]
-
-
-def test_slow_workloads_are_named_once_with_both_times(caplog):
-    _own_loop(SlowShuffler(0.02), 0.001)
-    [warning] = _warnings(caplog)
+def test_slow_workloads_are_named_once_with_both_times():
+    [warning] = _warnings_of_loop(SlowShuffler(0.02), 0.001)
     planning, step = (float(words.split()[-1]) for words in warning.split(" ms")[:2])
     assert planning >= 20 > step >= 1
     assert warning.endswith("; make SlowShuffler.get_workloads faster")
 
 
 @pytest.mark.parametrize(("seconds", "every"), [(0.0, 1), (0.1, 10)])
-def test_a_plan_that_a_step_hides_is_not_named_nor_one_that_is_slow_now_and_then(caplog, seconds, every):
-    _own_loop(SlowShuffler(seconds, every), 0.01)
-    assert not _warnings(caplog)
+def test_a_plan_that_a_step_hides_is_not_named_nor_one_that_is_slow_now_and_then(seconds, every):
+    assert not _warnings_of_loop(SlowShuffler(seconds, every), 0.01)
 
 
 class Sum(torch.nn.Module):
@@ -68,21 +69,22 @@ class Sum(torch.nn.Module):
         return losses.sum(), losses.detach()
 
 
-def test_pipelines_name_slow_plans(caplog):
+def test_pipelines_name_slow_plans():
     model = Sum()
     pipeline = TrainPipelineFactory.create(
         "none",
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), 0.0),
         device=torch.device("cpu"),
-        batch_shuffler=SlowShuffler(0.05),
+        batch_shuffler=SlowShuffler(0.03),
         loss_reduction="sum",
     )
     batches = _batches()
-    for _ in range(50):
-        pipeline.progress(batches)
+    with warnings_of("commons") as messages:
+        for _ in range(45):
+            pipeline.progress(batches)
     pipeline.reset()
-    assert len(_warnings(caplog)) == 1
+    assert len([message for message in messages if NAMED in message]) == 1
 
 
 def _slow_partitioner(workloads, num_partitions, equal_size=True):
@@ -91,30 +93,15 @@ def _slow_partitioner(workloads, num_partitions, equal_size=True):
 
 
 def _warnings_of_slow_partitioner() -> list[str]:
-    PARTITIONERS["slow"] = _slow_partitioner
-    try:
-        with warnings_of("commons") as messages:
-            _own_loop(SlowShuffler(0.0, partitioner="slow"), 0.0)
-    finally:
-        del PARTITIONERS["slow"]
-    return [message for message in messages if NAMED in message]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PARTITIONERS, "slow", _slow_partitioner)
+        return _warnings_of_loop(SlowShuffler(0.0, partitioner="slow"), 0.0)
 
 
 def test_rank_0_names_the_partitioner(pools):
     [warning], others = pools(2).run(_warnings_of_slow_partitioner)
     assert not others
     assert 'set partitioner="longest_processing_time" (TrainerArgs.balance_partitioner)' in warning
-
-
-@pytest.mark.parametrize(
-    ("settings", "remedy"),
-    [
-        ({}, "raise tolerance (TrainerArgs.balance_tolerance)"),
-        ({"partitioner": "longest_processing_time"}, "process_group="),
-    ],
-)
-def test_the_setting_that_makes_planning_faster(settings, remedy):
-    assert remedy in SlowShuffler(0.0, **settings).faster_planning()[1]
 
 
 class Searching(Extension):
@@ -124,8 +111,43 @@ class Searching(Extension):
     faster_without = "leave Searching out"
 
 
-def test_a_extension_that_slows_planning_is_named_first():
-    settings = {"partitioner": "longest_processing_time"}
-    assert (
-        SlowShuffler(0.0, extensions=[Searching()], **settings).faster_planning()[1] == "leave Searching out"
-    )
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({}, "raise tolerance (TrainerArgs.balance_tolerance)"),
+        ({"partitioner": "longest_processing_time"}, "process_group="),
+        ({"partitioner": "longest_processing_time", "extensions": [Searching()]}, "leave Searching out"),
+    ],
+)
+def test_the_setting_that_makes_planning_faster(settings, remedy):
+    assert remedy in SlowShuffler(0.0, **settings).faster_planning()[1]
+
+
+def _shown_of_start(seconds: float) -> str:
+    with (
+        contextlib.redirect_stderr(io.StringIO()) as shown,
+        show_if_slow("connecting 9 ranks", after_s=0.05),
+    ):
+        time.sleep(seconds)
+    return shown.getvalue()
+
+
+def test_a_log_file_has_two_lines_of_a_slow_start_on_rank_0(pools):
+    assert pools(2).run(_shown_of_start, 0.3) == ["connecting 9 ranks …\nconnecting 9 ranks: 0 s\n", ""]
+    assert _shown_of_start(0.0) == ""
+
+
+def test_a_terminal_counts_the_seconds_of_a_slow_start():
+    of_terminal, terminal = os.openpty()
+    with (
+        os.fdopen(terminal, "w") as stderr,
+        contextlib.redirect_stderr(stderr),
+        show_if_slow("connecting 9 ranks", after_s=0.05),
+    ):
+        time.sleep(1.2)
+    shown = ""
+    with contextlib.suppress(OSError):  # at its end
+        while True:
+            shown += os.read(of_terminal, 1000).decode()
+    os.close(of_terminal)
+    assert re.fullmatch(r"(\rconnecting 9 ranks: \d s){2,}\r\n", shown)
