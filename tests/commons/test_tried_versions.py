@@ -1,6 +1,5 @@
 """Tested sets of versions are documented, allowed by the package, and pinned for the tests."""
 
-import logging
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -16,11 +15,12 @@ from benchmarks.harness import read_result
 from ci.versions import Outcome, table
 from commons.distributed.rank_group import RankGroup
 from commons.tried_versions import TRIED, note_on_untried, warn_of_untried
+from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.on_ranks import on_ranks
 
 REPOSITORY = Path(__file__).parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-EXTRAS = PROJECT["optional-dependencies"]
+EXTRAS, DEPENDENCIES = PROJECT["optional-dependencies"], PROJECT["dependencies"]
 
 
 def ranges(extra: str) -> dict[str, SpecifierSet]:
@@ -36,31 +36,23 @@ def test_the_extras_allow_every_tried_set(each):
     assert all(f"{python}.1" in SpecifierSet(PROJECT["requires-python"]) for python in each.pythons)
 
 
-def test_the_extras_allow_no_untried_neighbor():
-    for outside in ("2.8.0", "2.9.0", "2.15.0"):
-        assert outside not in ranges("cpu")["torch"]
-    for outside in ("1.3.0", "1.10.0"):
-        assert outside not in ranges("cuda")["torchrec"]
-    for outside in ("3.10.9", "3.14.0"):
-        assert outside not in SpecifierSet(PROJECT["requires-python"])
-
-
-def test_the_package_requires_only_numba_and_numpy():
-    asked = {Requirement(requirement).name for requirement in PROJECT["dependencies"]}
-    assert asked == {"numba", "numpy"}
-
-
-def test_a_job_keeps_its_numpy_from_1_26_on():
-    requirements = map(Requirement, PROJECT["dependencies"])
-    allowed = next(requirement.specifier for requirement in requirements if requirement.name == "numpy")
-    assert all(version in allowed for version in ("1.26.0", "1.26.4", "2.0.2", "2.4.6"))
-    assert "1.25.2" not in allowed and "3.0.0" not in allowed
+def test_what_was_not_tried_is_not_allowed():
+    required = {requirement.name: requirement.specifier for requirement in map(Requirement, DEPENDENCIES)}
+    assert required.keys() == {"numba", "numpy"}
+    for allowed, inside, outside in (
+        (ranges("cpu")["torch"], [], ["2.8.0", "2.9.0", "2.15.0"]),
+        (ranges("cuda")["torchrec"], [], ["1.3.0", "1.10.0"]),
+        (SpecifierSet(PROJECT["requires-python"]), [], ["3.10.9", "3.14.0"]),
+        # A job keeps its NumPy.
+        (required["numpy"], ["1.26.0", "1.26.4", "2.0.2", "2.4.6"], ["1.25.2", "3.0.0"]),
+    ):
+        assert all(version in allowed for version in inside)
+        assert not any(version in allowed for version in outside)
 
 
 def test_the_first_set_has_the_oldest_numpy_and_numba_allowed():
     others = read_result("versions")["sets"][0]["others"]
-    for line in PROJECT["dependencies"]:
-        requirement = Requirement(line)
+    for requirement in map(Requirement, DEPENDENCIES):
         oldest = next(bound.version for bound in requirement.specifier if bound.operator == ">=")
         assert Version(others[requirement.name]).release[:2] == Version(oldest).release[:2]
 
@@ -108,16 +100,13 @@ def test_the_warning_names_the_untried_set_and_the_tried_ones(versions):
 
 @on_ranks(2)
 def test_an_untried_torch_gives_one_warning_on_rank_0():
-    logged: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: logged.append(record.getMessage())
-    logger = logging.getLogger("commons.tried_versions")
-    logger.addHandler(handler)
     warn_of_untried.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings_of("commons.tried_versions") as warnings,
+    ):
         patch.setattr(torch, "__version__", "2.99.0")
         for _ in range(2):
             RankGroup.of()
     warn_of_untried.cache_clear()
-    logger.removeHandler(handler)
-    assert len(logged) == (dist.get_rank() == 0) and all("torch 2.99.0" in line for line in logged)
+    assert len(warnings) == (dist.get_rank() == 0) and all("torch 2.99.0" in line for line in warnings)
