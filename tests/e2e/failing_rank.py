@@ -2,8 +2,7 @@
 
 python -m tests.e2e.failing_rank GIN_FILE FAILURE
 
-FAILURE is bad_id, killed, stuck, workloads, placement, forward, exchange, fetch_killed, fetch_memory,
-fetch_slow, writing, terminated, disk, or none.
+FAILURE is bad_id, killed, stuck, forward, exchange, fetch_memory, fetch_slow, writing, terminated, or disk.
 """
 
 import commons.quiet_logs  # noqa: F401  isort: skip
@@ -23,11 +22,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
 from commons.datasets import HSTUBatch
-from commons.distributed import BatchShuffler, planner
-from commons.extensions.pieces.key_fetch import InFlight
+from commons.distributed import BatchShuffler
+from commons.extensions.pieces.key_fetch import InFlight, KeyFetch
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, train
-from hstu.batch_shuffler import HSTUBatchShuffler
 from hstu.models.hstu_encoder import HSTUEncoder
 from hstu.training.ranking_task import ranking_task
 
@@ -38,15 +36,26 @@ def is_last_rank() -> bool:
 
 def strike_once(owner: object, method: str, call: int, strike: Callable[[], None]) -> None:
     """Makes the given call of a method strike the last rank. A restarted job is spared."""
-    original, numbers, marker = getattr(owner, method), count(1), Path("struck")
+    marker = Path("struck")
 
-    def strike_and_call(*args: Any, **kwargs: Any) -> Any:
-        if next(numbers) == call and is_last_rank() and not marker.exists():
+    def strike_last_rank(*_: Any) -> None:
+        if is_last_rank() and not marker.exists():
             marker.touch()
             strike()
+
+    before_call(owner, method, call, strike_last_rank)
+
+
+def before_call(owner: object, method: str, call: int, act: Callable[..., None]) -> None:
+    """Calls a function, with the same arguments, before the given call of a method."""
+    original, numbers = getattr(owner, method), count(1)
+
+    def act_and_call(*args: Any, **kwargs: Any) -> Any:
+        if next(numbers) == call:
+            act(*args)
         return original(*args, **kwargs)
 
-    setattr(owner, method, strike_and_call)
+    setattr(owner, method, act_and_call)
 
 
 kill = partial(signal.raise_signal, signal.SIGKILL)  # like a machine that is lost
@@ -62,25 +71,27 @@ def never_come_back() -> None:
     time.sleep(300)
 
 
+def wait_briefly(fetch: KeyFetch, *_: Any) -> None:
+    """Lets the ranks of a fetch wait for each other for a second, where they would wait for minutes."""
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), fetch.group)
+
+
 def run_out_of_memory() -> None:
     """Fails where no collective tells the other ranks."""
-    raise MemoryError("no memory to place the samples")
+    raise MemoryError("no memory for a layer")
 
 
 def fail() -> None:
-    """Fails as a mistake in a model or in a shuffler does."""
+    """Fails as a mistake in a model does."""
     raise IndexError("a mistake of the user's")
 
 
 # By failure: the call that strikes the last rank.
 STRIKES: dict[str, tuple[object, str, int, Callable[[], None]]] = {
-    "placement": (planner, "place", 3, run_out_of_memory),
-    "workloads": (HSTUBatchShuffler, "get_workloads", 3, fail),
     "forward": (HSTUEncoder, "forward", 3, fail),
     "exchange": (BatchShuffler, "exchange_rows", 9, kill),
-    "fetch_killed": (InFlight, "land", 5, kill),
     "fetch_memory": (InFlight, "land", 5, run_out_of_memory),
-    "fetch_slow": (InFlight, "land", 5, never_come_back),
+    "fetch_slow": (KeyFetch, "all_to_all", 5, never_come_back),
     "writing": (FileSystemWriter, "write_data", 2, kill),
     "terminated": (BatchShuffler, "exchange_rows", 5, partial(signal.raise_signal, signal.SIGTERM)),
     "stuck": (BatchShuffler, "exchange_rows", 5, linger),
@@ -92,7 +103,9 @@ def prepare(failure: str) -> None:
     if failure in STRIKES:
         strike_once(*STRIKES[failure])
     if failure == "fetch_slow":
-        dist.distributed_c10d.default_pg_timeout = timedelta(seconds=8)
+        before_call(KeyFetch, "all_to_all", 5, wait_briefly)
+        # Torchrun cannot end this rank for one that has not failed.
+        sys.modules[run_rank.__module__].GRACE_S = 1.0  # type: ignore[attr-defined]
     if failure == "disk":  # writing beyond this size raises an OSError, as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (16384, resource.RLIM_INFINITY))
 
@@ -115,8 +128,6 @@ def main() -> None:
     gin_file, failure = sys.argv[1:]
     gin.parse_config_file(gin_file)
     prepare(failure)
-    if failure in ("placement", "workloads"):
-        gin.parse_config("TrainerArgs.enable_balanced_shuffler = True")
     trainer, optimizer = from_gin(TrainerArgs), from_gin(OptimizerArgs)
     with rank_process() as device:
         task = ranking_task(trainer, device)

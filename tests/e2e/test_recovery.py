@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.gin_files import RANDOM_DATA
-from tests.e2e.torchrun import torchrun, train_log
+from tests.e2e.torchrun import RANKING, torchrun, train_log
 
 NUM_STEPS = 9
 SETTINGS = f"""
@@ -21,12 +21,15 @@ Losses = list[tuple[int, float]]  # by step, in the order they were trained
 
 
 def _run(directory: Path, failure: str, restarts: int = 0, settings: str = SETTINGS) -> tuple[str, Losses]:
-    """Returns what the job printed, and its losses."""
+    """Returns what a job printed in which a rank fails, and its losses."""
     (directory / "config.gin").write_text(RANDOM_DATA + settings)
     arguments = ("-m", "tests.e2e.failing_rank", "config.gin", failure)
-    output = torchrun(directory, *arguments, restarts=restarts)
+    return torchrun(directory, *arguments, restarts=restarts), _losses(directory)
+
+
+def _losses(directory: Path) -> Losses:
     log = train_log(directory / "logs")
-    return output, [(line["step"], line["loss"]) for line in log if line["kind"] == "train"]
+    return [(line["step"], line["loss"]) for line in log if line["kind"] == "train"]
 
 
 def _checkpoints(directory: Path) -> list[str]:
@@ -34,8 +37,11 @@ def _checkpoints(directory: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory) -> Losses:
-    _, losses = _run(tmp_path_factory.mktemp("uninterrupted"), "none")
+def uninterrupted(kept_ranks, tmp_path_factory) -> Losses:
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    (directory / "config.gin").write_text(RANDOM_DATA + SETTINGS)
+    kept_ranks.train(directory, *RANKING, "--gin-config-file", "config.gin")
+    losses = _losses(directory)
     assert [step for step, _ in losses] == list(range(1, NUM_STEPS + 1))
     return losses
 
@@ -52,14 +58,14 @@ def test_job_resumes_after_a_rank_is_killed(tmp_path, uninterrupted, failure):
     assert _checkpoints(tmp_path) == ["step_2", "step_4", "step_6", "step_8", "step_9"]
 
 
-def test_terminated_job_saves_and_resumes_when_started_again(tmp_path, uninterrupted):
+def test_terminated_job_saves_and_resumes_when_started_again(kept_ranks, tmp_path, uninterrupted):
     output, losses = _run(tmp_path, "terminated")
     stopped = losses[-1][0]
     assert 4 <= stopped < NUM_STEPS and f"stopped after step {stopped}, as SIGTERM requested" in output
     assert f"step_{stopped}" in _checkpoints(tmp_path)
-    output, losses = _run(tmp_path, "none")
+    output = kept_ranks.train(tmp_path, *RANKING, "--gin-config-file", "config.gin")
     assert f"training resumes from checkpoints/step_{stopped}" in output
-    assert losses == uninterrupted
+    assert _losses(tmp_path) == uninterrupted
 
 
 def test_full_disk_costs_checkpoints_and_figures_but_not_the_training(tmp_path, uninterrupted):
