@@ -74,7 +74,11 @@ SAME: dict[str, list[Callable[[Any], Any]]] = {
     "multiple_of": COUNTS,
     "min_count": COUNTS,
     "ranks_per_node": COUNTS,
-    "max_tokens": [np.uint32, *(lambda cap, far=far: far for far in (2**53, 2**62, 2**70))],
+    "max_tokens": [
+        np.uint32,
+        lambda cap: np.int8(127),
+        *(lambda cap, far=far: far for far in (2**53, 2**62, 2**70)),
+    ],
 }
 
 # What is taken, though it is as far as can be; the first argument says for which functions.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from commons.distributed import (
     BalanceReport,
     BatchShuffler,
-    BatchShufflerFactory,
     IdentityShuffler,
     ShufflePlan,
 )
@@ -29,43 +27,41 @@ from commons.extensions.micro_batches import MicroBatches
 from commons.extensions.micro_batches.divided_batch import micro_batches, rows_of_micro_batches
 from commons.extensions.micro_batches.micro_batches import micro_batch_loads
 from tests.commons.distributed.compiled_kernels import before_and_after_placing
-from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
+from tests.commons.distributed.container_batches import (
+    KINDS,
+    ContainerShuffler,
+    check_shared,
+    contents,
+    make_batch,
+)
 from tests.commons.distributed.counted_collectives import (
     no_synchronization,
     recorded_collectives,
     wrong_counts_on_host,
 )
-from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.commons.distributed.errors_and_warnings import error_of, error_of_all, warnings_of
 from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch, many_fields
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
 from tests.commons.extensions.micro_batches.divided import check_divided
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.drawn_batches import sample_contents
+from tests.on_ranks import on_ranks
 
 
-@pytest.mark.parametrize("cap", [0, -3])
-def test_a_cap_below_one_token_is_refused(cap):
-    with pytest.raises(ValueError, match=f"max_tokens={cap}: expected an integer"):
-        MicroBatches(cap)
-
-
-@pytest.mark.parametrize("partitioner", ["refined", "rebalance"])
-def test_a_token_tolerance_is_off_with_micro_batches(partitioner):
+def test_a_token_tolerance_is_off_with_micro_batches():
     rows = RowTable.empty(2)
-    settings = ShufflerSettings(partitioner)
-    assert token_tolerance(rows, settings) == settings.token_tolerance
-    assert token_tolerance(replace(rows, arguments=arguments_of([MicroBatches(9)])), settings) is None
+    for partitioner in ("refined", "rebalance"):
+        settings = ShufflerSettings(partitioner)
+        assert token_tolerance(rows, settings) == settings.token_tolerance
+        assert token_tolerance(replace(rows, arguments=arguments_of([MicroBatches(9)])), settings) is None
 
 
-def _error_of_another_cap() -> str:
-    cap = 8 if dist.get_rank() == 1 else 16
-    return error_of(lambda: FieldShuffler(extensions=[MicroBatches(cap)]))
-
-
-def test_ranks_that_would_divide_differently_are_refused(pools):
-    first, second = pools(2).run(_error_of_another_cap)
-    assert first == second
-    assert first.startswith("ValueError: rank 1's shuffler has") and "all ranks need the same" in first
+@on_ranks(2)
+def test_a_cap_below_one_token_and_one_that_differs_between_ranks_are_refused():
+    for cap in (0, -3):
+        assert f"max_tokens={cap}: expected an integer" in error_of(MicroBatches, cap)
+    error = error_of_all(FieldShuffler, extensions=[MicroBatches([16, 8][dist.get_rank()])])
+    assert error.startswith("ValueError: rank 1's shuffler has") and "all ranks need the same" in error
 
 
 def divided(shuffler: BatchShuffler, batch: Any, plan: ShufflePlan) -> list[Any]:
@@ -93,7 +89,6 @@ def _divide(case: Case) -> tuple[ShufflePlan, BalanceReport] | None:
     return plan, report
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     case=st.sampled_from([2, 3, 3, 4]).flatmap(
         lambda ranks: cases(ranks, extensions=[[MicroBatches(cap)] for cap in CAPS])
@@ -113,17 +108,14 @@ def test_every_sample_is_in_one_micro_batch_and_the_lightest_come_first(pools, c
         assert report.extensions["micro_batch_imbalance"] >= report.imbalance_after - 1e-12
 
 
-def _whole() -> None:
+@on_ranks(2)
+def test_without_a_cap_the_batch_is_the_only_micro_batch():
     shuffler, batch = FieldShuffler(), lopsided_batch()
     plan = shuffler.plan(batch)
     moved = shuffler.exchange(batch, plan)
     assert rows_of_micro_batches(plan, dist.get_rank()) == []
     (micro_batch,), _ = micro_batches(shuffler, moved, plan)
     assert micro_batch is moved
-
-
-def test_without_a_cap_the_batch_is_the_only_micro_batch(pools):
-    pools(2).run(_whole)
 
 
 def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> int:
@@ -133,24 +125,16 @@ def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> 
     plan = shuffler.plan(batch)
     check_divided(plan, cap)
     moved = shuffler.exchange(batch, plan)
-    every = contents(moved)
-    for micro_batch, of_one in zip(
-        divided(shuffler, moved, plan), rows_of_micro_batches(plan, rank), strict=True
-    ):
-        assert type(micro_batch) is type(batch)
+    every, of_rank = contents(moved), rows_of_micro_batches(plan, rank)
+    for micro_batch, of_one in zip(divided(shuffler, moved, plan), of_rank, strict=True):
+        check_shared(micro_batch, batch)
         got = contents(micro_batch)
         assert got[: len(of_one)] == [every[row] for row in of_one]
         assert len(got) == max(len(of_one), 1)
-        if kind == "dict":
-            assert list(micro_batch) == list(batch)
-            for shared in ("name", "rate", "limits", "nothing"):
-                assert micro_batch[shared] is batch[shared]
-        elif kind == "tensordict":
-            assert micro_batch.batch_size == (len(got),)
     return plan.num_parts
 
 
-@settings(max_examples=15)
+@settings(max_examples=15)  # each runs on three ranks
 @given(
     kind=st.sampled_from(KINDS),
     seed=st.integers(0, 10**6),
@@ -187,84 +171,57 @@ def _histories(lengths: list[int]) -> dict:
     return {"ids": ids, "workload": torch.ones(len(lengths), dtype=torch.int64)}
 
 
-NAMED = "row {} of a batch of {} has {} tokens, above MicroBatches.max_tokens=20: it gets a micro"
+@on_ranks(3)
+def test_rank_0_names_a_sample_above_the_cap_and_its_rank_once_until_a_longer_one_comes():
+    shuffler = DictShuffler(extensions=[MicroBatches(20)])
+    for *lengths, named in (
+        ([3, 20], [3], [3], None),
+        ([2, 30], [4, 5, 99, 7], [98], "row 2 of a batch of rank 1 has 99 tokens, above"),
+        ([98], [99], [9, 9], None),
+        ([2, 101], [3], [3], "row 1 of a batch of rank 0 has 101 tokens, above"),
+    ):
+        with warnings_of("commons.extensions.micro_batches.micro_batches") as messages:
+            check_divided(shuffler.plan(_histories(lengths[dist.get_rank()])), 20)
+        assert len(messages) == (named is not None and dist.get_rank() == 0)
+        assert all(named in message and "MicroBatches.max_tokens=20" in message for message in messages)
 
 
-def test_a_sample_above_the_cap_is_named_once_until_a_longer_one_comes(caplog):
-    shuffler = BatchShufflerFactory.create("identity", extensions=[MicroBatches(20)])
-    named = []
-    for lengths in ([3, 20], [3, 50, 21], [50, 49, 30], [20, 9, 51], [51]):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            plan = shuffler.plan(_histories(lengths))
-        check_divided(plan, 20)
-        messages = [record.getMessage() for record in caplog.records]
-        named.append([message for message in messages if "above MicroBatches" in message])
-    assert [len(messages) for messages in named] == [0, 1, 0, 1, 0]
-    assert named[1][0].startswith(NAMED.format(1, "rank 0", 50))
-    assert named[3][0].startswith(NAMED.format(2, "rank 0", 51))
-
-
-def _named_samples(lengths: tuple[list[int], ...]) -> list[str]:
-    with warnings_of("commons.extensions.micro_batches.micro_batches") as messages:
-        DictShuffler(extensions=[MicroBatches(20)]).plan(_histories(lengths[dist.get_rank()]))
-    return messages
-
-
-def test_rank_0_names_a_sample_above_the_cap_and_the_rank_that_loaded_it(pools):
-    named, *nothing = pools(3).run(_named_samples, ([2, 30], [4, 5, 99, 7], [98]))
-    assert [len(messages) for messages in (named, *nothing)] == [1, 0, 0]
-    assert named[0].startswith(NAMED.format(2, "rank 1", 99))
-
-
-def _wrong_counts() -> list[str]:
+@on_ranks(3)
+def test_counts_follow_samples_into_their_micro_batches():
     rng, shuffler = np.random.default_rng(dist.get_rank()), TokenShuffler(extensions=[MicroBatches(20)])
-    wrong, count = [], 0
+    most = 0
     for _ in range(4):
         loaded = draw_histories(rng, 4)
         plan = shuffler.plan(loaded)
         parts = divided(shuffler, shuffler.exchange(loaded, plan), plan)
-        wrong += [name for one in parts for name in wrong_counts_on_host(one)]
-        count = max(count, len(parts))
-    return wrong if count > 1 else ["no micro-batches"]
-
-
-def test_counts_follow_samples_into_their_micro_batches(pools):
-    assert pools(3).run(_wrong_counts) == [[]] * 3
-
-
-def _counts_within_pairs(identity: bool) -> tuple[int, int]:
-    """Returns the micro-batches of a plan in step with all ranks, and those of a plan alone."""
-    pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
-    cap = {"extensions": [MicroBatches(13)]}
-    shuffler = IdentityShuffler(**cap) if identity else FieldShuffler(pairs[dist.get_rank() % 2], **cap)
-    alone = shuffler.plan(lopsided_batch())
-    shuffler.plan_over(RankGroup.of())
-    return shuffler.plan(lopsided_batch()).num_parts, alone.num_parts
+        assert [name for one in parts for name in wrong_counts_on_host(one)] == []
+        most = max(most, len(parts))
+    assert most > 1
 
 
 @pytest.mark.parametrize("identity", [False, True])
-def test_groups_of_ranks_have_as_many_micro_batches_as_the_largest_needs(pools, identity):
-    results = pools(3).run(_counts_within_pairs, identity)
-    most = max(alone for _, alone in results)
-    assert min(alone for _, alone in results) > 0
-    assert {in_step for in_step, _ in results} == {most}
+@on_ranks(3)
+def test_groups_of_ranks_have_as_many_micro_batches_as_the_largest_needs(identity):
+    pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
+    cap = {"extensions": [MicroBatches(13)]}
+    shuffler = IdentityShuffler(**cap) if identity else FieldShuffler(pairs[dist.get_rank() % 2], **cap)
+    alone = shuffler.plan(lopsided_batch()).num_parts
+    shuffler.plan_over(RankGroup.of())
+    counts = [(0, 0)] * 3
+    dist.all_gather_object(counts, (alone, shuffler.plan(lopsided_batch()).num_parts))
+    of_each, in_step = map(set, zip(*counts, strict=True))
+    assert min(of_each) > 0 and in_step == {max(of_each)}
 
 
-def _micro_batches_where_rank_1_has_no_samples() -> list[int]:
+@on_ranks(2)
+def test_a_rank_without_samples_repeats_its_only_row_in_each_micro_batch():
     shuffler = IdentityShuffler(extensions=[MicroBatches(9)])
     shuffler.plan_over(RankGroup.of())
-    ids = KeyedJaggedTensor(["id"], torch.arange(12), lengths=torch.full((3,), 4))
-    loaded = {"ids": ids} if dist.get_rank() == 0 else None
+    loaded = _histories([4, 4, 4]) if dist.get_rank() == 0 else None
     plan = shuffler.plan(loaded)
-    brought = shuffler.padding_batch() if loaded is None else loaded
-    batch = shuffler.exchange(brought, plan)
-    return [one["ids"].stride() for one in divided(shuffler, batch, plan)]
-
-
-def test_a_rank_without_samples_repeats_its_only_row_in_each_micro_batch(pools):
-    with_samples, without = pools(2).run(_micro_batches_where_rank_1_has_no_samples)
-    assert sum(with_samples) == 3 and without == [1] * len(with_samples) == [1, 1]
+    batch = shuffler.exchange(shuffler.padding_batch() if loaded is None else loaded, plan)
+    rows = [one["ids"].stride() for one in divided(shuffler, batch, plan)]
+    assert len(rows) == 2 and (sum(rows) == 3 if dist.get_rank() == 0 else rows == [1, 1])
 
 
 def test_no_step_compiles():
