@@ -34,38 +34,23 @@ class Mean(RankingModel):
 
 
 class Changed(RankingModel):
-    """Its dense part has something that depends on the samples beside a sample."""
+    """In its dense part, the attended values of a sample depend on the samples beside it."""
 
-    def __init__(self, dense: nn.Module) -> None:
+    def __init__(self, change: Any) -> None:
         super().__init__()
+        dense = Changing(change)
         dense.load_state_dict(self.dense.state_dict(), strict=False)
         self.dense = dense
 
 
-class Dropping(RankingDense):
-    def attend(self, q, k, v, lengths, batch):
-        return nn.functional.dropout(super().attend(q, k, v, lengths, batch), 0.2)
-
-
-class Normalizing(RankingDense):
-    def __init__(self) -> None:
+class Changing(RankingDense):
+    def __init__(self, change: Any) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(16)
+        self.norm = change
 
     def attend(self, q, k, v, lengths, batch):
-        return self.norm(super().attend(q, k, v, lengths, batch))
-
-
-class ByLongest(RankingDense):
-    def attend(self, q, k, v, lengths, batch):
-        return super().attend(q, k, v, lengths, batch) / max(lengths)
-
-
-class AgainstOthers(RankingDense):
-    """Scores each label against all tokens of the batch."""
-
-    def attend(self, q, k, v, lengths, batch):
-        return super().attend(q, k, v, lengths, batch) - v.mean(0)
+        attended = super().attend(q, k, v, lengths, batch)
+        return self.norm(attended) if isinstance(self.norm, nn.Module) else self.norm(attended, v, lengths)
 
 
 class ForgottenTokens(TokenShuffler):
@@ -91,10 +76,10 @@ RIGHT = {
     ),
 }
 WRONG = {
-    "dropout": lambda: Changed(Dropping()),
-    "batch norm": lambda: Changed(Normalizing()),
-    "the longest sequence": lambda: Changed(ByLongest()),
-    "in-batch negatives": lambda: Changed(AgainstOthers()),
+    "dropout": lambda: Changed(nn.Dropout(0.2)),
+    "batch norm": lambda: Changed(nn.BatchNorm1d(16)),
+    "the longest sequence": lambda: Changed(lambda attended, v, lengths: attended / max(lengths)),
+    "in-batch negatives": lambda: Changed(lambda attended, v, lengths: attended - v.mean(0)),
     "forgotten loss tokens": Mean,
 }
 

@@ -16,7 +16,6 @@ from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
 from hstu.training import model_args as hstu
 from sid_gr.training import model_args as sid_gr
 from tests.commons.datasets.random_args import random_args
-from tests.commons.distributed.shufflers import FieldShuffler
 
 REPOSITORY = Path(__file__).parents[2]
 TRAINER, ADAM = TrainerArgs(train_batch_size=1), OptimizerArgs("adam", 1e-3)
@@ -39,31 +38,6 @@ SETTINGS = [
     SID_GR,
     sid_gr.DatasetArgs("shop", 8, sid_gr.RANDOM, 2, [4, 4]),
 ]
-
-
-@pytest.mark.parametrize(
-    ("valid", "name", "value", "expected"),
-    [
-        (TRAINER, "enable_balanced_shuffler", "False", "'False' (str): expected bool"),
-        (TRAINER, "ckpt_save_interval", 1.5, "1.5 (float): expected int"),
-        (TRAINER, "train_batch_size", True, "True (bool): expected int"),
-        (TRAINER, "eval_metrics", "AUC", "'AUC' (str): expected tuple[str, ...]"),
-        (TRAINER, "max_train_iters", 1e3, "1000.0 (float): expected int or None"),
-        (ADAM, "learning_rate", "1e-3", "'1e-3' (str): expected float"),
-        (ADAM, "learning_rate", None, "None (NoneType): expected float"),
-        (HISTORY, "value_dists", {"item": 3}, "{'item': 3} (dict): expected dict[str, RandomDistribution]"),
-    ],
-)
-def test_a_setting_of_another_type_is_named_with_what_was_expected(valid, name, value, expected):
-    with pytest.raises(TypeError) as raised:
-        replace(valid, **{name: value})
-    assert str(raised.value).startswith(f"{type(valid).__name__}.{name} = {expected}")
-
-
-@pytest.mark.parametrize("cost", [Path("cost.json"), 3])
-def test_a_cost_that_is_none_is_refused(cost):
-    with pytest.raises(TypeError, match=r"^FieldShuffler.cost = .*: expected (a Cost;|Cost or None)"):
-        FieldShuffler(cost=cost)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +78,11 @@ def test_no_configurable_is_left_out():
 def test_what_a_type_takes(expected, fitting, others):
     for value in fitting:
         require_type("x", value, expected)
+    shown = expected.__name__ if isinstance(expected, type) else str(expected).replace(" | ", " or ")
     for value in others:
-        with pytest.raises(TypeError, match=r"^x = "):
+        with pytest.raises(TypeError) as raised:
             require_type("x", value, expected)
+        assert f"x = {value!r} ({type(value).__name__}): expected {shown}" in str(raised.value)
 
 
 @pytest.mark.parametrize(

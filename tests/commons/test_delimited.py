@@ -4,7 +4,7 @@ import io
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commons import delimited
@@ -17,7 +17,6 @@ def text(name: str) -> Column:
     return Column(name, pl.col(name), "text")
 
 
-@settings(max_examples=100)
 @given(rows=st.lists(st.tuples(FIELDS, FIELDS, FIELDS), min_size=1, max_size=30), bytes_=st.integers(1, 60))
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 @pytest.mark.parametrize("split_lines", [1, 3, 1000])
@@ -37,7 +36,6 @@ def test_fields_are_those_of_pythons_csv(rows, bytes_, split_lines, compress, tm
     assert sum(block.num_bytes for block, _ in blocks) <= path.stat().st_size
 
 
-@settings(max_examples=50)
 @given(lines=st.lists(st.sampled_from(["a", "", " ", "b\r", "\t"]), max_size=12), bytes_=st.integers(1, 9))
 def test_only_blank_lines_at_the_end_are_left_out(lines, bytes_, tmp_path_factory):
     path = tmp_path_factory.mktemp("lines") / "lines.txt"

@@ -5,13 +5,12 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.stalled_ranks import main, ranks_text, read_stalls, report, summary
+from commons.stalled_ranks import main, ranks_text, read_stalls, report
 from commons.training.hang_watch import HangWatch
 
 REPOSITORY = Path(__file__).parents[2]
@@ -94,12 +93,14 @@ def test_thousands_of_files_are_one_line_and_a_stack_for_each_text(tmp_path):
     texts[5] = stalled("__next__", planning="gather")
     texts[8] = stalled("all_reduce", planning="get_workloads")
     texts |= {9: "", 10: stalled("load", step=3, minute=2), 11: stalled("save", step=3) + texts[11]}
+    texts[5] = texts[5].replace(WAIT, "Loader.__next__ (/work/train.py:40)")  # the class, as the rank said
     stalls, problems = read_stalls(written(tmp_path, texts))
     assert not problems
     line, odd, most, before = report(stalls, 4001).split("\n\n")
     assert line == (
-        "3,997 ranks (0-4, 6-8, 11-3999) in all_reduce (/work/train.py:40) of step 812; rank 5 in __next__ "
-        "(/work/train.py:40) of step 812; no stacks of 2 ranks (9, 4000); only older stacks of rank 10"
+        "3,997 ranks (0-4, 6-8, 11-3999) in all_reduce (/work/train.py:40) of step 812; rank 5 in "
+        "Loader.__next__ (/work/train.py:40) of step 812; no stacks of 2 ranks (9, 4000); only older stacks "
+        "of rank 10"
     )
     assert odd.startswith("rank 5 in step 812, 2026-11-26 05:22:44\n")
     assert most.count("planning thread of ") == 2 and "planning thread of rank 8\n" in most
@@ -126,23 +127,16 @@ def test_a_file_cut_anywhere_is_read_as_far_as_it_goes(tmp_path):
     check()
 
 
-def test_the_class_is_named_where_the_rank_said_it(tmp_path):
-    text = stalled("__next__").replace(WAIT, "Loader.__next__ (/work/train.py:40)")
-    stalls, _ = read_stalls(written(tmp_path, {0: text}))
-    assert summary(stalls, 1) == "rank 0 in Loader.__next__ (/work/train.py:40) of step 812"
-
-
-@pytest.mark.parametrize(
-    "other", [b"\xff\xfe\0\0\n\n", b"Process 12: python train.py\nThread 12 (idle)\n    wait (a.py:3)\n"]
-)
-def test_other_formats_are_named_and_the_rest_is_shown(tmp_path, capsys, other):
-    written(tmp_path, {0: stalled("all_reduce"), 1: other, 2: stalled("all_reduce")})
+def test_other_formats_are_named_and_the_rest_is_shown(tmp_path, capsys):
+    others = b"\xff\xfe\0\0\n\n", b"Process 12: python train.py\nThread 12 (idle)\n    wait (a.py:3)\n"
+    written(tmp_path, {0: stalled("all_reduce"), 1: others[0], 2: stalled("all_reduce"), 4: others[1]})
     (tmp_path / "stacks/rank3.txt").mkdir()
-    (tmp_path / "stacks/core.1234").write_bytes(other)
+    (tmp_path / "stacks/core.1234").write_bytes(others[1])
     main([str(tmp_path)])
     shown = capsys.readouterr()
     assert shown.out.startswith("2 ranks (0, 2) in all_reduce (/work/train.py:40) of step 812\n")
-    assert [line.split(": ")[1] for line in shown.err.splitlines()] == ["core.1234", "rank1.txt", "rank3.txt"]
+    named = [line.split(": ")[1] for line in shown.err.splitlines()]
+    assert named == ["core.1234", "rank1.txt", "rank3.txt", "rank4.txt"]
 
 
 @given(

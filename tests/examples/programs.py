@@ -65,7 +65,6 @@ TRAINERS = {
         {"lr": 0.1},
         call=lambda model, batch: model(batch.history, batch.candidates, batch.labels)[0]["click"],
     ),
-    "validation": Program(lambda module: module.ClickModel(), {"lr": 0.1}),
 }
 PROGRAMS = {**EXAMPLES, **TRAINERS}
 
@@ -124,34 +123,23 @@ def trained(name: str, data: Rows, before: bool = False) -> tuple[list[float], S
 
 
 def trained_alone(name: str, data: Rows) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Trains an unsharded model in a single process on the batches of all ranks.
-
-    The losses are those of validations, in a program that has any.
-    """
+    """Trains an unsharded model in a single process on the batches of all ranks."""
     module, program = load(name), PROGRAMS[name]
     torch.manual_seed(1)
     model = program.make_model(module)
     make_optimizers = program.optimizers or (lambda *_: [torch.optim.SGD(model.parameters(), **program.sgd)])
     optimizers = make_optimizers(module, model)
-    losses, validated = [], []
-
-    def compute_loss(rows: list[Any]) -> torch.Tensor:
-        returned = program.call(model, module.collate(rows))
-        return returned[0] if isinstance(returned, tuple) else returned
-
+    losses = []
     for rows in _global_batches(data, BATCH_SIZE * program.accumulated):
-        loss = compute_loss(rows)
+        returned = program.call(model, module.collate(rows))
+        loss = returned[0] if isinstance(returned, tuple) else returned
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
         losses.append(loss.item())
-        if len(losses) % getattr(module, "VALIDATION_FREQ", len(losses) + 1) == 0:
-            rows = [row for rank_rows in data for row in rank_rows[module.VALIDATED]]
-            with torch.no_grad():
-                validated.append(compute_loss(rows).item())
-    return validated or losses, {name: value.detach() for name, value in model.state_dict().items()}
+    return losses, {name: value.detach() for name, value in model.state_dict().items()}
 
 
 def _global_batches(data: Rows, rows: int) -> Iterator[list[Any]]:

@@ -1,6 +1,5 @@
 """Data and model of the programs: whether a user, after items viewed, clicks on the one shown."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +18,6 @@ Row = tuple[torch.Tensor, torch.Tensor, float]  # items viewed, the item shown, 
 
 
 mean_loss: Callable[..., torch.Tensor] = functional.binary_cross_entropy_with_logits
-sum_loss = functools.partial(mean_loss, reduction="sum")
 
 
 def draw(shard: int, row: int) -> Row:

@@ -72,7 +72,7 @@ def test_a_pipeline_takes_batches_that_move_in_place():
     assert losses == pytest.approx(trained_alone("stream_loop", data)[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["pooled_dlrm", "loader_bookkeeping", "derived_pipeline", "validation"])
+@pytest.mark.parametrize("name", ["pooled_dlrm", "loader_bookkeeping", "derived_pipeline"])
 def test_only_constructors_change(name):
     """Apart from imports and classes: neither a loop, nor how it takes the output of `progress` apart.
 

@@ -246,21 +246,31 @@ def test_evaluation_by_a_pipeline_of_another_kind_is_refused_until_the_first_is_
     evaluation.reset()
 
 
+def total_of(outputs: Iterable[Any]) -> float:
+    """Returns the sum of what a model computes for the samples of all ranks."""
+    total = sum(output.values().double().sum() for output in outputs)
+    dist.all_reduce(total)
+    return float(total)
+
+
 @on_ranks(2)
-def test_an_evaluation_pipeline_of_torchrec_between_steps_does_not_disturb_training():
+def test_evaluation_pipelines_between_steps_agree_and_do_not_disturb_training():
     losses = []
     for evaluates in (False, True):
         model, optimizer = sharded_ranking_model(0.1)
-        evaluation = EvalPipelineSparseDist(model, optimizer, CPU)
-        pipeline = pipeline_of("native", model, optimizer, TokenShuffler())
+        torchrecs_own = EvalPipelineSparseDist(model, optimizer, CPU)
+        balanced = pipeline_of("native", model, optimizer, TokenShuffler())
         losses.append([])
-        for loss_sum, *_ in steps_of(pipeline, batches(4)):
+        for loss_sum, *_ in steps_of(pipeline_of("native", model, optimizer, TokenShuffler()), batches(4)):
             losses[-1].append(float(loss_sum))
             if evaluates:
                 model.eval()
                 with torch.no_grad():
-                    outputs = outputs_of(evaluation, batches(2, seed=1))
-                assert [len(output.lengths()) for output in outputs] == [ROWS] * 2
-                evaluation.reset()
+                    expected, found = (
+                        outputs_of(pipeline, batches(2, seed=1)) for pipeline in (torchrecs_own, balanced)
+                    )
+                assert [len(output.lengths()) for output in expected] == [ROWS] * len(found)
+                assert total_of(found) == pytest.approx(total_of(expected), rel=1e-5)
+                torchrecs_own.reset()
                 model.train()
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)

@@ -237,7 +237,6 @@ def test_errors():
         "rank 1's shuffler has extensions=['learned_costs'], but rank 0's has []": error_of(
             LengthShuffler, extensions=of_rank_1
         ),
-        "LengthShuffler.cost = 'measured' (str): expected Cost": error_of(LengthShuffler, cost="measured"),
         "has no effect with LearnedCosts: leave out one": error_of(_learning, cost=fixed),
         "speed_limit=0.5: expected 1 to": error_of(LearnedCosts, 0.5),
         "an IdentityShuffler moves no samples": error_of(_learning, kind=IdentityShuffler),

@@ -167,34 +167,13 @@ def static_graph_of_a_list(cap: int | None) -> None:
     static_graph(cap, anew=False)
 
 
-# Each runs without micro-batches; with them it is refused with these words, or, with "", runs, too.
-PARTNERS: list[tuple[Callable[[int | None], None], type[Exception], str]] = [
-    (stepping_in_backward, ValueError, "linear.weight has a hook on its gradient"),
-    (injected_backward, ValueError, "register_backward_hook does not work with micro_batches"),
-    (checkpointed_lookups, ValueError, "checkpoint only the dense part"),
-    (whole_batches_changed, RuntimeError, "whole batch before micro_batches divides it"),
-    (flat_parameters, ValueError, "use_orig_params=True, or use fully_shard"),
-    (static_graph_of_a_list, ValueError, "static_graph=True of Distributed"),
-    (named_parameters, ValueError, ""),
-    (static_graph, ValueError, ""),
-]
-
-
-@pytest.mark.parametrize(("run", "kind", "words"), PARTNERS, ids=lambda part: getattr(part, "__name__", ""))
-@on_ranks(2)
-def test_what_works_without_micro_batches_works_with_them_or_is_refused(run, kind, words):
-    run(None)
-    with pytest.raises(kind, match=words) if words else nullcontext():
-        run(CAP)
-
-
-@on_ranks(2)
-def test_gradient_accumulation_of_torchrec_adds_up_the_gradients_of_balanced_steps():
+def gradient_accumulation_of_torchrec(cap: int | None) -> None:
     model = DistributedDataParallel(Squares())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    pipeline = pipeline_of("none", model, optimizer, Costs(extensions=in_parts(CAP)))
+    pipeline = of_squares(model, cap)
     config = gradient_accumulation.GradientAccumulationConfig(is_enabled=True, num_steps=2)
-    accumulating = gradient_accumulation.GradientAccumulationWrapper(pipeline, optimizer, model, config)
+    accumulating = gradient_accumulation.GradientAccumulationWrapper(
+        pipeline, pipeline._optimizer, model, config
+    )
     loader = iter([loaded_rows(dist.get_rank())] * 4)
     for _ in range(4):
         accumulating.progress(loader)
@@ -211,3 +190,25 @@ def test_gradient_accumulation_of_torchrec_adds_up_the_gradients_of_balanced_ste
         optimizer.step()
     for got, expected in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+# Each runs without micro-batches; with them it is refused with these words, or, with "", runs, too.
+PARTNERS: list[tuple[Callable[[int | None], None], type[Exception], str]] = [
+    (stepping_in_backward, ValueError, "linear.weight has a hook on its gradient"),
+    (injected_backward, ValueError, "register_backward_hook does not work with micro_batches"),
+    (checkpointed_lookups, ValueError, "checkpoint only the dense part"),
+    (whole_batches_changed, RuntimeError, "whole batch before micro_batches divides it"),
+    (flat_parameters, ValueError, "use_orig_params=True, or use fully_shard"),
+    (static_graph_of_a_list, ValueError, "static_graph=True of Distributed"),
+    (named_parameters, ValueError, ""),
+    (static_graph, ValueError, ""),
+    (gradient_accumulation_of_torchrec, ValueError, ""),
+]
+
+
+@pytest.mark.parametrize(("run", "kind", "words"), PARTNERS, ids=lambda part: getattr(part, "__name__", ""))
+@on_ranks(2)
+def test_what_works_without_micro_batches_works_with_them_or_is_refused(run, kind, words):
+    run(None)
+    with pytest.raises(kind, match=words) if words else nullcontext():
+        run(CAP)
