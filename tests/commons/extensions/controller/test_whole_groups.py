@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.extensions.controller import split_groups
 from commons.partition import loads, refined
-from tests.commons.partition.checks import as_lists, check_partition
+from tests.commons.partition.arguments import check_kinds_of_arguments, check_wrong_arguments
+from tests.commons.partition.checks import as_lists, check_partition, part_of
 from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS
+from tests.commons.partition.every_function import Function, check_properties, problems_of
+
+SPLIT = Function(
+    lambda workloads, home, parts, equal_size: split_groups(
+        workloads, np.array(home, dtype=np.int64) - 2, parts
+    ),
+    parts_each=None,
+)
+
+
+@given(problem=problems_of(SPLIT))
+def test_each_sample_once_whatever_the_unit(problem):
+    check_properties(SPLIT, problem)
+
+
+def test_wrong_arguments_are_named_and_their_kind_does_not_matter():
+    check_wrong_arguments(split_groups)
+    check_kinds_of_arguments(split_groups)
 
 
 @given(data=st.data(), workloads=WORKLOADS, parts=PARTS)
@@ -18,10 +36,8 @@ def test_groups_are_whole_and_negative_labels_are_none(data, workloads, parts):
     labels = data.draw(st.lists(st.integers(-2, 5), min_size=len(workloads), max_size=len(workloads)))
     partition = split_groups(workloads, np.array(labels, dtype=np.int64), parts)
     check_partition(partition, len(workloads), parts, equal_size=False)
-    part_of = {sample: part for part, samples in enumerate(as_lists(partition)) for sample in samples}
-    for label in set(labels):
-        together = {part_of[sample] for sample, other in enumerate(labels) if other == label >= 0}
-        assert len(together) <= 1
+    of_labels = np.array(labels, dtype=np.int64)
+    assert all(len(set(part_of(partition)[of_labels == label])) <= 1 for label in range(6))
     alone = [-1] * len(workloads)
     assert as_lists(split_groups(workloads, alone, parts)) == as_lists(refined(workloads, parts))
 
@@ -37,9 +53,3 @@ def test_groups_of_one_size_are_placed_as_refined_places_samples(seed, parts, si
     partition = split_groups(shares, groups, parts)
     assert loads(shares, partition).tolist() == loads(work, best).tolist()
     assert [len(samples) for samples in partition] == [size * len(samples) for samples in best]
-
-
-def test_groups_are_one_integer_per_sample():
-    for wrong in ([0, 1], [0.0, 1.0, 2.0]):
-        with pytest.raises(ValueError, match=r"groups has shape .* expected one integer for each of 3"):
-            split_groups([1, 2, 3], wrong, 2)
