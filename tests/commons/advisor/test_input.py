@@ -17,7 +17,7 @@ from commons.advisor.prediction import num_unique
 from commons.advisor.samples import TokenRule, read_lengths
 from commons.perf_model import Cost
 from tests.commons.advisor.command import MODEL, REPOSITORY, advise_on_gin_file, by_name
-from tests.commons.datasets.test_file_variants import NO_TEXT, SAME_TEXT
+from tests.commons.datasets.text_variants import NO_TEXT, SAME_TEXT
 from tests.process_pool import ProcessPool
 
 WITHOUT_DATASET = """

@@ -1,6 +1,4 @@
-import gzip
 import json
-import re
 
 import numpy as np
 import pytest
@@ -11,12 +9,11 @@ from hypothesis import strategies as st
 from commons.datasets.item_sids import ItemSIDs
 
 SIZES = (4, 8, 16)
-NO_IDS = ("-1", "a", "1.0", "1_0", " 1", "")
 
 
 def write(directory, content):
-    """Writes text to a JSON file, and bytes or what `torch.save` takes to another."""
-    path = directory / ("sids.json" if isinstance(content, str) else "sids.pt")
+    """Writes text or bytes to a JSON file, and what `torch.save` takes to another."""
+    path = directory / ("sids.json" if isinstance(content, str | bytes) else "sids.pt")
     if isinstance(content, str | bytes):
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     else:
@@ -33,15 +30,16 @@ def test_a_tensor_has_an_item_per_column(dtype, tmp_path):
     assert sids.items.dtype == sids.codes.dtype == np.int64
 
 
-@settings(max_examples=20)
+@settings(max_examples=20)  # each writes a file
 @given(
     codes=st.dictionaries(
         st.integers(0, 10**18 - 1), st.tuples(*(st.integers(0, size - 1) for size in SIZES)), min_size=1
-    )
+    ),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"]),
 )
-def test_json_items_are_sorted_and_need_not_be_contiguous(codes, tmp_path_factory):
+def test_json_items_are_sorted_and_need_not_be_contiguous(codes, encoding, tmp_path_factory):
     text = json.dumps({f"{item:03}": item_codes for item, item_codes in codes.items()})
-    sids = ItemSIDs.load(write(tmp_path_factory.mktemp("sids"), text), SIZES)
+    sids = ItemSIDs.load(write(tmp_path_factory.mktemp("sids"), text.encode(encoding)), SIZES)
     assert sids.items.tolist() == sorted(codes)
     rows = sids.rows_of(np.array(list(codes)))
     assert sids.items[rows].tolist() == list(codes)
@@ -49,77 +47,58 @@ def test_json_items_are_sorted_and_need_not_be_contiguous(codes, tmp_path_factor
     assert sids.items.dtype == sids.codes.dtype == np.int64
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            torch.zeros(2, 5, dtype=torch.int64),
-            r" has a tensor \[2, 5\] of torch.int64: .* \[3, num_items\]$",
-        ),
-        (torch.zeros(5, 3, dtype=torch.int64), r" has a tensor \[5, 3\] of .*; transposed, it would fit$"),
-        (torch.zeros(3, dtype=torch.int64), r" has a tensor \[3\] of torch.int64: expected an integer"),
-        (torch.zeros(3, 5, 1, dtype=torch.int64), r" has a tensor \[3, 5, 1\] of torch.int64"),
-        (torch.zeros(3, 5), r" has a tensor \[3, 5\] of torch.float32: .* integer tensor \[3, num_items\]$"),
-        (torch.zeros(5, 3), r" has a tensor \[5, 3\] of torch.float32: .* integer tensor \[3, num_items\]$"),
-        (torch.zeros(3, 5, dtype=torch.bool), r" has a tensor \[3, 5\] of torch.bool"),
-        (torch.zeros(3, 0, dtype=torch.int64), " has no items"),
-        ({"codes": torch.zeros(3, 5)}, " has a dict: expected an integer tensor"),
-        (torch.tensor([[0, 3], [8, 1], [2, 15]]), ": item 0 has code 8 in hierarchy 1: expected 0 to 7, as"),
-        (torch.tensor([[0, -1], [7, 1], [2, 15]]), ": item 1 has code -1 in hierarchy 0: expected 0 to 3"),
-        ("{", r" is not JSON \(Expecting"),
-        pytest.param("[" * 100_000, " is not JSON", id="deep"),
-        ("[[0, 1, 2]]", " has a list: expected an object"),
-        ("3", " has a int: expected an object"),
-        ("{}", " has no items"),
-        ('{"0": [0, 1, 2], "5": [0, 1]}', r": item 5 has \[0, 1\]: expected 3 integers"),
-        ('{"5": [0, 1, 2, 3]}', r": item 5 has \[0, 1, 2, 3\]: expected 3 integers"),
-        ('{"5": [0, 1, 2.0]}', r": item 5 has \[0, 1, 2.0\]: expected 3 integers"),
-        ('{"5": [0, 1, true]}', r": item 5 has \[0, 1, True\]: expected 3 integers"),
-        ('{"5": [0, 1, null]}', r": item 5 has \[0, 1, None\]: expected 3 integers"),
-        ('{"5": [0, 1, 9223372036854775808]}', ": item 5 has .*: expected 3 integers"),
-        ('{"5": 7}', ": item 5 has 7: expected 3 integers"),
-        ('{"5": {"0": 1, "1": 1, "2": 1}}', ": item 5 has .*: expected 3 integers"),
-        ('{"5": [0, 8, 2]}', ": item 5 has code 8 in hierarchy 1: expected 0 to 7, as its codebook has 8"),
-        ('{"5": [-1, 7, 2]}', ": item 5 has code -1 in hierarchy 0: expected 0 to 3"),
-        *((f'{{"{key}": [0, 1, 2]}}', f": item '{key}': expected an integer from 0") for key in NO_IDS),
-        ('{"1000000000000000000": [0, 1, 2]}', ".* expected an integer from 0, of at most 18 digits"),
-        ('{"1": [0, 1, 2], "01": [0, 1, 2]}', ": key '01': expected one key for item 1, it has two"),
-        ('{"1": [0, 1, 2], "1": [0, 1, 2]}', ": key '1': expected one key for item 1, it has two"),
-        *((damaged, ": expected a tensor that torch.save") for damaged in (b"", b"junk", b"{}")),
-    ],
-)
-def test_a_file_that_is_no_mapping_is_named(content, message, tmp_path):
+LONG = torch.int64
+# What a file has, and what the error shows of it.
+REFUSED = {
+    "other number of hierarchies": (torch.zeros(2, 5, dtype=LONG), "[2, 5]", "[3, num_items]"),
+    "transposed": (torch.zeros(5, 3, dtype=LONG), "[5, 3]", "transposed"),
+    "one dimension": (torch.zeros(3, dtype=LONG), "[3]", "[3, num_items]"),
+    "floats": (torch.zeros(3, 5), "torch.float32", "integer"),
+    "flags": (torch.zeros(3, 5, dtype=torch.bool), "torch.bool", "integer"),
+    "no item in a tensor": (torch.zeros(3, 0, dtype=LONG), "no items"),
+    "dict of tensors": ({"codes": torch.zeros(3, 5)}, "dict", "tensor"),
+    "code too large": (torch.tensor([[0, 3], [8, 1], [2, 15]]), "item 0", "code 8", "0 to 7"),
+    "negative code": (torch.tensor([[0, -1], [7, 1], [2, 15]]), "item 1", "code -1", "0 to 3"),
+    "no JSON": ("{", "not JSON"),
+    "gzip": (b"\x1f\x8b\x08", "not JSON"),
+    "too deep": ("[" * 100_000, "not JSON"),
+    "list": ("[[0, 1, 2]]", "list", "object"),
+    "no item": ("{}", "no items"),
+    "too few codes": ('{"0": [0, 1, 2], "5": [0, 1]}', "item 5", "[0, 1]", "3 integers"),
+    "code as a float": ('{"5": [0, 1, 2.0]}', "item 5", "2.0", "3 integers"),
+    "code as a flag": ('{"5": [0, 1, true]}', "item 5", "True", "3 integers"),
+    "code beyond int64": (f'{{"5": [0, 1, {2**63}]}}', "item 5", "3 integers"),
+    "no list": ('{"5": 7}', "item 5", "7", "3 integers"),
+    "code too large in JSON": ('{"5": [0, 8, 2]}', "item 5", "code 8", "0 to 7"),
+    **{
+        f"item {key!r}": (f'{{"{key}": [0, 1, 2]}}', f"'{key}'", "integer from 0")
+        for key in ("-1", "a", "1.0", "1_0", " 1", "", "1" + 18 * "0")
+    },
+    "item twice": ('{"1": [0, 1, 2], "01": [0, 1, 2]}', "'01'", "item 1"),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED)
+def test_a_file_that_is_no_mapping_is_named(refused, tmp_path):
+    content, *expected = refused
     path = write(tmp_path, content)
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}{message}"):
+    with pytest.raises(ValueError) as raised:
         ItemSIDs.load(path, SIZES)
+    assert all(text in str(raised.value) for text in (str(path), *expected)), raised.value
 
 
-@pytest.mark.parametrize("size", [100, 2000])
-def test_a_cut_off_tensor_is_named(size, tmp_path):
-    path = write(tmp_path, torch.zeros(3, 1000, dtype=torch.int64))
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match=re.escape(f"{path}: expected a tensor that torch.save")):
-        ItemSIDs.load(path, SIZES)
-
-
-def test_the_text_of_a_mapping_may_have_a_mark_and_is_shown_if_it_is_compressed(tmp_path):
-    path, text = tmp_path / "sids.json", '{"5": [0, 7, 2]}'
-    for encoding in ("utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"):
-        path.write_text(text, encoding=encoding)
-        assert ItemSIDs.load(path, SIZES).codes.tolist() == [[0, 7, 2]]
-    path.write_bytes(gzip.compress(text.encode()))
-    with pytest.raises(
-        ValueError, match=r"sids.json is not JSON \(.* 0x8b .*\): expected an object, .* UTF-8"
-    ):
-        ItemSIDs.load(path, SIZES)
-
-
-def test_a_file_that_is_absent_or_of_another_kind_is_named(tmp_path):
+def test_a_file_that_is_absent_damaged_or_of_another_kind_is_named(tmp_path):
     for name in ("sids.pt", "sids.json"):
-        with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / name))):
+        with pytest.raises(FileNotFoundError, match=str(tmp_path / name)):
             ItemSIDs.load(tmp_path / name, SIZES)
     with pytest.raises(ValueError, match=r"sids.csv: expected a .pt or a .json file"):
         ItemSIDs.load(tmp_path / "sids.csv", SIZES)
+    path = write(tmp_path, torch.zeros(3, 1000, dtype=LONG))
+    whole = path.read_bytes()
+    for damaged in (b"", b"junk", whole[:100], whole[:2000]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"{path}: expected a tensor that torch.save"):
+            ItemSIDs.load(path, SIZES)
 
 
 def test_rows_of_finds_ids_in_any_order_and_names_the_first_without_codes():
@@ -132,23 +111,14 @@ def test_rows_of_finds_ids_in_any_order_and_names_the_first_without_codes():
             sids.rows_of(np.array([5, item, 11]))
 
 
-def test_the_codebooks_are_checked():
-    sids = ItemSIDs(np.array([2, 5]), np.array([[0, 1], [3, 2]]))
-    sids.check_codebooks((4, 3))
-    with pytest.raises(ValueError, match=r"codebook_sizes = \(4, 3, 2\): expected 2, as items have 2 codes"):
-        sids.check_codebooks((4, 3, 2))
-    with pytest.raises(ValueError, match="item 5 has code 2 in hierarchy 1: expected 0 to 1"):
-        sids.check_codebooks((4, 2))
-
-
 @pytest.mark.parametrize(
     ("items", "codes_shape", "message"),
     [
-        ([], (0, 3), "number of items = 0: expected at least one"),
-        ([1, 2], (3, 3), r"shape of codes = \(3, 3\): expected \[2, num_hierarchies\]"),
-        ([1, 2], (2,), r"shape of codes = \(2,\): expected \[2, num_hierarchies\]"),
+        ([], (0, 3), "number of items = 0"),
+        ([1, 2], (3, 3), r"\(3, 3\): expected \[2, num_hierarchies\]"),
+        ([1, 2], (2,), r"\(2,\): expected \[2, num_hierarchies\]"),
         ([1, 3, 3], (3, 3), "item 3 follows item 3: expected strictly ascending ids"),
-        ([4, 1, 3], (3, 3), "item 1 follows item 4: expected strictly ascending ids"),
+        ([4, 1, 3], (3, 3), "item 1 follows item 4"),
     ],
 )
 def test_arrays_that_are_no_mapping_are_named(items, codes_shape, message):

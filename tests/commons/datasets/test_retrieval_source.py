@@ -111,18 +111,6 @@ def test_random_evaluation_samples_have_one_label_if_there_is_something_before_i
         assert sample.labels.tolist() == (sample.items[-1:].tolist() if len(sample.items) > 1 else [])
 
 
-def test_a_dataset_draws_anew_each_epoch_in_any_number_of_workers():
-    dataset = SequenceDataset(movielens("train"), batch_size=2)
-    for epoch, num_workers in ((0, 0), (1, 2), (0, 0)):
-        dataset.set_epoch(epoch)
-        found = []
-        for batch in DataLoader(dataset, batch_size=None, num_workers=num_workers):
-            columns = (batch.features[name].to_dense() for name in ("user_id", NEGATIVES))
-            rows = zip(*columns, strict=True)
-            found += [(int(user), negatives.tolist()) for user, negatives in rows if len(user)]
-        assert found == list(enumerate(drawn(movielens("train"), epoch), 1))
-
-
 class RotatedHistories(UserSequenceSource):
     """Histories that begin elsewhere each epoch."""
 
@@ -140,26 +128,20 @@ class RotatedHistories(UserSequenceSource):
 
 @pytest.mark.parametrize("split", ["train", "eval"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_histories_of_their_own_epoch_are_those_of_the_samples(split, num_workers):
+def test_samples_are_drawn_anew_each_epoch_from_the_histories_of_it(split, num_workers):
     histories = RotatedHistories(sequences(), split, 100, num_held_out=1)
     source = RetrievalSource(histories, split, 8, seed=0)
     dataset = SequenceDataset(source, batch_size=1)
     for epoch in (0, 1, 3, 1):
         dataset.set_epoch(epoch)
         loader = DataLoader(dataset, batch_size=None, num_workers=num_workers)
-        found = [batch.features["movie_id"].values().tolist() for batch in loader]
-        assert found == [sample.items.tolist() for sample in samples(histories.for_epoch(epoch))]
+        batches = list(loader)
+        expected = samples(histories.for_epoch(epoch))
+        for name, of in (("movie_id", [sample.items for sample in expected]), (NEGATIVES, None)):
+            found = [batch.features[name].values().tolist() for batch in batches]
+            # Negatives are drawn anew each epoch, and do not depend on the histories.
+            assert found == (drawn(movielens(split), epoch) if of is None else [ids.tolist() for ids in of])
     assert histories.epoch == 0
-    if split == "train":
-        assert drawn(source, 3) == drawn(movielens("train"), 3)  # negatives do not depend on histories
-
-
-def test_an_iteration_under_way_keeps_its_epoch():
-    dataset = SequenceDataset(movielens("train"), batch_size=1)
-    batches = iter(dataset)
-    next(batches)
-    dataset.set_epoch(1)
-    assert next(batches).features[NEGATIVES].values().tolist() == drawn(movielens("train"), 0)[1]
 
 
 def _after_the_shuffle():
@@ -185,7 +167,11 @@ def test_negatives_travel_with_their_samples(pools):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: movielens("test"), "split = 'test': expected train or eval"),
+        (lambda: UserSequenceSource(sequences(), "test", 5), "split = 'test': expected train or eval"),
+        (lambda: UserSequenceSource(sequences(), "train", 0), "max_history_seqlen = 0"),
+        (lambda: movielens("train", max_num_candidates=-1), "max_num_candidates = -1"),
+        (lambda: movielens("train", eval_fraction=1.0), "eval_fraction = 1.0"),
+        (lambda: RetrievalSource(random_histories(), "test", 3, 0), "split = 'test'"),
         (lambda: movielens("train", num_negatives=0), "num_negatives = 0"),
         (lambda: movielens("train", seed=-1), "seed = -1"),
         (lambda: movielens("train", max_num_candidates=2), "max_num_candidates = 2: expected 0"),

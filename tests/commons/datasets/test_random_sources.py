@@ -1,9 +1,11 @@
+"""Random samples of both models' batches, each a function of the seed and its index."""
+
 from dataclasses import replace
 
 import gin
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.datasets import (
@@ -12,12 +14,20 @@ from commons.datasets import (
     EmbeddingArgs,
     FeatureArgs,
     RandomDistribution,
+    RandomSIDSource,
     RandomSource,
+    SequenceDataset,
 )
+from commons.datasets.item_sids import ItemSIDs
+from commons.datasets.sid_batch import SIDDatasetSpec
+from commons.datasets.sid_random_source import random_item_sids
 from tests.commons.datasets.random_args import random_args
 from tests.e2e.gin_files import generated_benchmark
 
 ZIPF = RandomDistribution("zipf", alpha=2.0)
+NORMAL = RandomDistribution("normal", mean=3.0, std=10.0)
+SIZES = (4, 8, 16)
+SIDS = random_item_sids(SIZES, 30, seed=0)
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +36,37 @@ def clear_gin():
     gin.clear_config()
 
 
-def table(*features, size=10, sharding="data_parallel"):
-    return EmbeddingArgs(list(features), "_".join(features), size, sharding)
+def hstu_source(num_samples=200, seed=0, args=None):
+    return RandomSource(args or random_args(), num_samples, seed)
 
 
-def item_table(rows=9, **options):
-    return DynamicEmbeddingArgs(["item"], "item", rows, **options)
+def sid_source(num_samples=200, seed=0, lengths=None, sids=SIDS, **changes):
+    settings = {"max_history_length": 6, "contextual_vocab_sizes": {"age": 4, "job": 9}}
+    spec = SIDDatasetSpec(**{"codebook_sizes": SIZES, **settings, **changes})
+    return RandomSIDSource(sids, spec, lengths, num_samples, seed)
+
+
+def samples(source):
+    return [source[index] for index in range(len(source))]
+
+
+def arrays_of(sample):
+    """Returns all ids of a sample, as lists."""
+    names = ("items", "actions", "labels", "codes", "target_item")
+    ids = {name: getattr(sample, name) for name in names if hasattr(sample, name)} | sample.contextual
+    return {name: np.asarray(of).tolist() for name, of in ids.items()}
+
+
+@pytest.mark.parametrize("make", [hstu_source, sid_source])
+def test_a_sample_depends_on_the_seed_and_its_index_alone(make):
+    few, many = make(num_samples=5, seed=3), make(num_samples=50, seed=3)
+    many[0]
+    assert arrays_of(few[4]) == arrays_of(many[4])
+    first, other = (list(map(arrays_of, samples(make(seed=seed)))) for seed in (3, 4))
+    assert first != other and first[0] != first[1]
+    for index in (-1, 5):
+        with pytest.raises(IndexError, match=f"sample {index}: expected 0 to 4"):
+            few[index]
 
 
 def test_a_recsys_examples_file_parses_and_bindings_override_it():
@@ -43,9 +78,8 @@ def test_a_recsys_examples_file_parses_and_bindings_override_it():
     assert parsed.feature_args[0].seqlen_dist == RandomDistribution("zipf", low=1, alpha=1.2)
     assert parsed.feature_args[0].value_dists["item"] == RandomDistribution("zipf", alpha=1.2)
     items = parsed.embedding_args[0]
-    assert (
-        isinstance(items, DynamicEmbeddingArgs) and items.sharding_type == "model_parallel" and items.caching
-    )
+    assert isinstance(items, DynamicEmbeddingArgs) and items.sharding_type == "model_parallel"
+    assert items.caching
     spec = parsed.spec()
     names = ["user_id", "user_age", "item_category_l1", "item", "action"]
     assert spec.feature_names == names
@@ -60,6 +94,14 @@ def test_a_recsys_examples_file_parses_and_bindings_override_it():
     overridden = BenchmarkDatasetArgs().spec()
     assert overridden.feature_to_max_seqlen == {"item": 16, "action": 16}
     assert [table.table_name for table in overridden.tables] == ["item", "action"]
+
+
+def table(*features, size=10, sharding="data_parallel"):
+    return EmbeddingArgs(list(features), "_".join(features), size, sharding)
+
+
+def item_table(rows=9, **options):
+    return DynamicEmbeddingArgs(["item"], "item", rows, **options)
 
 
 def test_a_table_serves_only_the_features_in_use():
@@ -79,14 +121,12 @@ TWICE = [table("item"), table("act", "user"), table("user")]
         (lambda: table(), r"EmbeddingArgs.feature_names = \[\]"),
         (lambda: table("item", size=0), "EmbeddingArgs.item_vocab_size_or_capacity = 0"),
         (lambda: table("item", sharding="row_wise"), "EmbeddingArgs.sharding_type = 'row_wise'"),
-        (lambda: item_table(0), "DynamicEmbeddingArgs.item_vocab_size_or_capacity = 0"),
         (lambda: item_table(sharding_type="data_parallel"), "type = 'data_parallel': expected model_p"),
         (lambda: item_table(item_vocab_gpu_capacity_ratio=1.5), "capacity_ratio = 1.5: expected 0 to 1"),
         (lambda: item_table(global_hbm_for_values=-1), "DynamicEmbeddingArgs.global_hbm_for_values = -1"),
         (lambda: item_table(evict_strategy="fifo"), "evict_strategy = 'fifo': expected one of lru, lfu"),
         (lambda: RandomDistribution("poisson"), "dist_type = 'poisson': expected one of uniform, "),
         (lambda: RandomDistribution("uniform", low=0), "high is not set: uniform needs it"),
-        (lambda: RandomDistribution("lognormal", mean=5.0), "std is not set: lognormal needs it"),
         (lambda: RandomDistribution("normal", std=5.0), "mean is not set"),
         (lambda: RandomDistribution("zipf"), "alpha is not set"),
         (lambda: RandomDistribution("zipf", alpha=1.0), "alpha = 1.0: expected more than 1"),
@@ -96,16 +136,16 @@ TWICE = [table("item"), table("act", "user"), table("user")]
         (lambda: RandomDistribution("lognormal", mean=0.0, std=1.0), "mean = 0.0"),
         (lambda: random_args(max_num_candidates=-1), "BenchmarkDatasetArgs.max_num_candidates = -1"),
         (lambda: random_args(num_generated_batches=0), "BenchmarkDatasetArgs.num_generated_batches = 0"),
-        (
-            lambda: random_args(item_feature_name="movie"),
-            "feature_args has feature 'movie' = 0: expected o",
-        ),
-        (lambda: random_args(embedding_args=TWICE[:1]), "embedding_args has feature 'user' = 0: exp"),
+        (lambda: random_args(item_feature_name="movie"), "feature_args has feature 'movie' = 0"),
         (lambda: random_args(embedding_args=TWICE), "embedding_args has feature 'user' = 2: exp"),
         (lambda: random_args(action_feature_name="user", contextual_feature_names=[]), "'user': expected"),
         (lambda: replace(random_args().spec(), tables=()), "feature 'user' is in 0 embedding tables, not"),
         (lambda: replace(random_args().spec(), feature_to_max_seqlen={"user": 1}), "'item' has no entry"),
-        (lambda: RandomSource(random_args(), -1, seed=0), "num_samples = -1, seed = 0"),
+        (lambda: hstu_source(num_samples=-1), "num_samples = -1"),
+        (lambda: sid_source(seed=-1), "seed = -1"),
+        (lambda: sid_source(codebook_sizes=(4, 8)), r"codebook_sizes = \(4, 8\): expected 3"),
+        (lambda: random_item_sids((4, 0), 5, 0), r"codebook_sizes = \(4, 0\): expected positive sizes"),
+        (lambda: random_item_sids((4, 8), 0, 0), "num_items = 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(make, message):
@@ -128,47 +168,32 @@ def test_options_of_a_dynamic_table_that_change_nothing_are_named():
     assert item_table(100, **ignored).settings_without_effect() == lines
 
 
-def all_samples(args=None, num_samples=200, seed=0):
-    source = RandomSource(args or random_args(), num_samples, seed)
-    return [source[index] for index in range(num_samples)]
-
-
-def test_a_sample_depends_on_the_seed_and_its_index_alone():
-    source, again = RandomSource(random_args(), 5, seed=3), RandomSource(random_args(), 50, seed=3)
-    again[0]
-    for name in ("items", "actions", "labels"):
-        np.testing.assert_array_equal(getattr(source[4], name), getattr(again[4], name))
-    np.testing.assert_array_equal(source[4].contextual["user"], again[4].contextual["user"])
-    first, other = ([sample.items.tolist() for sample in all_samples(seed=seed)] for seed in (3, 4))
-    assert first != other
-    with pytest.raises(IndexError, match="sample 5: expected 0 to 4"):
-        source[5]
-
-
 def test_ids_lie_in_their_tables_and_every_item_has_its_action_for_a_label():
-    samples = all_samples(num_samples=300)
-    assert {int(i) for s in samples for i in s.items} == set(range(50))
-    assert {int(i) for s in samples for i in s.actions} == set(range(4))
-    assert {len(s.contextual["user"]) for s in samples} == {2}
-    assert {len(s.items) for s in samples} == set(range(1, 9))
-    for sample in samples:
+    drawn = samples(hstu_source(300))
+    assert {int(i) for s in drawn for i in s.items} == set(range(50))
+    assert {int(i) for s in drawn for i in s.actions} == set(range(4))
+    assert {len(s.contextual["user"]) for s in drawn} == {2}
+    assert {len(s.items) for s in drawn} == set(range(1, 9))
+    for sample in drawn:
         assert sample.items.dtype == sample.actions.dtype == sample.labels.dtype == np.int64
         np.testing.assert_array_equal(sample.labels, sample.actions)
         assert sample.num_candidates == 0
-
-
-def test_candidates_are_the_last_items_and_have_the_labels():
-    for sample in all_samples(random_args(max_num_candidates=3)):
+    for sample in samples(hstu_source(args=random_args(max_num_candidates=3))):
         assert len(sample.items) <= 8
         assert sample.num_candidates == min(3, len(sample.items) - 1)
         first = len(sample.items) - sample.num_candidates
         np.testing.assert_array_equal(sample.labels, sample.actions[first:])
+    args = random_args(action_feature_name=None)
+    assert args.spec().feature_names == ["user", "item"] and args.spec().num_classes == 1
+    sample = hstu_source(1, args=args)[0]
+    assert sample.actions is None  # without actions, labels only mark their items
+    np.testing.assert_array_equal(sample.labels, np.zeros(len(sample.items)))
 
 
 def test_lengths_and_ids_follow_their_distributions():
     def drawn(*lengths, items=None):
         feature = FeatureArgs(["item", "act"], 8, *lengths, value_dists={"item": items} if items else None)
-        return [sample.items for sample in all_samples(random_args(feature))]
+        return [sample.items for sample in samples(hstu_source(args=random_args(feature)))]
 
     wide = RandomDistribution("normal", mean=4.0, std=10.0)
     assert set(map(len, drawn(False, ZIPF))) == {8}  # not jagged: all have the full length
@@ -177,62 +202,51 @@ def test_lengths_and_ids_follow_their_distributions():
     assert set(np.concatenate(folded).tolist()) == {49, 0, 1}
 
 
-def test_without_actions_there_is_one_class_and_labels_only_mark_their_items():
-    args = random_args(action_feature_name=None)
-    assert args.spec().feature_names == ["user", "item"] and args.spec().num_classes == 1
-    sample = RandomSource(args, 1, seed=0)[0]
-    assert sample.actions is None
-    np.testing.assert_array_equal(sample.labels, np.zeros(len(sample.items)))
-
-
 def dynamic(**dists):
     """Items and actions of dynamic tables of 50 and 4 rows."""
     act = DynamicEmbeddingArgs(["act"], "act", 4)
     feature = FeatureArgs(["item", "act"], 8, value_dists=dists)
-    return random_args(feature, embedding_args=[item_table(50), act, table("user", size=9)])
+    args = random_args(feature, embedding_args=[item_table(50), act, table("user", size=9)])
+    return hstu_source(args=args)
 
 
 def test_ids_of_a_dynamic_table_are_as_drawn_but_actions_are_classes():
     wide = RandomDistribution("uniform", low=-500, high=10**12)
-    samples = all_samples(dynamic(item=wide, act=wide))
-    assert max(s.items.max() for s in samples) > 10**11
-    assert {int(i) for s in samples for i in s.actions} == set(range(4))
-    assert {int(i) for s in all_samples(dynamic()) for i in s.items} == set(range(50))
+    drawn = samples(dynamic(item=wide, act=wide))
+    assert max(s.items.max() for s in drawn) > 10**11
+    assert {int(i) for s in drawn for i in s.actions} == set(range(4))
+    assert {int(i) for s in samples(dynamic()) for i in s.items} == set(range(50))
 
 
 def test_the_catalogue_of_a_dynamic_table_is_what_can_be_drawn():
     uniform = RandomDistribution("uniform", low=70, high=900)
     clipped = RandomDistribution("zipf", low=1, high=900, alpha=1.2)
-    for dists, end in (
-        ({}, range(50)),
-        ({"item": uniform}, range(70, 900)),
-        ({"item": clipped}, range(1, 901)),
-    ):
-        assert RandomSource(dynamic(**dists), 1, 0).catalogue.tolist() == list(end)
+    assert dynamic().catalogue.tolist() == list(range(50))
+    assert dynamic(item=uniform).catalogue.tolist() == list(range(70, 900))
+    assert dynamic(item=clipped).catalogue.tolist() == list(range(1, 901))
     with pytest.raises(ValueError, match=r"of 'item': low = None, high = None; set both"):
-        _ = RandomSource(dynamic(item=ZIPF), 1, 0).catalogue
-
-
-RANGED = {
-    "uniform": {},
-    "normal": {"mean": 30.0, "std": 40.0},
-    "zipf": {"alpha": 1.2},
-    "lognormal": {"mean": 30.0, "std": 60.0},
-}
+        _ = dynamic(item=ZIPF).catalogue
 
 
 def draw(distribution, size=1000, seed=0):
     return distribution.sample(np.random.default_rng(seed), size)
 
 
-@pytest.mark.parametrize("dist_type", RANGED)
-@settings(max_examples=25)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dist_type": "uniform"},
+        {"dist_type": "normal", "mean": 30.0, "std": 40.0},
+        {"dist_type": "zipf", "alpha": 1.2},
+        {"dist_type": "lognormal", "mean": 30.0, "std": 60.0},
+    ],
+)
 @given(low=st.integers(0, 50), width=st.integers(1, 100), seed=st.integers(0, 1000))
-def test_draws_are_integers_within_their_bounds_and_follow_the_generator(dist_type, low, width, seed):
-    distribution = RandomDistribution(dist_type, low=low, high=low + width, **RANGED[dist_type])
+def test_draws_are_integers_within_their_bounds_and_follow_the_generator(options, low, width, seed):
+    distribution = RandomDistribution(low=low, high=low + width, **options)
     values = draw(distribution, 200, seed)
     assert values.dtype == np.int64 and values.shape == (200,)
-    assert low <= values.min() and values.max() <= low + width - (dist_type == "uniform")
+    assert low <= values.min() and values.max() <= low + width - (distribution.dist_type == "uniform")
     np.testing.assert_array_equal(draw(distribution, 200, seed), values)
 
 
@@ -247,3 +261,56 @@ def test_parameters_are_those_of_the_values():
     assert set(draw(RandomDistribution("uniform", low=3, high=6))) == {3, 4, 5}
     values = draw(RandomDistribution("zipf", alpha=2.0), 100_000)
     assert (values == 1).mean() == pytest.approx(6 / np.pi**2, rel=0.01)  # 1 / zeta(2)
+
+
+def test_semantic_ids_and_contextual_ids_are_drawn_from_all_that_there_are():
+    sids = ItemSIDs(np.array([5, 70, 900]), np.array([[0, 1, 2], [3, 7, 15], [0, 0, 0]]))
+    drawn = samples(sid_source(sids=sids))
+    codes_of = dict(zip(sids.items.tolist(), sids.codes.tolist(), strict=True))
+    assert {sample.target_item for sample in drawn} == set(codes_of)
+    for sample in drawn:
+        assert sample.codes[-1].tolist() == codes_of[sample.target_item]
+        assert all(codes in codes_of.values() for codes in sample.codes.tolist())
+        assert sample.codes.dtype == np.int64
+        assert {len(ids) for ids in sample.contextual.values()} == {1}
+    for name, size in (("age", 4), ("job", 9)):
+        assert {int(sample.contextual[name][0]) for sample in drawn} == set(range(size))
+
+
+@pytest.mark.parametrize("max_candidate_length", [0, 1, 3])
+def test_histories_of_semantic_ids_have_the_lengths_of_their_spec(max_candidate_length):
+    uniform = RandomDistribution("uniform", low=2, high=4)
+    for lengths, expected in ((None, range(1, 7)), (NORMAL, range(7)), (uniform, (2, 3))):
+        source = sid_source(lengths=lengths, max_candidate_length=max_candidate_length)
+        assert source.spec.max_candidate_length == max_candidate_length
+        assert {len(sample.codes) - 1 for sample in samples(source)} == set(expected)
+        for batch in SequenceDataset(source, batch_size=30):
+            for name, longest in source.spec.feature_to_max_seqlen.items():
+                assert int(batch.feature_lengths(name).max()) <= longest
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(1, 60), st.integers(0, 9))
+def test_every_random_item_has_codes_of_its_own(sizes, num_items, seed):
+    sids = random_item_sids(sizes, num_items, seed)
+    sids.check_codebooks(sizes)
+    assert sids.items.tolist() == list(range(min(num_items, int(np.prod(sizes)))))
+    assert len(np.unique(sids.codes, axis=0)) == len(sids.items)
+    assert sids.items.dtype == sids.codes.dtype == np.int64
+    np.testing.assert_array_equal(random_item_sids(sizes, num_items, seed).codes, sids.codes)
+
+
+@pytest.mark.parametrize("num_items", [20, 200])  # a share of all tuples, and most of them
+def test_random_codes_are_uniform(num_items):
+    sids = [random_item_sids((4, 64), num_items, seed) for seed in range(200)]
+    assert not np.array_equal(sids[0].codes, sids[1].codes)
+    counts = np.bincount(np.concatenate([drawn.codes[:20, 0] for drawn in sids]), minlength=4)
+    np.testing.assert_allclose(counts, 1000, rtol=0.15)  # also among the first items: they are in no order
+
+
+@pytest.mark.parametrize("size", [8192, 2**62])
+def test_the_product_of_large_codebooks_is_not_made(size):
+    sids = random_item_sids((size,) * 4, 1000, seed=0)
+    assert sids.codes.shape == (1000, 4)
+    assert len(np.unique(sids.codes, axis=0)) == 1000
+    assert sids.codes.min() >= 0
+    assert size // 2 < sids.codes.max() < size

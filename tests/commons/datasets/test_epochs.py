@@ -1,0 +1,324 @@
+"""Each sample is in one batch of one rank per epoch, in an order that goes on where an epoch is resumed.
+
+This holds in the loaders of torch, in their workers, and for those who wrap loaders.
+"""
+
+import copy
+import gc
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from commons.datasets import SequenceDataset
+from tests.commons.datasets.epoch_loaders import (
+    MAKERS,
+    Numbers,
+    buckets,
+    expected,
+    histories,
+    loaded,
+    loader_of,
+    samples_of,
+    sequences,
+    steps_of,
+)
+from tests.commons.distributed.errors_and_warnings import warnings_of
+
+BOTH = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+SHAPES = {
+    "count": st.integers(0, 60),
+    "batch_size": st.integers(1, 5),
+    "num_ranks": st.integers(1, 4),
+    "epoch": st.integers(0, 3),
+}
+
+
+@st.composite
+def drawn_divisions(draw: st.DrawFn) -> dict[str, Any]:
+    """Draws which division makes the epochs, and its options."""
+    if draw(st.booleans()):
+        return {"make": sequences, "shuffle": draw(st.booleans()), "seed": 5}
+    num_groups = draw(st.none() | st.integers(1, 20))
+    return {"make": buckets, "num_buckets": draw(st.integers(1, 9)), "seed": 5, "num_groups": num_groups}
+
+
+def divided(count: int, make: Callable, num_groups: int | None = None, **options: Any) -> list:
+    if num_groups is not None:  # a few samples have none
+        options["groups"] = np.random.default_rng(num_groups).integers(-2, num_groups, count)
+    return steps_of(make, count, **options)
+
+
+@given(**SHAPES, division=drawn_divisions())
+def test_every_sample_is_in_exactly_one_batch_of_one_rank(count, batch_size, num_ranks, epoch, division):
+    steps = divided(count, batch_size=batch_size, num_ranks=num_ranks, epoch=epoch, **division)
+    assert sorted(chain.from_iterable(map(samples_of, steps))) == list(range(count))
+    for number, step in enumerate(steps, 1):
+        sizes = [len(batch) for batch in step]
+        assert max(sizes) - min(sizes) <= 1 and sum(sizes) > 0
+        assert set(sizes) == {batch_size} or (number == len(steps) and max(sizes) <= batch_size)
+
+
+@given(**SHAPES, division=drawn_divisions(), where=st.floats(0, 1))
+def test_resumed_is_as_uninterrupted(count, batch_size, num_ranks, epoch, division, where):
+    options = {"count": count, "epoch": epoch, **division}
+    if division["make"] is buckets:  # which resumes on as many ranks, from a step on
+        options |= {"batch_size": batch_size, "num_ranks": num_ranks}
+        whole = divided(**options)
+        start = int(where * len(whole))
+        assert divided(**options, start=start) == whole[start:]
+    else:
+        whole = [sample for (batch,) in divided(**options, batch_size=3, num_ranks=1) for sample in batch]
+        start = int(where * count)
+        resumed = divided(**options, batch_size=batch_size, num_ranks=num_ranks, start=start)
+        assert [sample for step in resumed for batch in step for sample in batch] == whole[start:]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_buckets": 1}, {"num_buckets": 8}])
+def test_epochs_and_seeds_differ_and_repeat(options):
+    make = buckets if options else sequences
+
+    def steps(**others):
+        return steps_of(make, 50, 4, 2, **options, **others)
+
+    first = steps()
+    assert first == steps() and first not in (steps(epoch=1), steps(seed=1))
+    division = make(50, 4, 0, 2, **options)
+    for _ in range(2):  # it starts at epoch 0 and keeps it until another is set
+        assert loaded(division) == [batch for batch, _ in first]
+    if make is sequences:
+        in_order = steps(shuffle=False, epoch=3)
+        assert [sample for step in in_order for batch in step for sample in batch] == list(range(50))
+
+
+@BOTH
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_persistent_workers_follow_the_epoch_and_where_it_starts(make, workers):
+    division = make()
+    loader = loader_of(division, num_workers=workers, persistent_workers=workers > 0)
+    for epoch, start in ((0, 4), (1, 0), (2, 3), (2, 0), (5, 7)):
+        division.set_epoch(epoch, start)
+        assert len(loader) == len(expected(make, epoch, start))
+        assert loaded(loader) == expected(make, epoch, start)
+
+
+def test_an_iteration_under_way_keeps_its_epoch():
+    for make in MAKERS.values():
+        division = make()
+        batches = iter(division)
+        found = [next(batches)]
+        division.set_epoch(1)
+        assert loaded([*found, *batches]) == expected(make, 0, 0)
+
+
+@pytest.mark.parametrize(("context", "num_workers"), [("fork", 2), ("spawn", 1)])
+def test_a_start_that_persistent_workers_have_begun_at_may_be_followed(context, num_workers):
+    division = sequences()
+    options = {"persistent_workers": True, "multiprocessing_context": context}
+    loader = loader_of(division, num_workers=num_workers, **options)
+    for epoch in range(3):
+        division.set_epoch(epoch, 8)
+        assert loaded(loader) == expected(sequences, epoch, 8)
+        division.set_epoch(epoch)
+        assert loaded(loader) == expected(sequences, epoch, 0)
+
+
+class CountingLoader:
+    """A loader that counts epochs by itself, as those that accelerate has prepared in one process."""
+
+    def __init__(self, loader: DataLoader, sets_epoch: Callable[[int], None]) -> None:
+        self._loader, self._sets_epoch, self._counter = loader, sets_epoch, 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self._sets_epoch(self._counter)
+        yield from self._loader
+        self._counter += 1
+
+
+@BOTH
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("given_start", [(3, 4), (0, 4), (3, 0)])
+def test_a_loader_that_counts_epochs_does_not_undo_a_start_in_silence(make, given_start, num_workers):
+    division = make()
+    loader = loader_of(division, num_workers=num_workers)
+    counting = CountingLoader(loader, division.set_epoch)
+    division.set_epoch(*given_start)
+    with pytest.raises(RuntimeError, match=r"set_epoch\(0\) would undo .*iterate over the DataLoader"):
+        loaded(counting)
+    assert loaded(loader) == expected(make, *given_start)
+    division.set_epoch(5)  # what was set has been iterated over
+    assert loaded(loader) == expected(make, 5, 0)
+
+
+@BOTH
+def test_a_loader_that_counts_epochs_does_not_undo_a_start_between_its_iterations(make):
+    division = make()
+    counting = CountingLoader(loader_of(division), division.set_epoch)
+    for epoch in range(3):
+        assert loaded(counting) == expected(make, epoch, 0)
+    division.set_epoch(1, 4)
+    with pytest.raises(RuntimeError, match=r"set_epoch\(3\) would undo set_epoch\(1, "):
+        loaded(counting)
+
+
+@BOTH
+def test_calls_that_undo_nothing_or_say_so_follow_any_other(make):
+    division = make()
+    loader = loader_of(division)
+    division.set_epoch(0, 0)
+    assert loaded(CountingLoader(loader, division.set_epoch)) == expected(make, 0, 0)
+    for calls in (((3, 4), (1, 0)), ((3, 4), (2, 4), (1, 0)), ((3,), (1,)), ((1, 0), (1,))):
+        division = make()
+        for call in calls:
+            division.set_epoch(*call)
+        assert loaded(division) == expected(make, 1, 0)
+    division = make()
+    assert loaded(division) == loaded(division)  # no other loader has set an epoch between
+    division.set_epoch(3, 4)
+    division.set_epoch(1)
+    assert loaded(division) == expected(make, 1, 0)
+
+
+@BOTH
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_only_a_second_iteration_from_within_an_epoch_is_warned_of(make, num_workers):
+    division = make()
+    loader = loader_of(division, num_workers=num_workers)
+    division.set_epoch(7 + num_workers, 4)
+    with warnings_of("commons.datasets.epoch_start") as records:
+        loaded(loader)
+    assert records == []
+
+
+# What is out of range, and what is no whole number.
+REFUSED = [
+    ({"batch_size": 0}, ValueError, "batch_size = 0: expected at least 1"),
+    ({"rank": 2, "num_ranks": 2}, ValueError, "rank = 2: expected 0 to 1"),
+    ({"rank": -1}, ValueError, "rank = -1: expected 0 to 0"),
+    ({"seed": -1}, ValueError, "seed = -1: expected at least 0"),
+    *(({name: 1.0}, TypeError, f"{name} = 1.0") for name in ("batch_size", "rank", "num_ranks", "seed")),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("options", "error", "message"), REFUSED)
+def test_sizes_and_ranks_are_whole_numbers_in_their_range(make, options, error, message):
+    with pytest.raises(error, match=message):
+        make(5, **options)
+
+
+@BOTH
+def test_an_epoch_and_a_start_are_whole_numbers_in_their_range(make):
+    division = make()
+    start_name, most = ("start_sample", 32) if make is sequences else ("start_step", 8)
+    for value in (1.5, 1.0, "1", True, None):
+        with pytest.raises(TypeError, match=rf"epoch = {value!r} \(\w+\): expected an integer"):
+            division.set_epoch(value)
+    for value in (1.5, False, "0"):
+        with pytest.raises(TypeError, match=rf"{start_name} = {value!r} \(\w+\): expected an integer"):
+            division.set_epoch(0, value)
+    for value in (-1, 2**63):
+        with pytest.raises(ValueError, match=f"epoch = {value}: expected at least 0"):
+            division.set_epoch(value)
+    for value in (-1, most + 1):
+        with pytest.raises(ValueError, match=f"{start_name} = {value}: expected 0 to {most}"):
+            division.set_epoch(0, value)
+    assert loaded(division) == expected(make, 0, 0)
+    division.set_epoch(torch.tensor(2), torch.tensor([4]).numpy()[0])
+    assert loaded(division) == expected(make, 2, 4)
+    division.set_epoch(2**63 - 1)
+    assert len(loaded(division)) == 8
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda of: pickle.loads(pickle.dumps(of))])
+def test_a_copy_is_set_by_itself(copied):
+    division = sequences()
+    division.set_epoch(1)
+    other = copied(division)
+    loaders = [loader_of(of, num_workers=1, persistent_workers=True) for of in (division, other)]
+    for epoch in range(2, 4):
+        division.set_epoch(epoch)
+        other.set_epoch(epoch + 10)
+        for loader, set_epoch in zip(loaders, (epoch, epoch + 10), strict=True):
+            assert loaded(loader) == expected(sequences, set_epoch, 0)
+
+
+def test_many_datasets_take_few_file_descriptors():
+    before = len(os.listdir("/proc/self/fd"))
+    divisions = [sequences() for _ in range(200)]
+    assert len(os.listdir("/proc/self/fd")) - before < 10 < len(divisions)
+
+
+def _set_in_another_process(division: SequenceDataset, is_set_first: bool, found: Any) -> None:
+    loader = loader_of(division, num_workers=1, persistent_workers=True, multiprocessing_context="fork")
+    if is_set_first:
+        division.set_epoch(0)
+    batches = [loaded(loader)]
+    try:
+        division.set_epoch(1)
+    except RuntimeError as error:
+        found.put(str(error))
+        return
+    found.put([*batches, loaded(loader)])
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])  # a copy of memory, and one by pickle
+def test_a_dataset_of_another_process_reaches_its_workers_or_says_that_it_does_not(method):
+    context = multiprocessing.get_context(method)
+    division, found = sequences(), context.Queue()
+    for is_set_first in (True, False):
+        process = context.Process(target=_set_in_another_process, args=(division, is_set_first, found))
+        process.start()
+        result = found.get(timeout=120)
+        process.join()
+        if is_set_first:
+            assert result == [expected(sequences, epoch, 0) for epoch in range(2)]
+        else:
+            assert "set_epoch(1) cannot reach the workers of process" in result
+
+
+class OnDisk(Numbers):
+    """Numbers whose count is in a file, which each process reads."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return int(self.path.read_text())
+
+
+@pytest.mark.parametrize(("count", "num_workers"), [(33, 0), (31, 0), (33, 1)])
+def test_a_source_that_grows_or_shrinks_is_an_error(count, num_workers, tmp_path):
+    path = tmp_path / "count"
+    path.write_text("32")
+    dataset = SequenceDataset(OnDisk(path), 4, shuffle=True)
+    loader = loader_of(dataset, num_workers=num_workers, persistent_workers=num_workers > 0)
+    dataset.set_epoch(0)
+    assert loaded(loader) == expected(sequences, 0, 0)
+    path.write_text(str(count))
+    message = f"has {count} samples, expected 32.*make another"
+    with pytest.raises(RuntimeError, match=message):
+        dataset.set_epoch(1)
+    for use in (len, loaded):
+        with pytest.raises(RuntimeError, match=message):
+            use(loader)
+    assert len(list(SequenceDataset(OnDisk(path), 4))) == -(-count // 4)
+    del loader
+    gc.collect()  # the error holds the loader, whose workers would live on until the process ends
+
+
+def test_one_bucket_has_the_steps_of_a_shuffled_dataset():
+    for count in (0, 3, 96, 100):
+        options = {"count": count, "batch_size": 4, "num_ranks": 3, "epoch": 2, "seed": 7}
+        plain = steps_of(sequences, **options)
+        bucketed = steps_of(buckets, **options, workloads=histories(count), num_buckets=1)
+        assert list(map(samples_of, bucketed)) == list(map(samples_of, plain))
