@@ -9,9 +9,10 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.e2e.torchrun import ENVIRONMENT, REPOSITORY, torchrun
+from tests.e2e.torchrun import ENVIRONMENT, REPOSITORY
+from tests.process_pool import free_port
 
-FOREIGN = '"""Another project\'s package."""\n'
+FOREIGN = "Another project's package."
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with ZipFile(wheel) as archive:
         archive.extractall(site)
     (site / "commons").mkdir()
-    (site / "commons" / "__init__.py").write_text(FOREIGN)
+    (site / "commons" / "__init__.py").write_text(f'"""{FOREIGN}"""\n')
     return site
 
 
@@ -41,26 +42,24 @@ def test_every_package_is_installed(site):
     assert (site / "workload_balancer" / "advisor" / "page.html").exists()
 
 
-def test_two_ranks_exchange_batches_beside_a_foreign_commons(site, tmp_path, monkeypatch):
-    program = (REPOSITORY / "tests" / "e2e" / "plain_program.py").read_text()
+def test_two_ranks_exchange_batches_beside_a_foreign_commons(site, tmp_path):
+    programs = REPOSITORY / "tests" / "e2e"
+    program = (programs / "plain_program.py").read_text()
     assert "from commons.pipeline import" in program
     program = program.replace("from commons.", "from workload_balancer.")
     program = program.replace('partitioner="mine"', 'partitioner="karmarkar_karp"')  # which compiles least
-    (tmp_path / "program.py").write_text(f"{program}    import commons\n    print(commons.__doc__)\n")
-    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(site))
-    out = torchrun(tmp_path, "program.py", "none", fresh=True)
-    assert out.count("trained") == 2 and out.count("Another project's package.") == 2
-    assert "terminate called" not in out  # a program may leave while the next step is planned
-
-
-def test_one_process_imports_the_library_by_one_name(site, tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-c", "import workload_balancer, commons"],
+    (tmp_path / "program.py").write_text(program)
+    shutil.copy(programs / "forked_ranks.py", tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "forked_ranks.py", str(free_port()), str(REPOSITORY)],
         cwd=tmp_path,
-        env=ENVIRONMENT | {"PYTHONPATH": f"{REPOSITORY}:{site}"},
+        env=ENVIRONMENT | {"PYTHONPATH": str(site)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: this process has imported the library as workload_balancer, and now")
+    *trained, exit_codes, foreign, refused = ran.stdout.splitlines() or [ran.stderr]
+    assert trained == ["trained"] * 2, ran.stderr
+    assert "terminate called" not in ran.stderr  # a program may leave while the next step is planned
+    assert exit_codes == "[0, 0]" and foreign == FOREIGN
+    assert refused.startswith("ImportError: this process has imported the library as workload_balancer")
