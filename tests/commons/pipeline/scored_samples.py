@@ -1,10 +1,14 @@
-"""Samples with any number of loss tokens, in batches of many types, and a model that scores them."""
+"""Samples with any number of loss tokens in batches of many types, and a model that learns to score them.
+
+`trained` runs steps on the ranks of a pool, and `check_trained` compares them with one process that has the
+whole batches: losses, loss tokens, scores of samples, and what the steps change in the parameters.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,17 +18,24 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import nn
 from torch.distributed.nn.functional import all_reduce
+from torchrec.datasets.utils import Batch as TorchRecBatch
+from torchrec.distributed import DistributedModelParallel
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.distributed import IdentityShuffler
+from commons.distributed import BatchShuffler, IdentityShuffler, ShufflePlan
 from commons.sequence_batch import BaseBatch, register_batch_type
 from tests.commons.distributed.shufflers import FieldShuffler
-from tests.commons.pipeline.ranking_pipelines import pipeline_of
+from tests.commons.pipeline.click_models import DIM, KEYS, NUM_IDS, Clicks, sharding, shards_of
+from tests.commons.pipeline.ranking_pipelines import CPU, pipeline_of, steps_of
+
+MOST_TARGETS = 4
+RATE, TABLE_RATE = 0.1, 1.0  # so large that the rounding of a weight does not show in its change
 
 
 @dataclass(frozen=True)
 class Inner:
-    ids: dict[str, KeyedJaggedTensor]
+    ids: dict[str, dict[str, KeyedJaggedTensor]]
     note: str = "plain"
 
 
@@ -67,13 +78,43 @@ class Based(BaseBatch):
         return self.targets.lengths().long()
 
 
-def _tensordict(features: KeyedJaggedTensor, targets: JaggedTensor) -> TensorDict:
-    def nested(jagged: JaggedTensor | KeyedJaggedTensor) -> torch.Tensor:
-        return torch.nested.nested_tensor_from_jagged(jagged.values(), jagged.offsets().long())
-
-    return TensorDict(
-        {"features": nested(features), "user": {"targets": nested(targets)}}, batch_size=[features.stride()]
+def _based(features: KeyedJaggedTensor, targets: JaggedTensor) -> Based:
+    """Returns a batch with a row of padding."""
+    rows = features.stride()
+    lengths = nn.functional.pad(features.lengths().view(len(KEYS), rows), (0, 1)).view(-1)
+    return Based(
+        features=KeyedJaggedTensor(KEYS, features.values(), lengths=lengths),
+        batch_size=rows + 1,
+        actual_batch_size=rows,
+        feature_to_max_seqlen={},
+        targets=JaggedTensor(targets.values(), lengths=nn.functional.pad(targets.lengths(), (0, 1))),
     )
+
+
+def _of_torchrec(features: KeyedJaggedTensor, targets: JaggedTensor) -> TorchRecBatch:
+    return TorchRecBatch(targets.to_padded_dense(MOST_TARGETS), features, targets.lengths())
+
+
+def _read_torchrec(batch: TorchRecBatch) -> tuple[KeyedJaggedTensor, JaggedTensor]:
+    return batch.sparse_features, JaggedTensor.from_dense_lengths(batch.dense_features, batch.labels)
+
+
+def _tensordict(features: KeyedJaggedTensor, targets: JaggedTensor) -> TensorDict:
+    fields = {name: _nested(of) for name, of in features.to_dict().items()}
+    return TensorDict({**fields, "user": {"targets": _nested(targets)}}, batch_size=[features.stride()])
+
+
+def _nested(jagged: JaggedTensor) -> torch.Tensor:
+    return torch.nested.nested_tensor_from_jagged(jagged.values(), jagged.offsets().long())
+
+
+def _jagged(nested: torch.Tensor) -> JaggedTensor:
+    return JaggedTensor(nested.values(), lengths=nested.offsets().diff())
+
+
+def _read_tensordict(batch: TensorDict) -> tuple[KeyedJaggedTensor, JaggedTensor]:
+    features = KeyedJaggedTensor.from_jt_dict({name: _jagged(batch[name]) for name in KEYS})
+    return features, _jagged(batch["user", "targets"])
 
 
 # For each kind how to make a batch of ids and targets, and how to read both of them.
@@ -81,92 +122,130 @@ Parts = tuple[Any, Any]
 MAKE: dict[str, Callable[[KeyedJaggedTensor, JaggedTensor], Any]] = {
     "dict": lambda features, targets: {"features": features, "more": {"targets": targets}, "name": "train"},
     "dataclass": lambda features, targets: Nested(
-        Inner({"item": features}), (targets,), torch.tensor([1.0, 1.0, 1.0])
+        Inner({"ids": {"all": features}}), (targets,), torch.tensor([1.0, 1.0, 1.0])
     ),
     "named tuple": Named,
     "list": lambda features, targets: [features, targets],
     "tensordict": _tensordict,
     "opaque": Opaque,
-    "base": lambda features, targets: Based(features, features.stride(), {"item": 9}, targets=targets),
+    "torchrec": _of_torchrec,
+    "base": _based,
 }
 READ: dict[str, Callable[[Any], Parts]] = {
     "dict": lambda batch: (batch["features"], batch["more"]["targets"]),
-    "dataclass": lambda batch: (batch.sparse.ids["item"], batch.targets[0]),
-    "named tuple": lambda batch: tuple(batch),
-    "list": lambda batch: tuple(batch),
-    "tensordict": lambda batch: (_jagged(batch["features"]), _jagged(batch["user", "targets"])),
+    "dataclass": lambda batch: (batch.sparse.ids["ids"]["all"], batch.targets[0]),
+    "named tuple": lambda batch: (batch[0], batch[1]),
+    "list": lambda batch: (batch[0], batch[1]),
+    "tensordict": _read_tensordict,
     "opaque": lambda batch: batch.get(),
+    "torchrec": _read_torchrec,
     "base": lambda batch: (batch.features, batch.targets),
 }
+# Dicts in which each sample's losses have a weight, of about this size.
+WEIGHTED = {"small weights": 1e-3, "weights": 1.0, "large weights": 1e6}
 SHARED = {"dataclass": ("scale",)}
 
 
-def _jagged(nested: torch.Tensor) -> JaggedTensor:
-    return JaggedTensor(nested.values(), lengths=nested.offsets().diff())
+def read(kind: str, batch: Any) -> Parts:
+    """Returns ids and targets of a batch."""
+    return READ["dict" if kind in WEIGHTED else kind](batch)
 
 
-def draw(kind: str, samples: Sequence[int], most_targets: int = 4) -> Any:
-    """A batch of samples, each drawn by its number; at least one has more than one target."""
+def draw(kind: str, samples: Sequence[int]) -> Any:
+    """A batch of samples, each drawn by its number; one in seven has no targets."""
     rngs = [np.random.default_rng((7, sample)) for sample in samples]
-    ids = [rng.integers(0, 40, int(rng.integers(1, 9))) for rng in rngs]
-    targets = [rng.normal(size=int(rng.integers(0, most_targets + 1))) for rng in rngs]
+    ids = [[rng.integers(0, NUM_IDS, int(rng.integers(1, 9))) for rng in rngs] for _ in KEYS]
+    targets = [
+        rng.normal(size=0 if sample % 7 == 5 else int(rng.integers(1, MOST_TARGETS + 1)))
+        for rng, sample in zip(rngs, samples, strict=True)
+    ]
 
     def flat(rows: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int32)
         return torch.from_numpy(np.concatenate(rows)), lengths
 
-    (values, lengths), (labels, label_lengths) = flat(ids), flat(targets)
-    features = KeyedJaggedTensor(["item"], values, lengths=lengths)
-    return MAKE[kind](features, JaggedTensor(labels.float(), lengths=label_lengths))
+    values, lengths = flat([row for of_key in ids for row in of_key])
+    labels, label_lengths = flat(targets)
+    features = KeyedJaggedTensor(KEYS, values, lengths=lengths)
+    jagged = JaggedTensor(labels.float(), lengths=label_lengths)
+    if kind not in WEIGHTED:
+        return MAKE[kind](features, jagged)
+    weights = WEIGHTED[kind] * torch.tensor([rng.uniform(0.1, 2.0) for rng in rngs], dtype=torch.float64)
+    return {**MAKE["dict"](features, jagged), "weight": weights}
 
 
-class Scorer(nn.Module):
-    """A regression of each target on the sample's mean embedding.
+class Scorer(Clicks):
+    """A regression of each target on the sample's mean embeddings."""
+
+    def __init__(self, kind: str, reduction: str) -> None:
+        super().__init__()
+        self.head = ScoringHead(reduction)
+        self._kind = kind
+
+    def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the loss, and the score of each row."""
+        features, targets = read(self._kind, batch)
+        weights = batch["weight"] if self._kind in WEIGHTED else None
+        num_samples = batch.num_samples if self._kind == "base" else None
+        return self.head(self.tables(features), features, targets, weights, num_samples)
+
+
+class ScoringHead(nn.Module):
+    """Reduces losses as told.
 
     A row of padding would have a loss: it divides by the length, and takes each row for a sample.
     """
 
-    def __init__(self, kind: str, reduction: str) -> None:
+    def __init__(self, reduction: str) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.table = nn.Embedding(40, 8)
-        self.head = nn.Linear(8, 1)
-        self._kind, self._reduction = kind, reduction
+        self.linear = nn.Sequential(nn.Linear(2 * DIM, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.reduction = reduction
 
-    def losses(self, batch: Any) -> torch.Tensor:
-        """`[loss tokens]`."""
-        features, targets = READ[self._kind](batch)
-        lengths = features.lengths().long()
-        rows = torch.arange(len(lengths)).repeat_interleave(lengths)
-        pooled = torch.zeros(len(lengths), 8).index_add(0, rows, self.table(features.values()))
-        by = lengths.clamp(min=1) if self._kind == "base" else lengths  # only that one has padding rows
-        scores = self.head(torch.tanh(pooled / by[:, None])).squeeze(1)
-        losses = (scores.repeat_interleave(targets.lengths().long()) - targets.values()) ** 2
-        return losses[: int(targets.lengths()[: batch.num_samples].sum())] if self._kind == "base" else losses
+    def forward(
+        self, pooled: Any, features: Any, targets: Any, weights: torch.Tensor | None, num_samples: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = features.lengths().view(len(KEYS), -1).sum(0)
+        if num_samples is not None:  # only such a batch has padding rows
+            lengths = lengths.clamp(min=1)
+        scores = self.linear(torch.tanh(pooled.values() / lengths[:, None])).squeeze(1)
+        counts = targets.lengths().long()
+        losses = (scores.repeat_interleave(counts) - targets.values()) ** 2
+        if weights is not None:
+            weights = weights.repeat_interleave(counts)
+            losses = losses * weights
+        if num_samples is not None:
+            losses = losses[: int(counts[:num_samples].sum())]
+        tokens = torch.tensor(float(len(losses))) if weights is None else weights.sum()
+        return self._reduced(losses, tokens), scores.detach()
 
-    def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        losses = self.losses(batch)
-        if self._reduction == "sum":
-            return losses, losses.detach()
-        if self._reduction == "mean":
-            return losses.mean(), losses.detach()
-        totals = all_reduce(torch.stack([losses.sum(), torch.tensor(float(len(losses)))]))
-        return totals[0] / totals[1], losses.detach()
+    def _reduced(self, losses: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        if self.reduction == "sum":
+            return losses
+        if self.reduction == "mean":
+            return losses.sum() / tokens.clamp(min=1e-9)  # a part may have none
+        totals = all_reduce(torch.stack([losses.sum(), tokens]))
+        return totals[0] / totals[1]
 
 
 class ScoredShuffler(FieldShuffler):
     """Costs are squared lengths, which are int32 in the batch."""
 
-    def __init__(self, kind: str, **settings: Any) -> None:
+    def __init__(self, kind: str, process_group: Any = None, **settings: Any) -> None:
         self.shared_fields = SHARED.get(kind, ())
         self._kind = kind
-        super().__init__(**settings)
+        super().__init__(process_group, **settings)
 
     def get_workloads(self, batch: Any) -> torch.Tensor:
-        return READ[self._kind](batch)[0].lengths() ** 2
+        return (read(self._kind, batch)[0].lengths().view(len(KEYS), -1) ** 2).sum(0)
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
-        return READ[self._kind](batch)[1].lengths()
+        return loss_tokens_of(self._kind, batch)
+
+
+def loss_tokens_of(kind: str, batch: Any) -> torch.Tensor:
+    """Returns targets of each row, or their weight."""
+    lengths = read(kind, batch)[1].lengths()
+    return batch["weight"] * lengths if kind in WEIGHTED else lengths
 
 
 def gradients_of(model: nn.Module) -> list[torch.Tensor]:
@@ -175,10 +254,10 @@ def gradients_of(model: nn.Module) -> list[torch.Tensor]:
 
 def on_whole_batch(samples: Sequence[int]) -> tuple[float, int, list[torch.Tensor]]:
     """Mean loss over all loss tokens, their number, and its gradients, in one process on the whole batch."""
-    model = Scorer("list", "sum")
-    losses = model.losses(draw("list", samples))
-    losses.mean().backward()
-    return float(losses.detach().mean()), len(losses), gradients_of(model)
+    model, batch = Scorer("list", "mean"), draw("list", samples)
+    loss, _ = model(batch)
+    loss.backward()
+    return float(loss.detach()), len(batch[1].values()), gradients_of(model)
 
 
 def samples_of(rank: int, rows: Sequence[int], step: int = 0) -> list[int]:
@@ -191,59 +270,195 @@ def ddp(model: nn.Module) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model) if dist.get_world_size() > 1 else model
 
 
-# (3, 2) and (6, 5): the ranks do not divide the rows. (1, 1, 0): a rank gets no sample at all.
-UNEVEN = [(6, 5), (3, 2)]
-WITHOUT_SAMPLES = (1, 1, 0)
+def sgd(model: Scorer) -> Any:
+    return torch.optim.SGD(model.head.parameters(), RATE)
 
 
-def replicated_pipeline(model, reduction, shuffler):
-    replicated = ddp(model)
-    return pipeline_of(
-        "none", replicated, torch.optim.SGD(replicated.parameters(), lr=0.0), shuffler, reduction
-    )
+@dataclass(frozen=True)
+class Partner:
+    """What else has a part in the training of a model.
+
+    Attributes:
+        prepare: changes the model before it is sharded.
+        shard: divides the dense part among ranks, which is replicated otherwise.
+        optimizer: makes the optimizer of the dense part.
+        scheduler: makes a scheduler of the optimizer.
+        tolerance: of differences from one process.
+    """
+
+    prepare: Callable[[Scorer], Any] = lambda model: None
+    shard: Callable[[Scorer], Any] | None = None
+    optimizer: Callable[[Scorer], Any] = sgd
+    scheduler: Callable[[Any], Any] | None = None
+    tolerance: float = 1e-5
 
 
-def scored_pipeline(kind, reduction, **settings):
-    # Extensions serve one shuffler each, and settings make several.
-    shuffler = ScoredShuffler(kind, **copy.deepcopy(settings))
-    return replicated_pipeline(Scorer(kind, reduction), reduction, shuffler)
+ALONE = Partner()
 
 
-def identity_pipeline(reduction):
-    shuffler = IdentityShuffler(get_loss_tokens=lambda batch: batch["more"]["targets"].lengths())
-    return replicated_pipeline(Scorer("dict", reduction), reduction, shuffler)
+@dataclass(frozen=True)
+class Run:
+    """Steps of a training.
+
+    Attributes:
+        rows: for each step the samples that each rank loads.
+        name: "none", "native", or "loop", which is a loop that has no pipeline.
+        settings: of the shuffler; None for the identity.
+        sharded: how the tables are sharded: "table", "row", or "" for replicas.
+    """
+
+    kind: str = "dict"
+    reduction: str = "mean"
+    rows: Sequence[Sequence[int]] = ((6, 5), (3, 2))
+    name: str = "none"
+    settings: Mapping[str, Any] | None = field(default_factory=dict)
+    sharded: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def shuffler(self) -> BatchShuffler:
+        if self.settings is None:
+            return IdentityShuffler(get_loss_tokens=lambda batch: loss_tokens_of(self.kind, batch))
+        # Extensions serve one shuffler each, and settings make several.
+        return ScoredShuffler(self.kind, **copy.deepcopy(dict(self.settings)))
+
+    def batches(self) -> list[Any]:
+        """Returns this rank's batches; a rank that has no samples in the last steps has none for them."""
+        mine = [samples_of(dist.get_rank(), rows, step) for step, rows in enumerate(self.rows)]
+        return [draw(self.kind, samples) for samples in mine if samples]
 
 
-def ran(pipeline, batches):
-    """Returns mean loss, loss tokens, gradients and samples of a step. Collective."""
-    pipeline.progress(iter(batches))
-    pipeline.reset()
-    loss_sum, tokens = pipeline.loss_sum, pipeline.loss_tokens
-    dist.all_reduce(loss_sum)
-    return float(loss_sum) / max(tokens, 1), tokens, gradients_of(pipeline._model), pipeline.num_samples
+@dataclass
+class Trained:
+    """Losses and loss tokens of steps, samples of this rank and their scores, and its parameters.
+
+    Attributes:
+        scores: for each step the numbers of samples, and a score of each.
+        parts: for each step how often the model ran.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    tokens: list[float] = field(default_factory=list)
+    num_samples: list[int] = field(default_factory=list)
+    scores: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
+    parameters: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
 
 
-def _step(kind, reduction, rows, settings):
-    """Runs a step; with `settings` None, without balancing."""
-    mine = samples_of(dist.get_rank(), rows)
-    pipeline = (
-        identity_pipeline(reduction) if settings is None else scored_pipeline(kind, reduction, **settings)
-    )
-    return ran(pipeline, [draw(kind, mine)] if mine else [])
+# Of a shuffler, a plan and the model's output: numbers of samples, and a score of each.
+Read = Callable[[BatchShuffler, ShufflePlan, Any], tuple[list[int], torch.Tensor]]
 
 
-def scored_steps(cases):
-    return [_step(*case) for case in cases]
+def as_computed(shuffler: BatchShuffler, plan: ShufflePlan, output: Any) -> tuple[list[int], torch.Tensor]:
+    """Returns the numbers of this rank's samples, and the score of each."""
+    numbers = plan.computed_by(dist.get_rank()).tolist()
+    return numbers, output[: len(numbers)]
 
 
-def check_scored(results, cases) -> None:
-    """Checks that loss and gradients of each rank are those of one process with the whole batch."""
-    for number, (_, _, rows, _) in enumerate(cases):
-        loss, tokens, gradients = on_whole_batch(range(sum(rows)))
-        assert sum(of_rank[number][3] for of_rank in results) == sum(rows)
-        for of_rank in results:
-            got_loss, got_tokens, got, _ = of_rank[number]
-            assert got_tokens == tokens, cases[number]
-            assert got_loss == pytest.approx(loss, rel=1e-5), cases[number]
-            for one, other in zip(got, gradients, strict=True):
-                assert float((one - other).norm()) <= 1e-5 * float(other.norm()), cases[number]
+def trained(run: Run, of_output: Read = as_computed, partner: Partner = ALONE) -> Trained:
+    """Trains a model on this rank's batches. Collective."""
+    model = Scorer(run.kind, run.reduction)
+    partner.prepare(model)
+    if partner.shard:
+        partner.shard(model)
+    if run.sharded:
+        apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": TABLE_RATE})
+        plan = sharding(model.tables, run.sharded == "row")
+        on_ranks = DistributedModelParallel(
+            model, device=CPU, plan=plan, init_data_parallel=partner.shard is None
+        )
+        optimizer = partner.optimizer(model)
+    else:
+        on_ranks = ddp(model)
+        tables = {"params": list(model.tables.parameters()), "lr": TABLE_RATE}
+        optimizer = torch.optim.SGD([tables, {"params": list(model.head.parameters())}], RATE)
+    scheduler = partner.scheduler(optimizer) if partner.scheduler else None
+    shuffler, result = run.shuffler(), Trained()
+    for plan, loss_sum, tokens, output in _steps(run, on_ranks, optimizer, shuffler):
+        dist.all_reduce(loss_sum)
+        result.losses.append(float(loss_sum) / max(tokens, 1e-9))
+        result.tokens.append(tokens)
+        result.num_samples.append(len(plan.computed_by(dist.get_rank())))
+        result.scores.append(of_output(shuffler, plan, output))
+        result.parts.append(len(output) if isinstance(output, list) else 1)
+        if scheduler:
+            scheduler.step()
+    result.parameters = shards_of(on_ranks if run.sharded else model)
+    return result
+
+
+def _steps(
+    run: Run, model: nn.Module, optimizer: Any, shuffler: BatchShuffler
+) -> Iterator[tuple[ShufflePlan, torch.Tensor, float, Any]]:
+    """Yields plan, loss sum of this rank, loss tokens of all ranks and output of each step."""
+    if run.name != "loop":
+        pipeline = pipeline_of(run.name, model, optimizer, shuffler, run.reduction, **run.arguments)
+        for loss_sum, tokens, output in steps_of(pipeline, run.batches()):
+            assert pipeline.num_samples == len(pipeline.plan.computed_by(dist.get_rank()))
+            yield pipeline.plan, loss_sum, tokens, output
+        return
+    for batch, plan in shuffler.plan_ahead(run.batches()):
+        loss, output = model(shuffler.exchange(batch, plan))
+        scaled = shuffler.scale(loss, plan, run.reduction)
+        optimizer.zero_grad()
+        scaled.backward()
+        optimizer.step()
+        yield (
+            plan,
+            scaled.detach() * plan.num_loss_tokens / dist.get_world_size(),
+            plan.num_loss_tokens,
+            output,
+        )
+
+
+def trained_alone(run: Run, partner: Partner = ALONE) -> Trained:
+    """Trains a model in one process on the whole batches."""
+    model = Scorer(run.kind, "mean")
+    partner.prepare(model)
+    tables, optimizer = torch.optim.SGD(model.tables.parameters(), TABLE_RATE), partner.optimizer(model)
+    scheduler = partner.scheduler(optimizer) if partner.scheduler else None
+    result = Trained()
+    for step, rows in enumerate(run.rows):
+        batch = draw(run.kind, range(1000 * step, 1000 * step + sum(rows)))
+        loss, scores = model(batch)
+        model.zero_grad()
+        loss.backward()
+        tables.step(), optimizer.step()
+        if scheduler:
+            scheduler.step()
+        result.losses.append(float(loss.detach()))
+        result.tokens.append(float(loss_tokens_of(run.kind, batch).sum()))
+        result.scores.append((list(range(sum(rows))), scores[: sum(rows)]))
+    result.parameters = shards_of(model)
+    return result
+
+
+def check_trained(results: Sequence[Trained], run: Run, partner: Partner = ALONE) -> None:
+    """Checks that the ranks have learned what one process learns with the whole batches."""
+    expected, start = trained_alone(run, partner), shards_of(Scorer(run.kind, "mean"))
+    for step, (numbers, scores) in enumerate(expected.scores):
+        assert sum(of_rank.num_samples[step] for of_rank in results) == len(numbers), run
+        of_ranks = [of_rank.scores[step] for of_rank in results]
+        order = [number for of_rank, _ in of_ranks for number in of_rank]
+        assert sorted(order) == numbers, run
+        got = torch.cat([of_rank for _, of_rank in of_ranks])
+        torch.testing.assert_close(got, scores[order], rtol=partner.tolerance, atol=partner.tolerance)
+    for of_rank in results:
+        assert of_rank.losses == pytest.approx(expected.losses, rel=partner.tolerance), run
+        assert of_rank.tokens == pytest.approx(expected.tokens, rel=1e-12), run
+        for (name, row), got in of_rank.parameters.items():
+            rows = slice(row, row + len(got))
+            whole, before = expected.parameters[name, 0][rows], start[name, 0][rows]
+            difference, change = float((got - whole).norm()), float((whole - before).norm())
+            assert difference <= partner.tolerance * change, (run, name, difference / change)
+
+
+def on_ranks(runs: Sequence[Run], of_output: Read = as_computed) -> list[Trained]:
+    return [trained(run, of_output) for run in runs]
+
+
+def check_runs(pool: Any, runs: Sequence[Run], of_output: Read = as_computed) -> list[list[Trained]]:
+    """Trains on a pool's ranks, and compares each run with one process; returns the results of each."""
+    of_runs = [list(results) for results in zip(*pool.run(on_ranks, runs, of_output), strict=True)]
+    for run, results in zip(runs, of_runs, strict=True):
+        check_trained(results, run)
+    return of_runs

@@ -1,11 +1,22 @@
-"""Reports of steps, the time that a rank computes, and the order in which ranks launch collectives."""
+"""Reports of steps, the time that a rank computes, the order of collectives, and hooks of extensions."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
+from commons.distributed import Extension
 from tests.commons.pipeline.launches import check_launches, launches
-from tests.commons.pipeline.runs import check_printed, check_spans, printed_report, spans
+from tests.commons.pipeline.ranking_pipelines import pipeline_of
+from tests.commons.pipeline.runs import (
+    Costs,
+    Mean,
+    check_printed,
+    check_spans,
+    printed_report,
+    spans,
+)
+from tests.on_ranks import on_ranks
 
 
 def test_a_report_is_one_line(pools):
@@ -21,3 +32,60 @@ def test_a_slow_rank_computes_and_the_others_wait(pools, pipeline_name, sharded_
 @pytest.mark.parametrize("name", ["none", "native"])
 def test_all_ranks_launch_the_same_collectives_in_the_same_order(pools, name, settings):
     check_launches(pools(3).run(launches, name, settings), 2)  # the job's, and the exchange's
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("custom_model_fwd", "the stage calls the model"),
+        ("enable_inplace_copy_batch", "its copies bypass the exchange"),
+    ],
+)
+def test_arguments_that_bypass_the_stage_are_refused(name, reason):
+    with pytest.raises(ValueError, match=f"SparseDistTrainPipeline takes no {name}: {reason}"):
+        pipeline_of("native", Mean(), None, None, **{name: True})
+
+
+class Noting(Extension):
+    """Notes when a pipeline calls its hooks, and reports a figure."""
+
+    def __init__(self, name: str, order: int, notes: list[str]) -> None:
+        self.name, self.order, self.notes = name, order, notes
+
+    def join(self, model, device, loss_reduction):
+        self.notes.append(f"{self.name}: join {type(model).__name__} {device} {loss_reduction}")
+
+    def forward(self, step, forward):
+        self.notes.append(f"{self.name}: forward")
+        returned = forward(step)
+        self.notes.append(f"{self.name}: computed {len(step.batch['cost'])} of {step.plan.num_rows.sum()}")
+        return returned
+
+    def check_ran(self, plan):
+        self.notes.append(f"{self.name}: check ran")
+
+    def report(self, plan):
+        return {f"seen_by_{self.name}": len(plan.rows.home)}
+
+
+@on_ranks(2)
+def test_a_pipeline_calls_the_hooks_of_extensions_in_their_order():
+    notes: list[str] = []
+    shuffler = Costs(extensions=[Noting("inner", 2, notes), Noting("outer", 1, notes)])
+    model = Mean()
+    pipeline = pipeline_of("none", model, torch.optim.SGD(model.parameters(), lr=0.0), shuffler, "sum")
+    pipeline.progress(iter([{"cost": torch.tensor([1, 2]), "x": torch.ones(2, 3)}]))
+    figures = dict(pipeline.report.extensions)
+    pipeline.reset()
+    expected = [
+        ("outer", "join Mean cpu sum"),
+        ("inner", "join Mean cpu sum"),
+        ("outer", "forward"),
+        ("inner", "forward"),
+        ("inner", "computed 2 of 4"),
+        ("outer", "computed 2 of 4"),
+        ("outer", "check ran"),
+        ("inner", "check ran"),
+    ]
+    assert notes == [": ".join(note) for note in expected]
+    assert figures == {"seen_by_outer": 4, "seen_by_inner": 4}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +14,6 @@ from commons.distributed import BatchShuffler, Extension, ShufflePlan
 from commons.extensions.micro_batches import MicroBatches
 from commons.extensions.micro_batches.divided_batch import rows_of_micro_batches
 from commons.extensions.unshuffle import Unshuffle
-from commons.extensions.verification import Verification
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import (
@@ -27,7 +25,6 @@ from tests.commons.distributed.loaded_batches import (
     model_outputs,
 )
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
-from tests.commons.pipeline.click_models import check_trained, trained
 from tests.on_ranks import on_ranks
 
 
@@ -126,15 +123,3 @@ def _collectives_back(exchange: str, cap: int | None) -> list[list[str]]:
 def test_the_way_back_takes_as_many_collectives_as_for_a_whole_batch(pools, exchange):
     whole, divided = (pools(3).run(_collectives_back, exchange, cap) for cap in (None, 13))
     assert divided == whole and all(map(len, whole[0]))
-
-
-def unshuffled(shuffler: FieldShuffler, plan: ShufflePlan, output: list) -> tuple[list[int], torch.Tensor]:
-    """Returns the numbers of the samples that this rank has loaded, and the score of each."""
-    numbers = np.flatnonzero(plan.rows.home == dist.get_rank()).tolist()
-    return numbers, back(shuffler, output, plan)[: len(numbers)]
-
-
-@pytest.mark.parametrize(("kind", "name"), [("dict", "native"), ("padded", "none")])
-def test_outputs_of_a_pipeline_come_back(pools, kind, name):
-    settings = {"extensions": [*extensions_with(12), Verification()]}
-    check_trained(pools(2).run(trained, kind, name, {}, settings, unshuffled))

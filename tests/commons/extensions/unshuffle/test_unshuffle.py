@@ -31,7 +31,6 @@ from tests.commons.distributed.loaded_batches import (
     sample_ids,
 )
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
-from tests.commons.pipeline.click_models import check_trained, trained
 from tests.drawn_batches import draw_batch
 
 
@@ -230,14 +229,3 @@ def test_unshuffle_takes_one_collective_and_one_more_for_lengths_and_for_a_first
     later = [one, one, two, two]
     first = [["all_gather", *calls] for calls in later]
     assert pools(2).run(_collectives_of_unshuffle) == [first + later] * 2
-
-
-def unshuffled(shuffler: FieldShuffler, plan: ShufflePlan, output: Any) -> tuple[list[int], torch.Tensor]:
-    """Returns the numbers of the samples that this rank has loaded, and the score of each."""
-    numbers = np.flatnonzero(plan.rows.home == dist.get_rank()).tolist()
-    return numbers, back_of(shuffler)(output, plan)[: len(numbers)]
-
-
-@pytest.mark.parametrize("kind", ["dict", "padded"])
-def test_outputs_of_a_pipeline_come_back(pools, kind):
-    check_trained(pools(2).run(trained, kind, "native", {}, {"extensions": [Unshuffle()]}, unshuffled))
