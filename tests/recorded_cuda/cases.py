@@ -58,7 +58,9 @@ class Place:
     def load(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yields batches as a loader for the device does: in pinned memory."""
         for batch in batches:
-            yield batch.pin_memory() if self.on_cuda else batch
+            if self.on_cuda:
+                batch = Rows(batch).pin_memory().batch if isinstance(batch, dict) else batch.pin_memory()
+            yield batch
 
     def pipeline(self, model: Any, optimizer: Any, shuffler: BatchShuffler, name: str = "native") -> Any:
         """Makes a pipeline. "prefetch" runs on the recorded GPU alone, and gets tables planned for a cache.
@@ -80,6 +82,14 @@ class Place:
             loss_reduction="sum",
         )
 
+    def training(
+        self, shuffler: BatchShuffler | None = None, kind: str = "native", made: Any = None
+    ) -> tuple[Any, torch.nn.Module]:
+        """Makes a pipeline of a model there. `made` is a model with its optimizer, or the ranking model's."""
+        model, optimizer = made or sharded_ranking_model()
+        self.adopt(model)
+        return self.pipeline(model, optimizer, shuffler or TokenShuffler(), kind), model
+
 
 def histories(count: int, seed: int = 0) -> list[Any]:
     """Draws batches of this rank."""
@@ -96,7 +106,7 @@ def steps(pipeline: Any, loader: Iterator[Any], count: int | None = None) -> Res
             output = pipeline.progress(loader)
         except StopIteration:
             break
-        results.append((pipeline.loss_sum, output))
+        results.append((getattr(pipeline, "loss_sum", None), output))  # TorchRec's has none
     return results
 
 
@@ -119,12 +129,7 @@ def torchrec_alone(place: Place, kind: Any = TrainPipelineSparseDist) -> Results
         return losses.sum(), output
 
     pipeline = kind(model, optimizer, place.device, custom_model_fwd=forward)
-    loader, outputs = place.load(histories(4)), []
-    while True:
-        try:
-            outputs.append(pipeline.progress(loader))
-        except StopIteration:
-            return [outputs, parameters(model)]
+    return [steps(pipeline, place.load(histories(4))), parameters(model)]
 
 
 def native(
@@ -135,9 +140,8 @@ def native(
     **settings: Any,
 ) -> Results:
     """The loader of rank 1 ends early."""
-    model, optimizer = sharded(make())
-    place.adopt(model)
-    pipeline = place.pipeline(model, optimizer, TokenShuffler(extensions=list(extensions), **settings), kind)
+    shuffler = TokenShuffler(extensions=list(extensions), **settings)
+    pipeline, model = place.training(shuffler, kind, sharded(make()))
     results = steps(pipeline, place.load(histories(3 if dist.get_rank() else 5)))
     return [results, steps(pipeline, place.load(histories(2, seed=1))), parameters(model)]
 
@@ -190,45 +194,29 @@ class OfTorchRecBatches(OfDicts):
         return self.dense(self.tables(batch.sparse_features), batch.labels)
 
 
-class TorchRecShuffler(BatchShuffler):
-    """The workload is the square of the ids."""
+class SquaresShuffler(BatchShuffler):
+    """The workload is the square of the ids, of a dict or of TorchRec's batch."""
 
-    def get_workloads(self, batch: TorchRecBatch) -> torch.Tensor:
-        return batch.sparse_features.lengths().view(3, -1).sum(0) ** 2
+    def get_workloads(self, batch: Any) -> torch.Tensor:
+        features = batch["features"] if isinstance(batch, dict) else batch.sparse_features
+        return features.lengths().view(3, -1).sum(0) ** 2
 
 
 def of_torchrec_batches(place: Place) -> Results:
     """Batches are TorchRec's, which records its tensors itself."""
-    model, optimizer = sharded(OfTorchRecBatches())
-    place.adopt(model)
-    pipeline = place.pipeline(model, optimizer, TorchRecShuffler())
-    batches = [
-        TorchRecBatch(
-            torch.ones(batch.batch_size, 1), batch.features, torch.arange(1.0, 1 + batch.batch_size)
-        )
+    pipeline, model = place.training(SquaresShuffler(), made=sharded(OfTorchRecBatches()))
+    batches = (
+        TorchRecBatch(torch.ones(ROWS, 1), batch.features, torch.arange(1.0, 1 + ROWS))
         for batch in histories(4)
-    ]
+    )
     return [steps(pipeline, place.load(batches)), parameters(model)]
-
-
-class DictShuffler(BatchShuffler):
-    """The workload is the square of the ids."""
-
-    def get_workloads(self, batch: dict[str, Any]) -> torch.Tensor:
-        return batch["features"].lengths().view(3, -1).sum(0) ** 2
 
 
 def of_dicts(place: Place, kind: str = "native") -> Results:
     """Batches are dicts of a KeyedJaggedTensor and a tensor."""
-    model, optimizer = sharded(OfDicts())
-    place.adopt(model)
-    pipeline = place.pipeline(model, optimizer, DictShuffler(), kind)
-    batches = [
-        {"features": batch.features, "weight": torch.arange(1.0, 1 + batch.batch_size)}
-        for batch in histories(4)
-    ]
-    loaded = (Rows(batch).pin_memory().batch if place.on_cuda else batch for batch in batches)
-    return [steps(pipeline, loaded), parameters(model)]
+    pipeline, model = place.training(SquaresShuffler(), kind, sharded(OfDicts()))
+    batches = ({"features": batch.features, "weight": torch.arange(1.0, 1 + ROWS)} for batch in histories(4))
+    return [steps(pipeline, place.load(batches)), parameters(model)]
 
 
 def unbounded(place: Place) -> Results:
@@ -251,9 +239,8 @@ def unbounded(place: Place) -> Results:
 
 def evaluated(place: Place, kind: str = "native") -> Results:
     """A second pipeline evaluates the model in the middle of an epoch."""
-    model, optimizer = sharded_ranking_model()
-    place.adopt(model)
-    training, evaluation = (place.pipeline(model, optimizer, TokenShuffler(), kind) for _ in range(2))
+    made = sharded_ranking_model()
+    (training, model), (evaluation, _) = (place.training(None, kind, made) for _ in range(2))
     loader, results = place.load(histories(6)), []
     for seed in (1, 2):
         results += steps(training, loader, 2)
@@ -266,9 +253,7 @@ def evaluated(place: Place, kind: str = "native") -> Results:
 
 def reset(place: Place, kind: str = "native") -> Results:
     """Batches on their way are dropped."""
-    model, optimizer = sharded_ranking_model()
-    place.adopt(model)
-    pipeline = place.pipeline(model, optimizer, TokenShuffler(), kind)
+    pipeline, model = place.training(kind=kind)
     results = steps(pipeline, place.load(histories(6)), 2)
     pipeline.reset()
     return [results, steps(pipeline, place.load(histories(3, seed=1))), parameters(model)]
@@ -292,9 +277,8 @@ class Failing:
 
 def failing(place: Place, kind: str = "native") -> Results:
     """Loaders fail, and the pipeline goes on."""
-    model, optimizer = sharded_ranking_model()
-    place.adopt(model)
-    pipeline, results, errors = place.pipeline(model, optimizer, TokenShuffler(), kind), [], []
+    results, errors = [], []
+    pipeline, model = place.training(kind=kind)
     for seed, numbers in enumerate([{0}, {1, 2}, {0, 1, 4}, {3, 5}]):
         loader = Failing(place.load(histories(6, seed)), numbers)
         ended = False
@@ -346,10 +330,12 @@ def own_loop(place: Place, among_all: bool = True, micro: bool = False) -> Resul
 def of_model(place: Place, name: str, extensions: Sequence[Any] = (), kind: str = "native") -> Results:
     """A model of HSTU or SID-GR in a pipeline."""
     case, rank = MODELS[name], dist.get_rank()
-    model, optimizer = shard_model(case.make_model(), OptimizerArgs("sgd", 0.01), CPU)
-    place.adopt(model)
     settings = {**case.shuffler, "equal_rows": False, "extensions": list(extensions)}
-    pipeline = place.pipeline(model, optimizer, BatchShufflerFactory.create_from_config(settings), kind)
+    pipeline, model = place.training(
+        BatchShufflerFactory.create_from_config(settings),
+        kind,
+        shard_model(case.make_model(), OptimizerArgs("sgd", 0.01), CPU),
+    )
     batches = [case.make_batch(case.samples(rank + 10 * number, 4)) for number in range(4)]
     losses = [loss for loss, _ in steps(pipeline, place.load(batches))]
     return [losses, parameters(model)]
@@ -368,29 +354,23 @@ def forward_of(place: Place, name: str, is_exchanged: bool = True) -> Results:
 
 def learned(place: Place) -> Results:
     """Costs are learned from the times of a clock; each time is the same here."""
-    model, optimizer = sharded_ranking_model()
-    place.adopt(model)
-    shuffler = TokenShuffler(extensions=[LearnedCosts()], equal_rows=False)
-    pipeline = place.pipeline(model, optimizer, shuffler)
+    pipeline, _ = place.training(TokenShuffler(extensions=[LearnedCosts()], equal_rows=False))
     losses = [loss for loss, _ in steps(pipeline, place.load(histories(24)))]
     return [len(losses), pipeline.plan.predicted_seconds is not None]
 
 
 def counting_ids(place: Place) -> Results:
     """Ids received are counted in each step, and read at the end of a window."""
-    model, optimizer = sharded_ranking_model()
-    place.adopt(model)
-    pipeline, received = place.pipeline(model, optimizer, TokenShuffler()), ReceivedIds(model)
+    pipeline, model = place.training()
+    received = ReceivedIds(model)
     losses = [loss for loss, _ in steps(pipeline, place.load(histories(6)))]
     return [losses, list(received.take().values())]
 
 
 def voting(place: Place) -> Results:
     """A vote travels with each plan, as in the trainer."""
-    model, optimizer = sharded_ranking_model()
-    place.adopt(model)
     vote = StepVote()
-    pipeline = place.pipeline(model, optimizer, TokenShuffler(extensions=[vote]))
+    pipeline, model = place.training(TokenShuffler(extensions=[vote]))
     loader, stops = place.load(histories(6)), []
     for step in range(1, 7):
         pipeline.progress(loader)

@@ -22,24 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from .clocks import DEVICE, Access, Event, Memory, Stream
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
-# The host waits for their results.
-_WAITS = {
-    "aten::_local_scalar_dense",
-    "aten::equal",
-    "aten::nonzero",
-    "aten::masked_select",
-    "aten::_unique2",
-    "aten::unique_dim",
-    "aten::unique_consecutive",
-    "aten::bincount",
-}
-_ALLOCATES = {
-    "aten::empty",
-    "aten::empty_like",
-    "aten::new_empty",
-    "aten::empty_strided",
-    "aten::new_empty_strided",
-}
+_WAITED_FOR = (
+    "_local_scalar_dense equal nonzero masked_select _unique2 unique_dim unique_consecutive bincount"
+)
+_WAITS = {f"aten::{name}" for name in _WAITED_FOR.split()}  # the host waits for their results
+_EMPTY = "empty empty_like new_empty empty_strided new_empty_strided"
+_ALLOCATES = {f"aten::{name}" for name in _EMPTY.split()}
 _COPIES_FROM_HOST = {torch.tensor, torch.as_tensor, torch.asarray}
 _within = threading.local()
 
@@ -226,27 +214,14 @@ def _made(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _to(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """`Tensor.to`, between devices."""
-    target, dtype, non_blocking, copies = None, kwargs.get("dtype"), kwargs.get("non_blocking", False), False
-    named = kwargs.get("device", args[0] if args else None)
-    if isinstance(named, torch.Tensor):
-        target, dtype = (CUDA if on_device(named) else CPU), named.dtype
-    elif isinstance(named, torch.dtype):
-        dtype = named
-    elif named is not None:
-        target = torch.device(named)
-    rest = list(args[1:])
-    if rest and isinstance(rest[0], torch.dtype):
-        dtype = rest.pop(0)
-    if rest:
-        non_blocking = rest.pop(0)
-    copies = kwargs.get("copy", bool(rest and rest[0]))
-    here = on_device(tensor)
-    if target is None or (target.type == "cuda") == here:
-        same: dict[str, Any] = {"copy": copies}
-        if dtype is not None:
-            same["dtype"] = dtype
-        return func(tensor, **same)
-    return _moved(tensor, dtype or tensor.dtype, target.type == "cuda", non_blocking)
+    if args and isinstance(args[0], torch.Tensor):
+        args = (CUDA if on_device(args[0]) else CPU, args[0].dtype, *args[1:])
+    copies = kwargs.pop("copy", False)
+    target, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+    dtype = dtype or tensor.dtype
+    if target is None or (target.type == "cuda") == on_device(tensor):
+        return func(tensor, dtype, copy=copies)
+    return _moved(tensor, dtype, target.type == "cuda", non_blocking)
 
 
 def _moved(tensor: torch.Tensor, dtype: torch.dtype, to_device: bool, non_blocking: bool) -> torch.Tensor:
@@ -384,17 +359,10 @@ def _launched(group: str, name: str) -> None:
         DEVICE.find(f"{name} of group {group} is launched in a thread")
 
 
-# Operations, and the numbers of the arguments that they write.
-_COLLECTIVES = {
-    "all_to_all_single": 0,
-    "all_to_all": 0,
-    "all_gather_into_tensor": 0,
-    "all_gather": 0,
-    "reduce_scatter_tensor": 0,
-    "reduce_scatter": 0,
-    "all_reduce": 0,
-    "broadcast": 0,
-}
+_COLLECTIVES = (  # each writes its first argument
+    *("all_to_all_single", "all_to_all", "all_gather_into_tensor", "all_gather"),
+    *("reduce_scatter_tensor", "reduce_scatter", "all_reduce", "broadcast"),
+)
 _streams_of_groups: dict[str, Stream] = {}
 
 
@@ -427,6 +395,9 @@ def _collective(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+_ADOPTED = {"torch", "torchrec", "fbgemm_gpu", "commons", "tests", "hstu", "sid_gr"}  # packages
+
+
 def adopt(model: torch.nn.Module) -> torch.nn.Module:
     """Puts a model that was made on the CPU on the device: its tensors, and what it takes for its device."""
     seen: set[int] = set()
@@ -443,15 +414,7 @@ def adopt(model: torch.nn.Module) -> torch.nn.Module:
             todo.extend(value)
         elif isinstance(value, dict):
             todo.extend(value.values())
-        elif type(value).__module__.split(".")[0] in (
-            "torch",
-            "torchrec",
-            "fbgemm_gpu",
-            "commons",
-            "tests",
-            "hstu",
-            "sid_gr",
-        ):
+        elif type(value).__module__.split(".")[0] in _ADOPTED:
             held = getattr(value, "__dict__", {})
             for name, each in list(held.items()):
                 if isinstance(each, torch.device) and each.type == "cpu":

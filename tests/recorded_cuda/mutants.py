@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -58,79 +59,53 @@ def _does_not_wait(on_default: bool) -> Callable[[Any], Any]:
     return make
 
 
-def _skips_at(place: str) -> Callable[[Any], Any]:
-    """`Stream.wait_stream` that does nothing in a file."""
-
-    def make(wait: Any) -> Any:
-        return lambda self, other: None if place in call_site() else wait(self, other)
-
-    return make
-
-
 _NOT_AT_STEP = _instead(torchrec_pipelines, "_wait_for_batch", _does_not_wait(on_default=True))
-_NOT_AT_LOOKUP = _instead(Stream, "wait_stream", _skips_at("runtime_forwards"))
+_NOT_AT_LOOKUP = _instead(
+    Stream,
+    "wait_stream",
+    lambda wait: lambda self, other: None if "runtime_forwards" in call_site() else wait(self, other),
+)
 
 
-def _records(chosen: Callable[[list[str]], list[str]]) -> Callable[[Any], Any]:
+def _records(chosen: Callable[[list[str]], list[str]]) -> Mutant:
     """Records the chosen fields of a batch alone."""
 
-    def make(_: Any) -> Any:
-        def records(rows: Any, stream: Any) -> None:
-            for name in chosen(list(rows.fields)):
-                leaf_fields.record_stream(rows.fields[name], stream)
+    def records(rows: Any, stream: Any) -> None:
+        for name in chosen(list(rows.fields)):
+            leaf_fields.record_stream(rows.fields[name], stream)
 
-        return records
-
-    return make
+    return _instead(Rows, "record_stream", lambda _: records)
 
 
-def _without_labels(names: list[str]) -> list[str]:
-    return [name for name in names if name != "labels"]
+def _exchange_on_default(waits: bool) -> Mutant:
+    def copy_batch_to_gpu(self: Any, dataloader_iter: Any) -> Any:
+        batch, context = super(train_pipelines.ShuffleStageMixin, self).copy_batch_to_gpu(dataloader_iter)
+        if batch is not None:
+            with DEVICE.on(DEVICE.default):
+                if waits:
+                    DEVICE.current.wait_stream(self._memcpy_stream)
+                batch = self._stage.exchange(batch)
+        return batch, context
+
+    return _instead(train_pipelines.ShuffleStageMixin, "copy_batch_to_gpu", lambda _: copy_batch_to_gpu)
 
 
-def _without_last(names: list[str]) -> list[str]:
-    return names[:-1]
-
-
-def _sparse(names: list[str]) -> list[str]:
-    return [name for name in names if "sparse" in name]
-
-
-def _exchange_on_default(waits: bool) -> Callable[[Any], Any]:
-    def make(_: Any) -> Any:
-        def copy_batch_to_gpu(self: Any, dataloader_iter: Any) -> Any:
-            batch, context = super(train_pipelines.ShuffleStageMixin, self).copy_batch_to_gpu(dataloader_iter)
-            if batch is not None:
-                with DEVICE.on(DEVICE.default):
-                    if waits:
-                        DEVICE.current.wait_stream(self._memcpy_stream)
-                    batch = self._stage.exchange(batch)
-            return batch, context
-
-        return copy_batch_to_gpu
-
-    return make
-
-
-def _own_streams(_: Any) -> Any:
-    return lambda device, use: Stream(name=f"{use} of its own")
-
-
-def _not_ordered(owner: Any) -> Mutant:
+def _not_ordered(all_to_all: Any) -> Any:
     """A collective on its group's stream, for which the current one does not wait."""
 
-    def make(all_to_all: Any) -> Any:
-        def asynchronous(*args: Any, **kwargs: Any) -> None:
-            work = all_to_all(*args, **{**kwargs, "async_op": True})
-            if work is not None:
-                work._work.wait()  # in fact, but not on the streams
+    def asynchronous(*args: Any, **kwargs: Any) -> None:
+        work = all_to_all(*args, **{**kwargs, "async_op": True})
+        if work is not None:
+            work._work.wait()  # in fact, but not on the streams
 
-        return asynchronous
+    return asynchronous
 
-    def patched() -> Any:
-        return mock.patch.object(owner, "dist", _Module(dist, all_to_all_single=make(dist.all_to_all_single)))
 
-    return patched
+def _of_exchange(make: Callable[[Any], Any]) -> Mutant:
+    """Returns a mutant of the all-to-all of an exchange alone."""
+    return lambda: mock.patch.object(
+        exchange, "dist", _Module(dist, all_to_all_single=make(dist.all_to_all_single))
+    )
 
 
 class _Module:
@@ -145,12 +120,7 @@ class _Module:
 
 
 def _only_in_fact(wait: Any) -> Any:
-    def waits(self: Any, *args: Any) -> bool:
-        if "key_fetch" in call_site():
-            return self._work.wait(*args)
-        return wait(self, *args)
-
-    return waits
+    return lambda self, *args: (self._work.wait if "key_fetch" in call_site() else partial(wait, self))(*args)
 
 
 def _reuses_buffer(_: Any) -> Any:
@@ -166,18 +136,6 @@ def _reuses_buffer(_: Any) -> Any:
     return to_device
 
 
-def _as_it_is(_: Any) -> Any:
-    return lambda self: self
-
-
-def _copies_pageable(_: Any) -> Any:
-    return lambda indices, device: indices.to(device, non_blocking=True)
-
-
-def _stays_on_host(_: Any) -> Any:
-    return lambda indices, device: indices
-
-
 def _reads_a_size(gather: Any) -> Any:
     def gathers(sources: Any, selection: Any) -> Any:
         gathered = gather(sources, selection)
@@ -187,10 +145,6 @@ def _reads_a_size(gather: Any) -> Any:
         return gathered
 
     return gathers
-
-
-def _read_early(_: Any) -> Any:
-    return lambda self: float(self._on_host)
 
 
 def _times_early(_: Any) -> Any:
@@ -232,31 +186,34 @@ MUTANTS: dict[str, Mutant] = {
     "default does not wait at the lookup": _NOT_AT_LOOKUP,
     "default never waits": _both(_NOT_AT_STEP, _NOT_AT_LOOKUP),
     "a batch is not recorded": _instead(Step, "record_stream", lambda _: lambda self, stream: None),
-    "labels are not recorded": _instead(Rows, "record_stream", _records(_without_labels)),
-    "a tensor is not recorded": _instead(Rows, "record_stream", _records(_without_last)),
-    "a tensor of TorchRec's batch is not recorded": _instead(Rows, "record_stream", _records(_sparse)),
-    "the exchange on the default stream": _instead(
-        train_pipelines.ShuffleStageMixin, "copy_batch_to_gpu", _exchange_on_default(waits=False)
+    "labels are not recorded": _records(lambda names: [name for name in names if name != "labels"]),
+    "a tensor is not recorded": _records(lambda names: names[:-1]),
+    "a tensor of TorchRec's batch is not recorded": _records(
+        lambda names: [name for name in names if "sparse" in name]
     ),
-    "the exchange on the default stream after the copy": _instead(
-        train_pipelines.ShuffleStageMixin, "copy_batch_to_gpu", _exchange_on_default(waits=True)
+    "the exchange on the default stream": _exchange_on_default(waits=False),
+    "the exchange on the default stream after the copy": _exchange_on_default(waits=True),
+    "streams of its own for evaluation": _instead(
+        train_pipelines, "_stream", lambda _: lambda device, use: Stream(name=f"{use} of its own")
     ),
-    "streams of its own for evaluation": _instead(train_pipelines, "_stream", _own_streams),
-    "the exchange is not waited for": _not_ordered(exchange),
+    "the exchange is not waited for": _of_exchange(_not_ordered),
     "a fetch of pieces is not waited for": _instead(modes.RecordedWork, "wait", _only_in_fact),
     "a pinned buffer is used again": _instead(packed_rows, "_to_device", _reuses_buffer),
     "indices in pageable memory": _both(
-        _instead(Selection, "pinned", _as_it_is), _instead(packed_rows, "_to_device", _copies_pageable)
+        _instead(Selection, "pinned", lambda _: lambda self: self),
+        _instead(
+            packed_rows,
+            "_to_device",
+            lambda _: lambda indices, device: indices.to(device, non_blocking=True),
+        ),
     ),
-    "indices on the host": _instead(packed_rows, "_to_device", _stays_on_host),
+    "indices on the host": _instead(packed_rows, "_to_device", lambda _: lambda indices, device: indices),
     "a size is read": _instead(exchange, "gather_fields", _reads_a_size),
-    "a vote is read early": _instead(step_vote._Loss, "read", _read_early),
+    "a vote is read early": _instead(step_vote._Loss, "read", lambda _: lambda self: float(self._on_host)),
     "times are read early": _both(
         _instead(compute_clock.ComputeSpan, "seconds", _times_early),
         _instead(learning, "_DELAY", lambda _: 4),  # 8 steps later, other waits have covered them
     ),
     "planning launches a collective": _instead(plan_ahead._PlanningThread, "submit", _launches),
-    "a rank skips an exchange": lambda: mock.patch.object(
-        exchange, "dist", _Module(dist, all_to_all_single=_skips_unsent(dist.all_to_all_single))
-    ),
+    "a rank skips an exchange": _of_exchange(_skips_unsent),
 }

@@ -31,10 +31,7 @@ _READ = "commons/sequence_batch/packed_rows.py read_together copy to the host"
 WAITS = {
     "own loop": {_READ: 4},
     "own loop among some": {_READ: 4},
-    "own loop, micro-batches": {
-        _LOOKED_UP: 4,
-        _READ: 8,
-    },
+    "own loop, micro-batches": {_LOOKED_UP: 4, _READ: 8},
     "micro-batches": {_LOOKED_UP: 7},
     "prefetch, micro-batches": {_LOOKED_UP: 7},
     "micro-batches of HSTU": {_LOOKED_UP: 8},  # one per sharded module,
@@ -50,15 +47,28 @@ WAITS = {
 }
 # The model reads from the device what a plan would have told.
 WITHOUT_A_PLAN = ("torchrec alone", "TorchRec's prefetch alone", "forward of a batch as loaded")
-# The case that finds a fault; `native` does the others.
-FOUND_BY = {
-    "default does not wait at the step": "native, labels first",
-    "a tensor is not recorded": "dicts",
-    "a tensor of TorchRec's batch is not recorded": "TorchRec's batches",
-    "streams of its own for evaluation": "evaluation",
-    "a fetch of pieces is not waited for": "pieces",
-    "a vote is read early": "votes",
-    "times are read early": "learned costs",
+# The cases that find a fault. TorchRec's two pipelines use streams in their own ways.
+FOUND_BY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(MUTANTS, ("native",)),
+    **dict.fromkeys(
+        (
+            "data_dist does not wait for memcpy",
+            "default never waits",
+            "a batch is not recorded",
+            "labels are not recorded",
+            "the exchange on the default stream",
+            "the exchange on the default stream after the copy",
+            "the exchange is not waited for",
+        ),
+        ("native", "prefetch"),
+    ),
+    "default does not wait at the step": ("native, labels first", "prefetch, labels first"),
+    "a tensor is not recorded": ("dicts", "prefetch, dicts"),
+    "a tensor of TorchRec's batch is not recorded": ("TorchRec's batches",),
+    "streams of its own for evaluation": ("evaluation", "prefetch, evaluation"),
+    "a fetch of pieces is not waited for": ("pieces",),
+    "a vote is read early": ("votes",),
+    "times are read early": ("learned costs",),
 }
 # Faults that only the number of waits shows, or only the order of launches.
 WAITED_AT = {
@@ -100,29 +110,11 @@ def test_an_exchange_launches_so_many_kernels_and_waits_for_nothing(pool, batch,
     assert pool.run(count, batch) == [expected] * 2
 
 
-# Faults of the stage within a pipeline; TorchRec's two pipelines use streams in their own ways.
-IN_PREFETCH = {
-    "data_dist does not wait for memcpy": "prefetch",
-    "a batch is not recorded": "prefetch",
-    "the exchange on the default stream": "prefetch",
-    "the exchange is not waited for": "prefetch",
-    "streams of its own for evaluation": "prefetch, evaluation",
-    "default does not wait at the step": "prefetch, labels first",
-    "a tensor is not recorded": "prefetch, dicts",
-    "default never waits": "prefetch",
-    "labels are not recorded": "prefetch",
-    "the exchange on the default stream after the copy": "prefetch",
-}
-
-
-@pytest.mark.parametrize("mutant", IN_PREFETCH)
-def test_a_fault_is_found_where_rows_are_prefetched(pool, mutant):
-    assert any(found.findings for found in pool.run(record, IN_PREFETCH[mutant], mutant, False))
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_fault_is_found(pool, mutant):
-    of_ranks = pool.run(record, FOUND_BY.get(mutant, "native"), mutant, False)
+@pytest.mark.parametrize(
+    ("mutant", "case"), [(mutant, case) for mutant, found_by in FOUND_BY.items() for case in found_by]
+)
+def test_a_fault_is_found(pool, mutant, case):
+    of_ranks = pool.run(record, case, mutant, False)
     if mutant in WAITED_AT:
         assert all(found.waits[WAITED_AT[mutant]] for found in of_ranks)
     elif mutant == OTHER_ORDER:
