@@ -36,13 +36,12 @@ LENGTHS = [0, 1, 7, 32, 33, 100]
 class _MLP(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.input = nn.Linear(config.hidden_size, config.mlp_size)
-        self.gate = nn.Linear(config.hidden_size, config.mlp_size) if config.gated_mlp else None
+        self.gated = config.gated_mlp
+        self.input = nn.Linear(config.hidden_size, config.mlp_size * (1 + self.gated))
         self.output = nn.Linear(config.mlp_size, config.hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.input(x)
-        return self.output(F.gelu(hidden) if self.gate is None else F.silu(self.gate(x)) * hidden)
+        return self.output(F.glu(self.input(x)) if self.gated else F.gelu(self.input(x)))
 
 
 class _Mixture(nn.Module):
@@ -106,27 +105,22 @@ def test_the_flops_are_those_of_a_decoder(config: TransformerConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "expected"),
     [
-        ({"num_layers": 0}, "num_layers = 0: expected at least 1"),
-        ({"hidden_size": -1}, "hidden_size = -1: expected at least 1"),
-        ({"num_heads": 0}, "num_heads = 0: expected at least 1"),
-        ({"num_kv_heads": 0}, "num_kv_heads = 0: expected at least 1"),
-        ({"head_dim": 0}, "head_dim = 0: expected at least 1"),
-        ({"mlp_size": 0}, "mlp_size = 0: expected at least 1"),
-        ({"num_experts": -1}, "num_experts = -1: expected at least 0"),
-        ({"experts_per_token": -1}, "experts_per_token = -1: expected at least 0"),
-        ({"num_shared_experts": -2}, "num_shared_experts = -2: expected at least 0"),
-        ({"vocab_size": -1}, "vocab_size = -1: expected at least 0"),
-        ({"num_kv_heads": 3}, "num_kv_heads = 3: expected a divisor of num_heads = 4"),
-        ({"num_experts": 5}, "experts_per_token = 0: expected 1 to num_experts = 5"),
-        ({"num_experts": 5, "experts_per_token": 6}, "experts_per_token = 6: expected 1 to"),
-        ({"experts_per_token": 2}, "experts_per_token = 2: expected 0, as num_experts is 0"),
-        ({"num_shared_experts": 1}, "num_shared_experts = 1: expected 0, as num_experts is 0"),
+        *(({name: 0}, "at least 1") for name in ("num_layers", "hidden_size", "num_heads", "mlp_size")),
+        *(({name: 0}, "at least 1") for name in ("num_kv_heads", "head_dim")),
+        *(({name: -1}, "at least 0") for name in ("num_experts", "num_shared_experts", "vocab_size")),
+        ({"experts_per_token": -1}, "at least 0"),
+        ({"num_kv_heads": 3}, "a divisor of num_heads = 4"),
+        ({"experts_per_token": 6, "num_experts": 5}, "1 to num_experts = 5"),
+        ({"experts_per_token": 0, "num_experts": 5}, "1 to num_experts = 5"),
+        ({"experts_per_token": 2}, "0, as num_experts is 0"),
+        ({"num_shared_experts": 1}, "0, as num_experts is 0"),
     ],
 )
-def test_wrong_settings_are_named(wrong: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_wrong_settings_are_named(wrong: dict[str, int], expected: str) -> None:
+    name, value = next(iter(wrong.items()))
+    with pytest.raises(ValueError, match=f"{name} = {value}: expected {expected}"):
         replace(DENSE, **wrong)
 
 
@@ -137,20 +131,15 @@ COSTS = {
 
 
 @pytest.mark.parametrize("flops", COSTS.values(), ids=COSTS.keys())
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_container_type_and_dtype_of_the_result(flops, dtype) -> None:
-    tokens = torch.tensor([0, 1, 100_000], dtype=dtype)  # beyond int32 in FLOPs
-    of_tensor, of_array = flops(tokens), flops(tokens.numpy())
-    assert of_tensor.dtype == torch.int64
-    assert of_array.dtype == np.int64
-    assert of_tensor.tolist() == of_array.tolist() == [flops(t.view(1)).item() for t in tokens.long()]
-
-
-@pytest.mark.parametrize("flops", COSTS.values(), ids=COSTS.keys())
-def test_tokens_are_nonnegative_integers(flops) -> None:
-    for tokens in (torch.tensor([1.0]), np.array([1.0]), torch.tensor([True])):
+def test_tokens_are_nonnegative_integers_of_any_type_and_flops_int64(flops) -> None:
+    for dtype in (torch.int32, torch.int64):
+        tokens = torch.tensor([0, 1, 100_000], dtype=dtype)  # beyond int32 in FLOPs
+        of_tensor, of_array = flops(tokens), flops(tokens.numpy())
+        assert (of_tensor.dtype, of_array.dtype) == (torch.int64, np.int64)
+        assert of_tensor.tolist() == of_array.tolist() == [flops(t.view(1)).item() for t in tokens.long()]
+    for wrong in (torch.tensor([1.0]), np.array([1.0]), torch.tensor([True])):
         with pytest.raises(TypeError, match="expected integers"):
-            flops(tokens)
+            flops(wrong)
     with pytest.raises(ValueError, match="a sample has -2 tokens"):
         flops(torch.tensor([3, -2]))
 

@@ -44,23 +44,19 @@ def drawn(rng: np.random.Generator, coefficients, noise=0.02, steps=STEPS, lengt
 
 
 @pytest.mark.parametrize("name", TRUE)
-def test_predicts_steps_it_was_not_fitted_to(name):
+def test_predicts_steps_it_was_not_fitted_to_and_some_that_stand_out_hardly_matter(name):
     rng = np.random.default_rng(0)
     cost = None
     for _ in range(3):
-        cost = refitted(cost, *drawn(rng, TRUE[name], speeds=np.array([1, 0.5, 1, 1.3])))
+        work, seconds = drawn(rng, TRUE[name], speeds=np.array([1, 0.5, 1, 1.3]))
+        cost = refitted(cost, work, seconds)
+    slowed = seconds.copy()
+    slowed[rng.integers(0, STEPS, 6)] *= 4  # a checkpoint, or a collection of garbage
+    with_slowed = refitted(None, work, slowed)
     work, seconds = drawn(rng, TRUE[name])
     assert median_error(cost.step_seconds(work), seconds) < 1.5 * 0.02
+    assert median_error(with_slowed.step_seconds(work), seconds) < 2 * 0.02
     assert follows_workloads(cost) == (name == "by workload")
-
-
-def test_steps_that_stand_out_hardly_matter():
-    rng = np.random.default_rng(1)
-    work, seconds = drawn(rng, TRUE["per sample"])
-    seconds[rng.integers(0, STEPS, 6)] *= 4  # a checkpoint, or a collection of garbage
-    cost = refitted(None, work, seconds)
-    new_work, new_seconds = drawn(rng, TRUE["per sample"])
-    assert median_error(cost.step_seconds(new_work), new_seconds) < 2 * 0.02
 
 
 @pytest.mark.parametrize("speed", [0.4, 1.5])
@@ -120,16 +116,16 @@ def test_costs_of_samples_add_up_to_those_of_ranks():
     np.testing.assert_allclose(cost.step_seconds(counts), of_ranks * 1e-9)
 
 
-@pytest.mark.parametrize(("ratio", "expected"), [(1.0, 1.0), (0.5, 0.5), (1.3, 1.3), (0.2, 0.2), (5.0, 5.0)])
-def test_a_speed_comes_to_what_was_measured_and_stays_there(ratio, expected):
+@pytest.mark.parametrize("ratio", [1.0, 0.5, 1.3, 0.2, 5.0])
+def test_a_speed_comes_to_what_was_measured_and_stays_there(ratio):
     rng = np.random.default_rng(6)
     speed, trace = 1.0, []
     for _ in range(60):
         last, speed = speed, followed_speed(speed, ratio * rng.lognormal(0, 0.02, 12))
         assert abs(speed / last - 1) <= MOST_CHANGE + 1e-9
         trace.append(speed)
-    assert speed == pytest.approx(expected, rel=0.05)
-    assert np.ptp(trace[-20:]) <= 0.05 * expected  # no oscillation
+    assert speed == pytest.approx(ratio, rel=0.05)
+    assert np.ptp(trace[-20:]) <= 0.05 * ratio  # no oscillation
 
 
 def test_noise_changes_no_speed():
