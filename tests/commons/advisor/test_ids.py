@@ -6,7 +6,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from commons.advisor import prediction
 from commons.advisor.__main__ import main
 from commons.advisor.prediction import draw_steps
 from commons.distributed.placement import place
@@ -91,13 +90,6 @@ def test_unique_ids_are_those_of_training(path, ids):
     assert "unique_ids" not in figures["pieces"]  # pieces share them out
     (note,) = [note for note in case["recommendation"]["notes"] if "unique ids" in note]
     assert "balance_group_feature = 'user'" in note
-
-
-def test_ids_are_counted_in_as_many_steps_as_take_little_time(path, monkeypatch):
-    monkeypatch.setattr(prediction, "IDS_TO_COUNT", 1)
-    (case,) = advise_on(path, "--ids", "ids", *RUN)["cases"]
-    for name, figures in by_name(case).items():
-        assert name == "pieces" or figures["unique_ids"]["steps"] == 1
 
 
 @pytest.mark.parametrize("options", [[], ["--ids", "ids"], ["--groups", "user"]])

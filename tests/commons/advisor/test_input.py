@@ -1,7 +1,7 @@
+"""Lengths of any format give the same prediction, and what cannot be predicted is named in one line."""
+
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +10,21 @@ import polars as pl
 import pytest
 
 from benchmarks.demo.training import DEFAULT
-from commons.advisor import InputError, columns
+from commons.advisor import InputError
 from commons.advisor.__main__ import main
 from commons.advisor.columns import read_column_lengths, read_groups, read_ids
 from commons.advisor.prediction import num_unique
-from commons.advisor.samples import TokenRule, read_lengths
+from commons.advisor.public_data import PUBLIC_DATA
+from commons.advisor.samples import read_lengths
 from commons.perf_model import Cost
-from tests.commons.advisor.command import MODEL, REPOSITORY, advise_on_gin_file, by_name
+from tests.commons.advisor.command import (
+    MODEL,
+    REPOSITORY,
+    advise_on,
+    advise_on_gin_file,
+    by_name,
+    heavy_tailed,
+)
 from tests.commons.datasets.text_variants import NO_TEXT, SAME_TEXT
 from tests.process_pool import ProcessPool
 
@@ -29,49 +37,60 @@ NetworkArgs.kv_channels = 16
 """
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.uint16, np.int64])
-def test_an_array_of_integers(dtype, tmp_path):
-    np.save(tmp_path / "lengths.npy", np.array([3, 0, 7], dtype=dtype))
-    lengths = read_lengths(tmp_path / "lengths.npy", None)
-    assert lengths.dtype == np.int64
-    assert lengths.tolist() == [3, 0, 7]
+LENGTHS = heavy_tailed(70)
 
 
-def test_columns_of_integers_and_of_lists(tmp_path):
-    (tmp_path / "lengths.csv").write_text("n\n5\n6\n")
-    assert read_lengths(tmp_path / "lengths.csv", None).tolist() == [5, 6]  # the only column needs no name
-    path = tmp_path / "histories.parquet"
-    pl.DataFrame({"user": [1, 2, 3], "items": [[4, 5], [], [6]]}).write_parquet(path)
-    assert read_lengths(path, "items").tolist() == [2, 0, 1]
-    assert read_lengths(path, "user").tolist() == [1, 2, 3]
+def write_npy(path: Path) -> None:
+    np.save(path, LENGTHS.astype(np.uint16))
 
 
-@pytest.mark.parametrize("dtype", [pl.List(pl.Int32), pl.List(pl.UInt64), pl.Array(pl.Int64, 2)])
-def test_ids_and_groups(dtype, tmp_path):
-    ids = [[7, 5], [5, 5]] if isinstance(dtype, pl.Array) else [[7, 5], [], [5, 5], []]
-    user = pl.Series([2**64 - 1, 2**64 - 2, 0, 0][: len(ids)], dtype=pl.UInt64)
-    none = pl.Series([-1, 3, -1, 3][: len(ids)])
-    path = tmp_path / "histories.parquet"
-    pl.DataFrame({"ids": pl.Series(ids, dtype=dtype), "user": user, "none": none}).write_parquet(path)
-    column = read_ids(path, "ids")
-    assert column.lengths.tolist() == list(map(len, ids))
-    some = column.of(np.array([len(ids) - 2, 0, 0]))
-    assert {sample: of.tolist() for sample, of in some.items()} == {i: ids[i] for i in (0, len(ids) - 2)}
-    read = column.of(np.arange(len(ids)))
-    assert [read[sample].tolist() for sample in range(len(ids))] == ids
-    assert num_unique(read, np.arange(len(ids))) == 2 and num_unique(read, np.zeros(0, dtype=int)) == 0
-    users = read_groups(path, "user")
-    assert users.dtype == np.int64 and len(set(users)) == len(set(user))
-    assert (read_groups(path, "none") < 0).tolist() == [True, False, True, False][: len(ids)]
+def write_text(path: Path, separator: str = ",") -> None:
+    lines = [f"{row}{separator}{length}" for row, length in enumerate(LENGTHS)]
+    path.write_text("\n".join([f"user{separator}n", *lines]))
+
+
+def write_column(path: Path) -> None:
+    pl.DataFrame({"user": range(len(LENGTHS)), "n": LENGTHS}).write_parquet(path)
+
+
+def write_lists(path: Path) -> None:
+    pl.DataFrame({"n": [[7] * length for length in LENGTHS]}).write_parquet(path)
+
+
+SAME_LENGTHS = {
+    "integers.npy": (write_npy, []),
+    "integers.csv": (write_text, ["--column", "n"]),
+    "semicolons.csv": (lambda path: write_text(path, ";"), ["--column", "n"]),
+    "integers.parquet": (write_column, ["--column", "n"]),
+    "lists.parquet": (write_lists, []),  # the only column needs no name
+    "tokens.npy": (
+        lambda path: np.save(path, 2 * LENGTHS + 1),
+        ["--tokens-per-item", "1", "--extra-tokens", "0"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "input_of"), SAME_LENGTHS.items(), ids=SAME_LENGTHS)
+def test_lengths_of_any_format_give_the_same_prediction(name, input_of, tmp_path):
+    def prediction(path, *options):
+        [case] = advise_on(path, *options, "--ranks", "2", "--rows-per-rank", "4")["cases"]
+        figures = {of: case[of] for of in ("lower_bound", "steps_drawn", "mean_tokens_per_rank")}
+        for strategy, found in by_name(case).items():
+            figures[strategy] = found["imbalance"], found["relative_time"]
+        return figures
+
+    write, options = input_of
+    np.save(tmp_path / "lengths.npy", LENGTHS)
+    write(tmp_path / name)
+    assert prediction(tmp_path / name, *options) == prediction(tmp_path / "lengths.npy")
 
 
 CSV = b"n,m\n5,1\n6,2\n"
 
 
 @pytest.mark.parametrize("change", SAME_TEXT.values(), ids=SAME_TEXT)
-@pytest.mark.parametrize("separator", [b",", b";", b"\t"])
-def test_csv_files_that_are_read(change, separator, tmp_path):
-    for name in ("lengths.csv", "lengths.csv.gz"):
+def test_csv_files_that_are_read(change, tmp_path):
+    for name, separator in (("lengths.csv", b","), ("lengths.csv.gz", b";"), ("lengths.csv", b"\t")):
         path = tmp_path / name
         path.write_bytes(change(CSV.replace(b",", separator)))
         assert read_column_lengths(path, "--column", "n").tolist() == [5, 6]
@@ -81,16 +100,15 @@ def test_csv_files_that_are_read(change, separator, tmp_path):
 
 
 REFUSED = NO_TEXT | {
-    "leading space": (lambda text: text.replace(b"6", b" 6"), ", row 1: n is ' 6'; expected an integer"),
-    "trailing space": (lambda text: text.replace(b"6", b"6 "), ", row 1: n is '6 '; expected an integer"),
-    "float": (lambda text: text.replace(b"6", b"6.0"), ", row 1: n is '6.0'; expected an integer"),
-    "blank middle line": (lambda text: text.replace(b"6", b"\n6"), "line 3: '': expected 2 fields"),
-    "short line": (
-        lambda text: text.replace(b"6,2", b"6"),
-        "line 3: '6': expected 2 fields separated by ','",
-    ),
-    "column twice": (lambda text: text.replace(b"m", b"n"), "line 1: 'n,n': 2 columns 'n', expected"),
-    "negative": (lambda text: text.replace(b"6", b"-6"), ", row 1: length -6; expected at least 0"),
+    "leading space": (lambda text: text.replace(b"6", b" 6"), "row 1", "' 6'", "integer"),
+    "float": (lambda text: text.replace(b"6", b"6.0"), "row 1", "'6.0'", "integer"),
+    "word": (lambda text: text.replace(b"6", b"many"), "row 1", "'many'", "integer"),
+    "empty": (lambda text: text.replace(b"6", b""), "row 1", "''", "integer"),
+    "blank middle line": (lambda text: text.replace(b"6", b"\n6"), "''", "2 fields"),
+    "column twice": (lambda text: text.replace(b"m", b"n"), "2 columns 'n'"),
+    "no header": (lambda _: b"3\n4\n", "'3'", "header"),
+    "nothing": (lambda _: b"", "is empty"),
+    "header only": (lambda _: b"n,m\n", "no lines"),
 }
 
 
@@ -100,22 +118,34 @@ def test_csv_files_that_are_refused(variant, tmp_path):
     path = tmp_path / "lengths.csv"
     path.write_bytes(change(CSV))
     with pytest.raises(InputError) as refused:
-        read_lengths(path, "n")
+        read_column_lengths(path, "--column", "n")
     assert str(refused.value).startswith(str(path)) and "\n" not in str(refused.value)
     assert all(text in str(refused.value) for text in expected), refused.value
 
 
-@pytest.mark.parametrize("rows", [0, 1, 5, 100])
-def test_lists_are_read_in_few_rows_at_a_time(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "_ROWS_AT_A_TIME", 5)
-    ids = [[7] * (row * 7 % 11) for row in range(rows)]
-    pl.DataFrame({"ids": ids}, schema={"ids": pl.List(pl.Int64)}).write_parquet(tmp_path / "ids.parquet")
-    found = read_column_lengths(tmp_path / "ids.parquet", "--column", "ids")
-    assert found.tolist() == list(map(len, ids)) and found.dtype == np.int64
-    samples = np.arange(0, rows, 2)
-    if len(samples):
-        read = read_ids(tmp_path / "ids.parquet", "ids").of(samples)
-        assert [read[sample].tolist() for sample in samples.tolist()] == ids[::2]
+@pytest.mark.parametrize("rows", [0, 4, 2600])  # in several batches of rows
+@pytest.mark.parametrize("dtype", [pl.List(pl.Int32), pl.List(pl.UInt64), pl.Array(pl.Int64, 2)])
+def test_ids_and_groups(dtype, rows, tmp_path):
+    num_ids = [2 if isinstance(dtype, pl.Array) else row * 7 % 4 for row in range(rows)]
+    ids = [[row % 5] * count for row, count in enumerate(num_ids)]
+    user = pl.Series([2**64 - 1 - row % 3 for row in range(rows)], dtype=pl.UInt64)
+    none = pl.Series([row % 2 * 4 - 1 for row in range(rows)], dtype=pl.Int64)
+    path = tmp_path / "histories.parquet"
+    pl.DataFrame({"ids": pl.Series(ids, dtype=dtype), "user": user, "none": none}).write_parquet(path)
+    assert read_column_lengths(path, "--column", "ids").tolist() == num_ids
+    column = read_ids(path, "ids")
+    assert column.lengths.tolist() == num_ids
+    users = read_groups(path, "user")
+    assert users.dtype == np.int64 and len(set(users)) == len(set(user))
+    assert (read_groups(path, "none") < 0).tolist() == [row % 2 == 0 for row in range(rows)]
+    if rows:
+        samples = np.array([[rows - 2, 0], [0, 1]])
+        some = column.of(samples)
+        assert {sample: of.tolist() for sample, of in some.items()} == {i: ids[i] for i in {rows - 2, 0, 1}}
+        read = column.of(np.arange(rows))
+        assert [read[sample].tolist() for sample in range(rows)] == ids
+        assert num_unique(read, np.arange(rows)) == len({one for row in ids for one in row})
+        assert num_unique(read, np.zeros(0, dtype=int)) == 0
 
 
 def test_a_null_is_named_by_its_row_in_the_file(tmp_path):
@@ -123,36 +153,6 @@ def test_a_null_is_named_by_its_row_in_the_file(tmp_path):
     pl.DataFrame({"ids": ids}).write_parquet(tmp_path / "ids.parquet")
     with pytest.raises(InputError, match="row 2500: ids is null"):
         read_lengths(tmp_path / "ids.parquet", "ids")
-
-
-READING_IN_LITTLE_MEMORY = """
-import resource, sys
-from pathlib import Path
-from commons.advisor.command_line import read_lengths
-print(len(read_lengths(Path(sys.argv[1]), "ids")))
-print({"numba", "polars"} & set(sys.modules))
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-"""
-
-
-def test_a_file_is_read_in_little_memory(tmp_path):
-    """Neither polars nor numba are in the process that plans, nor is a row group in the one that reads."""
-    ids = np.random.default_rng(0).integers(0, 1 << 40, (200_000, 100))
-    path = tmp_path / "ids.parquet"
-    table = pl.DataFrame({"ids": ids}).cast(pl.List(pl.Int64))
-    table.write_parquet(path, compression="uncompressed", row_group_size=len(ids))
-    command = [sys.executable, "-c", READING_IN_LITTLE_MEMORY, str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-    num_samples, imported, kilobytes = result.stdout.splitlines()
-    assert (num_samples, imported) == (str(len(ids)), "set()"), result.stderr
-    assert int(kilobytes) < 200 << 10, kilobytes  # the row group alone has 160 MB
-
-
-def test_tokens_of_lengths():
-    rule = TokenRule(2, 1)
-    assert rule.of(np.array([0, 5])).tolist() == [1, 11]
-    assert str(rule) == "2 × length + 1"
-    assert str(TokenRule(1, 0)) == "length"
 
 
 @pytest.fixture(params=["hstu", "sid_gr"])
@@ -206,19 +206,11 @@ TEXTS = {
     "broken.npy": "no array",
     "lengths.txt": "1\n2\n",
     "words.csv": "n,m\n1,2\nmany,3\n",
-    "fraction.csv": "n\n1\n2.5\n",
-    "header.csv": "n\n",
-    "nothing.csv": "",
-    "null.csv": "n,m\n1,1\n,2\n",
-    "no_header.csv": "3\n4\n",
     "wide.csv": f"n\n{2**70}\n",
     "broken.parquet": "no table",
-    "broken.json": "{",
     "other.json": '{"kind": "something else"}',
     "typing.json": json.dumps(COST | {"per_step": True}),
-    "digits.json": json.dumps(COST).replace("null", "9" * 400),
     "unknown.gin": "NoSuchArgs.size = 3\n",
-    "typo.gin": "NetworkArgs.num_layers = (\n",
     "missing.gin": "include 'none.gin'\n",
     "first.gin": "include 'second.gin'\n",
     "second.gin": "include 'first.gin'\n",
@@ -268,21 +260,15 @@ CASES = {
     "words.csv MODEL": "n, m; name the one with --column",
     "good.npy --column n MODEL": "--column n has no effect",
     "empty.npy MODEL": "empty.npy is empty",
-    "header.csv MODEL": ("header.csv", "expected"),
-    "nothing.csv MODEL": "nothing.csv is empty",
     "negative.npy MODEL": "row 1: length -7",
     "floats.npy MODEL": "float64 (row 1 is 2.5)",
     "nan.npy MODEL": "row 1 is nan",
     "square.npy MODEL": "(2, 2)",
     "huge.npy MODEL": "row 1: length 1099511627776",
     "long.npy MODEL --ranks 1": "costs more than 2^62",
-    "words.csv --column n MODEL": "row 1: n is 'many'; expected an integer",
-    "fraction.csv MODEL": "row 1: n is '2.5'; expected an integer",
-    "null.csv --column n MODEL": "row 1: n is ''; expected an integer",
     "nan.parquet MODEL": "Float64 (row 1 is nan)",
     "null.parquet MODEL": "row 1: n is null",
     "good.npy MODEL --ids n": "--ids n has no effect",
-    "words.csv MODEL --column m --ids n": "--ids n has no effect",
     "lists.parquet MODEL --ids user": "holds Int64; expected lists",
     "lists.parquet MODEL --ids words": "column words holds List(String)",
     "lists.parquet MODEL --ids holes": "row 0: holes has a null in its list",
@@ -292,11 +278,9 @@ CASES = {
     "unknown.gin --groups user": "--groups user has no effect",
     "good.npy MODEL --ranks 0": ("--ranks", "'0'", "at least 1"),
     "good.npy MODEL --ranks 8,many": "'many'",
-    "good.npy MODEL --rows-per-rank 0": ("--rows-per-rank", "'0'"),
     "good.npy MODEL --bandwidth 0": ("--bandwidth", "above 0"),
     "good.npy MODEL --ranks 8,64": ("399 samples", "64 ranks × 32 rows needs 2048"),
     "good.npy": ("no model", "--model"),
-    "good.npy --cost one_column.json": ("no model", "--model"),
     "good.npy MODEL --cost one_column.json": "one_column.json is for 1 columns of get_workloads; exp",
     "good.npy --model bert": ("--model bert", "hstu"),
     "good.npy --model hstu --hidden-size 8": "--num-layers, --num-heads",
@@ -304,7 +288,6 @@ CASES = {
     "good.npy MODEL --mlp-size 8": "--mlp-size 8 has no effect",
     "good.npy --num-layers 2": "--num-layers 2 has no effect",
     "good.npy MODEL --cost none.json": "none.json does not exist",
-    "good.npy MODEL --cost broken.json": "broken.json",
     "good.npy MODEL --cost other.json": ("other.json", "another kind"),
     "good.npy --cost other.json --tflops 3": "--tflops 3 has no effect",
     "none.gin": "none.gin does not exist",
@@ -312,21 +295,20 @@ CASES = {
     "unknown.gin --extra-tokens 1": "--extra-tokens 1 has no effect",
     "unknown.gin --model other.gin": "--model other.gin",
     "good.npy MODEL --gin-bindings A.b=1": "--gin-bindings A.b=1",
-    "": "data",
-    "good.npy --color red": "--color",
+    "": "no data; expected a file of lengths, or --lengths-of",
+    "MODEL --lengths-of yamba": ("--lengths-of yamba", *PUBLIC_DATA),
+    "good.npy MODEL --lengths-of taobao": "both have lengths",
+    "good.npy MODEL --max-length 5": "--max-length 5 has no effect",
+    "MODEL --lengths-of taobao --ids items": "--ids items has no effect",
     "folder.npy/../folder MODEL": "folder",
     "spans.npy MODEL": "timedelta64",
-    "no_header.csv MODEL": ("begins with '3'", "header"),
     "wide.csv MODEL": "wide.csv",
     "wide.parquet MODEL": "row 1",
     "good.npy MODEL --cost typing.json": "has True; expected",
-    "good.npy MODEL --cost digits.json": "digits.json",
-    "typo.gin": "typo.gin",
     "missing.gin": ("missing.gin", "none.gin"),
     "first.gin": "first.gin",
     "good.npy MODEL --hidden-size 99999999999999999999": ("--hidden-size", "at most"),
     "good.npy MODEL --num-layers 1000000 --hidden-size 1000000": "more than 2^62",
-    "good.npy MODEL --extra-tokens 99999999999999999999": ("--extra-tokens", "at most"),
     "good.npy MODEL --ranks 1000000 --rows-per-rank 1000000": "in a step",
     "good.npy MODEL --bandwidth 1e-320": ("--bandwidth", "1e-9"),
     "good.npy MODEL --html folder": "--html folder is a folder",

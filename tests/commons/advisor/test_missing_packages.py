@@ -1,5 +1,6 @@
 """The command works after `pip install .`, which brings numpy and numba, and names what else it needs."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.commons.advisor.command import MODEL, REPOSITORY, heavy_tailed
+from tests.commons.advisor.command import MODEL, REPOSITORY, by_name, heavy_tailed
 
 # Imported as Python starts, also in the process that reads a file. numba takes llvmlite along, and probes for
 # packages that it works without.
@@ -47,21 +48,18 @@ def advisor(folder: Path, *arguments: str, absent: Sequence[str] = ()) -> subpro
     )
 
 
-@pytest.mark.parametrize("arguments", [["--tflops", "2"], ["--json"]])
-def test_lengths_need_numpy_and_numba_alone(arguments, folder):
-    result = advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", *arguments)
+def test_lengths_need_numpy_and_numba_alone(folder):
+    result = advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", "--tflops", "2")
     assert result.returncode == 0, result.stderr
     assert "Switch on" in result.stdout and "pieces" in result.stdout
 
 
 def test_a_strategy_whose_extension_is_missing_is_left_out(folder):
     absent = ["commons.extensions.pieces"]
-    result = advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", absent=absent)
+    result = advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", "--json", absent=absent)
     assert result.returncode == 0, result.stderr
-    *others, last = result.stdout.splitlines()
-    assert last == "The strategy pieces is left out: the folder extensions/pieces is missing."
-    assert "Switch on" in result.stdout and "(split)" not in "".join(others)
-    assert advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", "--json", absent=absent).returncode == 0
+    [case] = json.loads(result.stdout)["cases"]
+    assert "rebalance" in by_name(case) and "pieces" not in by_name(case)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +73,8 @@ def test_a_strategy_whose_extension_is_missing_is_left_out(folder):
 def test_what_needs_more_names_the_extra(arguments, package, folder):
     result = advisor(folder, *arguments)
     assert result.returncode == 2
-    assert result.stderr == (
-        f'balance-advisor: error: {package} is not installed; it comes with the extra "train": in a '
-        'checkout, pip install ".[train]"\n'
-    )
+    assert result.stderr.startswith(f"balance-advisor: error: {package} is not installed")
+    assert '".[train]"' in result.stderr and result.stderr.count("\n") == 1
     assert result.stdout == ""
 
 
@@ -88,6 +84,4 @@ def test_the_trainer_without_gin_names_the_extra():
         [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=240
     )
     last = result.stderr.splitlines()[-1]
-    assert last.endswith(
-        'gin-config is not installed; it comes with the extra "train": in a checkout, pip install ".[train]"'
-    )
+    assert "gin-config is not installed" in last and '".[train]"' in last
