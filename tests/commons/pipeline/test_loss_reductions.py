@@ -102,26 +102,3 @@ def test_a_global_mean_may_count_others_than_loss_tokens():
     plan, loss = WithoutLossTokens("dict").plan(draw("dict", [1, 2])), torch.tensor(3.0)
     assert float(shuffler.scale(loss, plan, "global_mean")) == pytest.approx(3.0)
     assert float(shuffler.scale(loss, plan, "global_mean", "sum")) == pytest.approx(1.5)
-
-
-@on_ranks(2)
-def test_weights_have_to_be_finite_and_of_one_type():
-    rank = dist.get_rank()
-    for wrong in (-0.5, torch.nan, torch.inf):
-        batch = weighted_rows(rank, 0)
-        batch["weight"][2] = wrong if rank else 1.0
-        assert "WeightedShuffler.get_loss_tokens returned" in error_of(WeightedShuffler().plan, batch)
-    batch = weighted_rows(rank, 0)
-    batch["weight"] = batch["weight"].long() if rank else batch["weight"]
-    assert "dtype" in error_of(WeightedShuffler().plan, batch)
-
-
-@on_ranks(2)
-def test_loss_tokens_that_overflow_are_an_error_on_all_ranks():
-    class Huge(WeightedShuffler):
-        def get_loss_tokens(self, batch):
-            return torch.full((3,), 2**62)
-
-    plan = Huge().plan(weighted_rows(0, 0))
-    with pytest.raises(OverflowError, match="more than int64 holds"):
-        _ = plan.num_loss_tokens
