@@ -1,18 +1,24 @@
 """Programs of examples and of `tests/trainers/`, before and with balancing, and what they should learn."""
 
 import ast
+import contextlib
+import io
 import itertools
+import os
 import re
+import runpy
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tests.e2e.torchrun import REPOSITORY
+from tests.process_pool import ProcessPool, free_port
 
 FOLDER = REPOSITORY / "examples"
 TRAINERS_FOLDER = REPOSITORY / "tests" / "trainers"
@@ -152,3 +158,26 @@ def _shards(value: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
         return [((0,) * value.dim(), value.detach().clone())]
     shards = value.local_shards()
     return [(tuple(shard.metadata.shard_offsets), shard.tensor.detach().clone()) for shard in shards]
+
+
+def printed_losses(name: str, folder: Path) -> list[float]:
+    """Runs a program on two ranks of its own, from its first line to its last. Returns the printed losses."""
+    program = folder / f"{name}.py"
+    program.write_text(in_checkout(source(name)))
+    pool = ProcessPool(2)
+    try:
+        printed, _ = pool.run(_run_alone, str(program), free_port())
+    finally:
+        pool.close(kill=True)  # they have left their process group
+    return [float(loss) for loss in re.findall(r"^loss ([\d.]+)$", printed, re.MULTILINE)]
+
+
+def _run_alone(program: str, port: int) -> str:
+    """Runs a program that makes and destroys its process group. Returns what it prints."""
+    dist.barrier()
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(port)
+    with contextlib.chdir(Path(program).parent), contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(program, run_name="__main__")
+    assert not dist.is_initialized(), "a program ends with its process group"
+    return printed.getvalue()

@@ -1,7 +1,6 @@
 """The sampler deals each global batch of a stream once, by cost and by user, and resumes where it stopped."""
 
 import itertools
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,8 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from benchmarks.partition.dealing import DEALS, Events
 from commons.partition import imbalance
-from tests.e2e.torchrun import torchrun
-from tests.examples.programs import in_checkout, load, source
+from tests.examples.programs import load, printed_losses
 
 EXAMPLE = load("stream_sampler")
 ROWS, RANKS = 16, 4
@@ -43,7 +41,7 @@ def deal(rows: int = ROWS, ranks: int = RANKS) -> list[list[np.ndarray]]:
     return [[np.array(batch) for batch in step] for step in zip(*by_rank, strict=True)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)  # an example deals the whole stream
 @given(rows=st.integers(1, 40), ranks=st.integers(1, 9))
 def test_steps_have_the_samples_of_the_stream_in_order_and_ranks_equal_rows(rows, ranks):
     steps = deal(rows, ranks)
@@ -53,11 +51,6 @@ def test_steps_have_the_samples_of_the_stream_in_order_and_ranks_equal_rows(rows
         first = number * rows * ranks
         assert np.array_equal(np.sort(np.concatenate(step)), np.arange(first, first + rows * ranks))
         assert all((np.diff(samples) > 0).all() for samples in step)  # in time order on each rank
-
-
-def test_a_deal_is_the_same_on_every_rank_that_computes_it():
-    """Without communication, ranks agree only if equal arguments give equal deals."""
-    assert list(sampler_of(2)) == list(sampler_of(2))
 
 
 def test_ranks_are_balanced_and_have_few_users_in_common():
@@ -95,26 +88,17 @@ def test_unique_ids_are_the_different_events_before_samples():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("trained", [1, 4, 10])
+@pytest.mark.parametrize("trained", [1, 10])
 def test_a_resumed_loader_goes_on_as_one_that_was_not_interrupted(workers, trained):
+    sampler, resumed = sampler_of(1), sampler_of(1)
     uninterrupted = list(load_batches(sampler_of(1)))
-    before = list(itertools.islice(load_batches(sampler_of(1), workers), trained))
-    resumed = sampler_of(1)
-    resumed.load_state_dict({"samples": trained * ROWS * RANKS})  # workers have loaded more
+    before = list(itertools.islice(load_batches(sampler, workers), trained))
+    state = {"samples": trained * ROWS * RANKS}
+    assert workers or sampler.state_dict() == state  # workers have loaded more
+    resumed.load_state_dict(state)
     assert len(resumed) == len(uninterrupted) - trained
     assert before + list(load_batches(resumed, workers)) == uninterrupted
     assert list(resumed) == uninterrupted  # the next pass begins with the stream
-
-
-@pytest.mark.parametrize("trained", [0, 1, 10])
-def test_the_state_of_a_sampler_is_what_it_has_dealt(trained):
-    """Loaders that save it with each batch, as torchdata's does, resume after that batch."""
-    sampler = sampler_of()
-    batches = list(itertools.islice(sampler, trained))
-    resumed = sampler_of()
-    resumed.load_state_dict(sampler.state_dict())
-    assert resumed.state_dict() == sampler.state_dict() == {"samples": trained * ROWS * RANKS}
-    assert batches + list(resumed) == list(sampler_of())
 
 
 def test_other_numbers_of_ranks_and_rows_resume():
@@ -128,9 +112,8 @@ def test_other_numbers_of_ranks_and_rows_resume():
 
 def test_the_program_learns_what_a_single_process_does(tmp_path):
     """In the order of the stream; in its midst it resumes from a checkpoint."""
-    (tmp_path / "program.py").write_text(in_checkout(source("stream_sampler")))
-    printed = re.findall(r"^loss ([\d.]+)$", torchrun(tmp_path, "program.py"), re.MULTILINE)
-    assert list(map(float, printed)) == pytest.approx(_train_alone(2 * EXAMPLE.ROWS), abs=1e-4)
+    alone = _train_alone(2 * EXAMPLE.ROWS)
+    assert printed_losses("stream_sampler", tmp_path) == pytest.approx(alone, abs=1e-4)
 
 
 def _train_alone(global_rows: int) -> list[float]:
@@ -145,8 +128,3 @@ def _train_alone(global_rows: int) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
-
-
-def test_the_program_is_short():
-    assert len(source("stream_sampler").splitlines()) < 140
-    assert "workload_balancer" in source("stream_sampler")
