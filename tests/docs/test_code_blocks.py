@@ -244,9 +244,3 @@ def test_every_setting_is_on_the_page_about_gin_files(path):
             assert re.search(rf"\b{node.name.removeprefix('Base')}\b", page), node.name
             for field in (line.target.id for line in node.body if isinstance(line, ast.AnnAssign)):
                 assert f"`{field}`" in page or field.startswith("balance_") or f".{field}`" in page, field
-
-
-@pytest.mark.parametrize("package", ["sequence_batch", "partition", "distributed", "pipeline"])
-def test_how_it_works_names_every_file_of_the_core(package):
-    for path in (REPOSITORY / "commons" / package).glob("[!_]*.py"):
-        assert f"`{path.name}`" in PAGES["docs/how-it-works.md"], path

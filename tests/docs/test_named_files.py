@@ -69,18 +69,3 @@ def _hooks_into(folder: str, hook: str) -> bool:
     return any(
         isinstance(value, type) and issubclass(value, Extension) and hook in vars(value) for value in exported
     )
-
-
-def test_all_say_the_same_of_the_first_compilation():
-    sources = [*(REPOSITORY / "commons").rglob("*.py"), *(REPOSITORY / "benchmarks" / "demo").glob("*.py")]
-    # A message goes on in the next line's string.
-    texts = [re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in sources]
-    sentences = [
-        " ".join(sentence.split())
-        for text in [*PAGES.values(), *texts]
-        for sentence in re.split(r"(?<=[.:;])\s", text)
-        if re.search(r"compil|numba", sentence) and re.search(r"\b(minutes?|seconds)\b", sentence)
-    ]
-    assert len(sentences) >= 5
-    for sentence in sentences:
-        assert "about 20 seconds" in sentence, sentence

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 
+from benchmarks import getting_started
 from benchmarks.harness import BENCHMARKS
 from commons.advisor.__main__ import main
 from tests.docs.pages import REPOSITORY, blocks, blocks_of, commands
@@ -41,3 +42,18 @@ def test_make_alone_lists_every_target_and_writes_nothing(tmp_path):
     assert listed_targets.keys() == targets, listed_targets
     assert "minutes" in listed_targets["demo"]
     assert listed_benchmarks.keys() == BENCHMARKS.keys()
+
+
+def test_getting_started_shows_the_lines_of_its_own_commands():
+    page = "docs/getting-started.md"
+    trainings = [
+        words
+        for block in blocks("bash")
+        if block.page == page
+        for words in commands(block)
+        if words[0] == "torchrun"
+    ]
+    without, balanced = ([word for word in words if "log_dir" not in word] for words in trainings)
+    launch = ["torchrun", "--nproc_per_node", "2", *getting_started.COMMAND.split()]
+    assert without == [*launch, "--gin-bindings", *getting_started.BINDINGS.split()]
+    assert balanced == [*without, getting_started.ON]
