@@ -22,7 +22,6 @@ from tests.commons.pipeline.scored_samples import (
 from tests.on_ranks import on_ranks
 
 ROWS = (5, 2)
-ACCUMULATED = [(5, 2), (1, 4), (3, 3)]
 
 
 def _shuffler(who, kind="dict"):
@@ -68,26 +67,25 @@ def _check(results, rows):
             assert float((one - other).norm()) <= 1e-5 * float(other.norm())
 
 
-CASES = [
-    *product(["all ranks", "identity"], ["sum", "mean", "global_mean"], ["mean", "sum"], [[ROWS]]),
-    *product(["all ranks", "identity"], ["sum", "mean"], ["mean"], [ACCUMULATED]),
-]
+ALL, EACH = ["all ranks", "identity"], ["sum", "mean"]
+# By number of ranks: which balance, reduction, gradients, and the rows that ranks load for an optimizer step.
+CASES = {
+    2: [
+        *product(ALL, [*EACH, "global_mean"], ["mean", "sum"], [[(5, 2)]]),
+        *product(ALL, EACH, ["mean"], [[(5, 2), (1, 4), (3, 3)]]),
+    ],
+    4: [*product(["within pairs"], ["mean"], ["mean"], [[(5, 2, 1, 3)], [(5, 2, 1, 3), (1, 1, 4, 4)]])],
+}
 
 
 def _steps(cases):
     return [_step(*case) for case in cases]
 
 
-def test_a_custom_loop_learns_the_global_mean_with_and_without_accumulation(pools):
-    for case, results in zip(CASES, zip(*pools(2).run(_steps, CASES), strict=True), strict=True):
-        _check(results, case[-1])
-
-
-IN_PAIRS = [("within pairs", "mean", "mean", rows) for rows in ([(5, 2, 1, 3)], [(5, 2, 1, 3), (1, 1, 4, 4)])]
-
-
-def test_ranks_that_balance_in_pairs_count_the_tokens_of_all(pools):
-    for case, results in zip(IN_PAIRS, zip(*pools(4).run(_steps, IN_PAIRS), strict=True), strict=True):
+@pytest.mark.parametrize("num_ranks", CASES)
+def test_a_custom_loop_learns_the_global_mean_with_and_without_accumulation(pools, num_ranks):
+    cases = CASES[num_ranks]
+    for case, results in zip(cases, zip(*pools(num_ranks).run(_steps, cases), strict=True), strict=True):
         _check(results, case[-1])
 
 

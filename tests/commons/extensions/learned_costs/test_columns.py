@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import numpy as np
 import pytest
 import torch.distributed as dist
@@ -30,20 +27,17 @@ def _learned(shuffler: BatchShuffler, first: int, last: int) -> ShufflePlan:
     return plan
 
 
-def _warnings(columns: tuple[Any, ...]) -> list[str]:
+@pytest.mark.parametrize("columns", [(once,), (once, squared), (squared,)])
+@on_ranks(2)
+def test_workloads_that_are_linear_in_tokens_are_named_once(columns):
     with warnings_of("commons.extensions.learned_costs.learning") as told:
         _learned(Lengths(*columns, extensions=[LearnedCosts()]), 0, 60)
-    return told
+    assert told == [LINEAR] * (columns == (once,) and dist.get_rank() == 0)
 
 
-def test_workloads_that_are_linear_in_tokens_are_named_once(pools):
-    pool = pools(2)
-    assert pool.run(_warnings, (once,)) == [[LINEAR], []]
-    assert pool.run(_warnings, (once, squared)) == pool.run(_warnings, (squared,)) == [[], []]
-
-
-def _resumed_with(columns: tuple[Any, ...]) -> tuple[list[str], bool, bool, bool]:
-    """Returns warnings, whether costs are known at once and at last, and whether the ranks plan alike."""
+@pytest.mark.parametrize("columns", [(once,), (once, squared)])
+@on_ranks(2)
+def test_what_does_not_fit_the_columns_is_learned_anew(columns):
     before = Lengths(once, extensions=[LearnedCosts()])
     saved = learned(before).state(_learned(before, 0, 40))
     with warnings_of("commons.extensions.learned_costs.learning") as told:
@@ -51,16 +45,11 @@ def _resumed_with(columns: tuple[Any, ...]) -> tuple[list[str], bool, bool, bool
         learned(after).load_state(saved)
         first = _learned(after, 40, 41)
         last = _learned(after, 41, 90)
-    known = [plan.predicted_seconds is not None for plan in (first, last)]
-    return [line for line in told if line != LINEAR], *known, len(learned(after).cost().coefficients)
-
-
-def test_what_does_not_fit_the_columns_is_learned_anew(pools):
-    pool = pools(2)
-    assert pool.run(_resumed_with, (once,)) == [([], True, True, 3)] * 2
-    (told, *others), (told_elsewhere, *_) = pool.run(_resumed_with, (once, squared))
-    assert [line[:18] for line in told] == ["costs of 1 columns"] and told_elsewhere == []
-    assert told[0].endswith("costs and speeds are learned anew") and others == [False, True, 4]
+    fits, warned = columns == (once,), [line for line in told if line != LINEAR]
+    assert (first.predicted_seconds is not None) == fits and last.predicted_seconds is not None
+    assert len(learned(after).cost().coefficients) == 2 + len(columns)
+    assert len(warned) == (not fits and dist.get_rank() == 0)
+    assert all(line.startswith("costs of 1 columns") and "learned anew" in line for line in warned)
 
 
 @on_ranks(2)
@@ -73,16 +62,12 @@ def test_the_cost_of_each_column_is_learned():
     assert per_token + linear < 100
 
 
-def _in_a_file(path: str) -> bool:
-    shuffler = Lengths(once, squared, extensions=[LearnedCosts()])
+@on_ranks(2)
+def test_a_learned_cost_can_be_saved_and_balanced_by(tmp_path):
+    shuffler, path = Lengths(once, squared, extensions=[LearnedCosts()]), tmp_path / "cost.json"
     last = _learned(shuffler, 0, 60)
     if dist.get_rank() == 0:
         learned(shuffler).cost().save(path)
     dist.barrier()
-    calibrated = Lengths(once, squared, cost=Cost.load(path))
-    plan = calibrated.plan(lengths_batch(59))
-    return np.array_equal(plan.rows.workloads, last.rows.workloads) and plan.predicted_seconds is not None
-
-
-def test_a_learned_cost_can_be_saved_and_balanced_by(pools, tmp_path):
-    assert pools(2).run(partial(_in_a_file, str(tmp_path / "cost.json"))) == [True, True]
+    plan = Lengths(once, squared, cost=Cost.load(path)).plan(lengths_batch(59))
+    assert np.array_equal(plan.rows.workloads, last.rows.workloads) and plan.predicted_seconds is not None
