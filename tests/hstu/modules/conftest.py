@@ -1,6 +1,12 @@
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
 
-from hstu.modules import attention_tiles
+from hstu.modules import attention_tiles, cutlass_attention
+from tests.hstu.modules import cutlass_stand_in
 
 
 @pytest.fixture(
@@ -13,3 +19,21 @@ def chunk_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         ("CPU_CHUNK_BYTES", "CPU_HEADS_BYTES", "CPU_ROW_TILES"), request.param, strict=True
     ):
         monkeypatch.setattr(attention_tiles, name, size)
+
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Installs the stand-in for the CUTLASS kernels, or one with other sources, for one test."""
+
+    def _install(attention: str = cutlass_stand_in.ATTENTION) -> Path:
+        folder = cutlass_stand_in.install(tmp_path, attention)
+        monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+        importlib.invalidate_caches()
+        return folder
+
+    yield _install
+    for name in [name for name in sys.modules if name.partition(".")[0] == cutlass_attention.DISTRIBUTION]:
+        del sys.modules[name]

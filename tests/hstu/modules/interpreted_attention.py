@@ -5,11 +5,9 @@ cases. It runs in a process of its own, because triton reads the switch at impor
 """
 
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,79 +15,8 @@ import torch
 from hstu.modules import SampleMask
 from hstu.modules.triton_attention import triton_hstu_attention
 from hstu.modules.triton_work import TritonWork
+from tests.hstu.modules.attention_cases import CASES, SCALING_SEQLEN, Case, mask
 from tests.hstu.modules.pieces import Piece, attention_in_pieces, cut
-
-SCALING_SEQLEN = 50.0
-MAX_TOKENS = 100
-
-
-@dataclass(frozen=True)
-class Case:
-    """A batch.
-
-    Attributes:
-        masks: one per sample; at most MAX_TOKENS tokens in all.
-        dtype, head_dim: of q, k and v.
-        views: what they are views of: "projection" for one tensor, "copies" for three with different strides.
-    """
-
-    masks: tuple[SampleMask, ...]
-    dtype: torch.dtype = torch.float32
-    head_dim: int = 32
-    views: str = "projection"
-
-    def inputs(self) -> list[torch.Tensor]:
-        """Returns q, k, v and the gradient of the output."""
-        generator = torch.Generator().manual_seed(self.head_dim)
-        shape = sum(mask.num_tokens for mask in self.masks), 4, 2, self.head_dim
-        q, k, v, grad_out = torch.randn(shape, generator=generator).to(self.dtype).unbind(1)
-        if self.views == "copies":
-            q, k = q.contiguous(), k.mT.contiguous().mT
-        return [x.requires_grad_() for x in (q, k, v)] + [grad_out]
-
-
-def mask(
-    contextual: int, history: int, targets: int = 0, tokens: int = 2, is_causal: bool = True
-) -> SampleMask:
-    """Returns the mask of a sample with these numbers of tokens, and `tokens` of each target."""
-    history_end = contextual + history
-    return SampleMask(history_end + tokens * targets, contextual, history_end, tokens, is_causal)
-
-
-def drawn_masks(seed: int) -> tuple[SampleMask, ...]:
-    """Returns samples of any kind, empty ones among them, with MAX_TOKENS tokens at most."""
-    generator = random.Random(seed)
-    tokens, is_causal = 1 + seed % 2, seed % 3 > 0
-    masks: list[SampleMask] = []
-    left = MAX_TOKENS
-    for _ in range(5):
-        contextual = generator.choice([0, 3, 20])
-        targets = generator.choice([0, 1, 5, 10])
-        history = generator.choice([0, 1, 17, 40])
-        one = mask(contextual, history, targets, tokens, is_causal)
-        if one.num_tokens <= left:
-            masks.append(one)
-            left -= one.num_tokens
-    return tuple(masks)
-
-
-MIXED = (mask(3, 11, 2), mask(0, 0), mask(17, 4), mask(0, 1), mask(0, 2, 8))
-WIDTHS = {torch.float32: (40, 128, 256), torch.bfloat16: (32, 64, 256), torch.float16: (96, 256)}
-CASES = {
-    **{f"drawn {seed}": Case(drawn_masks(seed)) for seed in range(4)},
-    "long": Case((mask(20, 41, 19),)),
-    "long targets of one token": Case((mask(0, 50, 50, tokens=1),)),
-    "long, not causal": Case((mask(20, 41, 19, is_causal=False),)),
-    "whole tiles": Case((mask(16, 16, 8), mask(0, 32), mask(0, 0, 8))),
-    "empty": Case((mask(0, 0), mask(0, 0))),
-    "no samples": Case(()),
-    "different strides": Case(MIXED, views="copies"),
-    **{
-        f"{str(dtype)[6:]}, width {width}": Case(MIXED, dtype, width)
-        for dtype, widths in WIDTHS.items()
-        for width in widths
-    },
-}
 
 
 def _in_pieces(is_causal: bool, tokens: int) -> tuple[list[SampleMask], list[list[Piece]]]:

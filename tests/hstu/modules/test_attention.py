@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hstu.modules import AttentionTiles, SampleMask, jagged_hstu_attention
-from tests.hstu.modules.mask_rule import sees
+from tests.hstu.modules.attention_cases import dense_attention
 
 HEADS = [(2, 8), (4, 3)]
 SCALING_SEQLEN = 7.0
@@ -29,21 +29,6 @@ def masks(draw: st.DrawFn) -> SampleMask:
     )
 
 
-def reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sample_masks: Sequence[SampleMask]
-) -> torch.Tensor:
-    out, start = [], 0
-    for mask in sample_masks:
-        tokens = range(mask.num_tokens)
-        seen = torch.tensor([[float(sees(mask, row, column)) for column in tokens] for row in tokens])
-        q_, k_, v_ = (x[start : start + mask.num_tokens] for x in (q, k, v))
-        scores = torch.einsum("rhd,chd->hrc", q_, k_) / math.sqrt(q.shape[-1])
-        weights = scores * torch.sigmoid(scores) * seen.view(mask.num_tokens, mask.num_tokens).to(q.dtype)
-        out.append(torch.einsum("hrc,chd->rhd", weights / SCALING_SEQLEN, v_))
-        start += mask.num_tokens
-    return torch.cat(out)
-
-
 def draw_qkv(num_tokens: int, heads: tuple[int, int], dtype: torch.dtype) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(num_tokens)
     drawn = torch.randn(3, num_tokens, *heads, dtype=torch.float64, generator=generator)
@@ -62,7 +47,7 @@ def tiles_of(sample_masks: Sequence[SampleMask]) -> AttentionTiles:
 def test_matches_a_dense_masked_reference(heads, sample_masks):
     qkv = draw_qkv(sum(mask.num_tokens for mask in sample_masks), heads, torch.float64)
     out = jagged_hstu_attention(*qkv, tiles_of(sample_masks), SCALING_SEQLEN)
-    expected = reference(*qkv, sample_masks)
+    expected = dense_attention(qkv, sample_masks, SCALING_SEQLEN)
     torch.testing.assert_close(out, expected)
     grad_out = torch.randn_like(out)
     grads = torch.autograd.grad(out, qkv, grad_out)
@@ -76,23 +61,6 @@ def test_gradients_match_finite_differences():
     qkv = draw_qkv(6, (2, 3), torch.float64)
     tiles = tiles_of(sample_masks)
     torch.autograd.gradcheck(lambda q, k, v: jagged_hstu_attention(q, k, v, tiles, 3), qkv)
-
-
-@pytest.mark.usefixtures("chunk_sizes")
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
-def test_16_bit_types_are_close_to_the_reference(dtype, rtol):
-    sample_masks = [SampleMask(40, 3, 36, 2, True), SampleMask(17, 0, 17, 1, True)]
-    qkv = draw_qkv(57, (2, 8), dtype)
-    exact = [x.detach().double().requires_grad_() for x in qkv]
-    out, expected = (
-        jagged_hstu_attention(*qkv, tiles_of(sample_masks), SCALING_SEQLEN),
-        reference(*exact, sample_masks),
-    )
-    assert out.dtype == dtype
-    grads = torch.autograd.grad(out.float().sum(), qkv)
-    expected_grads = torch.autograd.grad(expected.sum(), exact)
-    for got, want in zip((out, *grads), (expected, *expected_grads), strict=True):
-        assert (got.double() - want).norm() <= rtol * want.norm()
 
 
 def test_float16_sums_over_long_samples_stay_finite():
@@ -118,24 +86,6 @@ def test_chunks_fit_the_budget_and_samples_of_other_sizes_stay_apart():
         for mask in chunk.masks:
             heads_of[mask.num_tokens] += heads_per_sample
     assert heads_of == {length: 4 if length else 0 for length in lengths}
-
-
-@pytest.mark.parametrize(
-    ("shapes", "num_tokens", "scaling_seqlen", "message"),
-    [
-        ([(3, 2, 4), (3, 2, 4), (2, 2, 4)], 3, 1.0, r"one shape \[total_tokens, num_heads, head_dim\]"),
-        ([(3, 8)] * 3, 3, 1.0, r"one shape \[total_tokens, num_heads, head_dim\]"),
-        ([(3, 2, 4)] * 3, 4, 1.0, "masks have 4 tokens, but q, k and v have 3"),
-        ([(3, 2, 4)] * 3, 3, 0.0, "scaling_seqlen is 0.0"),
-    ],
-)
-def test_wrong_arguments_are_named(shapes, num_tokens, scaling_seqlen, message):
-    with pytest.raises(ValueError, match=message):
-        jagged_hstu_attention(
-            *(torch.zeros(shape) for shape in shapes),
-            tiles_of([SampleMask(num_tokens, 0, num_tokens, 1, True)]),
-            scaling_seqlen,
-        )
 
 
 def test_a_value_that_is_not_finite_stays_within_its_sample():

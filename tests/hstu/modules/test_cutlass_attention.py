@@ -1,73 +1,18 @@
-import importlib
 import importlib.util
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-import hstu
 from commons.datasets import HSTUBatch
 from hstu.models import HSTUConfig
-from hstu.modules import SampleMask, batch_attention, cutlass_attention
+from hstu.modules import batch_attention, cutlass_attention
 from hstu.modules.attention_backend import running_backend
 from tests.commons.distributed.counted_collectives import no_synchronization
 from tests.hstu.hstu_samples import Sample, hstu_batch, ranking_model
-from tests.hstu.modules import cutlass_stand_in
+from tests.hstu.modules.attention_cases import CAUSAL, mask
 from tests.hstu.modules.cutlass_stand_in import ATTENTION
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-SCALING_SEQLEN = 40
-Install = Callable[..., Path]
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Installs the stand-in, or one with other sources, for one test."""
-
-    def _install(attention: str = ATTENTION) -> Path:
-        folder = cutlass_stand_in.install(tmp_path, attention)
-        monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
-        importlib.invalidate_caches()
-        return folder
-
-    yield _install
-    for name in [name for name in sys.modules if name.partition(".")[0] == cutlass_attention.DISTRIBUTION]:
-        del sys.modules[name]
-
-
-def mask(history: int, candidates: int = 0, tokens: int = 2, contextual: int = 0) -> SampleMask:
-    history_end = contextual + history
-    return SampleMask(history_end + tokens * candidates, contextual, history_end, tokens, is_causal=True)
-
-
-MASKS = {
-    "history": [mask(9), mask(1), mask(33)],
-    "candidates of two tokens": [mask(9, 3), mask(0), mask(5), mask(0, 2)],
-    "candidates of one token": [mask(9, 3, tokens=1), mask(0, 5, tokens=1)],
-    "one contextual token": [mask(9, 3, contextual=1), mask(0, contextual=1)],
-    "no tokens": [mask(0), mask(0)],
-}
-
-
-@pytest.mark.parametrize("dtype", cutlass_attention.DTYPES)
-@pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
-def test_results_are_those_of_pytorch(install, masks, dtype):
-    folder = install()
-    # Views of one projection, as a layer has them.
-    inputs = torch.randn(sum(mask.num_tokens for mask in masks), 4, 2, 32, dtype=dtype).requires_grad_()
-    grad = torch.randn_like(inputs[:, 0])
-    results = []
-    for backend in ("cutlass", "pytorch"):
-        out = batch_attention(backend, masks, SCALING_SEQLEN, CPU)(*inputs.unbind(1)[1:])
-        results.append([out, *torch.autograd.grad(out, inputs, grad)])
-    for got, expected in zip(*results, strict=True):
-        assert got.dtype == dtype and got.shape == expected.shape
-        assert (got.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
-    if inputs.numel():
-        assert sys.modules["fbgemm_gpu_hstu"].__file__ == str(folder / "hstu/__init__.py")
-    assert sys.modules["hstu"] is hstu and str(folder) not in str(hstu.__path__)
 
 
 def _batch(contextual: int) -> HSTUBatch:
@@ -168,24 +113,11 @@ def test_a_configuration_refuses_what_cutlass_cannot_compute(settings, reason):
         HSTUConfig(num_layers=1, hidden_size=8, num_heads=1, scaling_seqlen=9, **fitting | settings)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "num_tokens", "message"),
-    [
-        ((3, 2, 32), torch.bfloat16, 4, "masks have 4 tokens, but q, k and v have 3"),
-        ((3, 2, 32), torch.float32, 3, "are torch.float32, .*; expected all bfloat16 or all float16"),
-        ((3, 2, 40), torch.float16, 3, r"head_dim is 40; expected one of \(32, 64, 128, 256\)"),
-    ],
-)
-def test_wrong_arguments_are_named(shape, dtype, num_tokens, message):
-    with pytest.raises(ValueError, match=message):
-        batch_attention("cutlass", [mask(num_tokens)], 1, CPU)(*(torch.zeros(shape, dtype=dtype),) * 3)
-
-
 def test_a_batch_is_prepared_without_reading_from_the_device():
     with no_synchronization():
-        batch_attention("cutlass", MASKS["candidates of two tokens"], SCALING_SEQLEN, CPU)
+        batch_attention("cutlass", CAUSAL["candidates of two tokens"], 40, CPU)
 
 
 def test_samples_of_a_batch_have_one_kind_of_candidate():
-    with pytest.raises(ValueError, match=r"masks have tokens_per_candidate \[1, 2\]; expected one per batch"):
-        batch_attention("cutlass", [mask(3, tokens=1), mask(3)], 1, CPU)
+    with pytest.raises(ValueError, match=r"tokens_per_candidate \[1, 2\]; expected one per batch"):
+        batch_attention("cutlass", [mask(0, 3, tokens=1), mask(0, 3)], 1, CPU)

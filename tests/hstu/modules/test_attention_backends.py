@@ -1,0 +1,116 @@
+"""Every attention backend computes plain masked attention, its gradients too, or says what it cannot."""
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+import hstu
+import hstu.modules
+from hstu.modules import SampleMask, batch_attention
+from hstu.modules.triton_attention import triton_hstu_attention
+from hstu.modules.triton_work import TritonWork
+from tests.hstu.modules.attention_cases import CASES, CAUSAL_CASES, MAX_TOKENS, SCALING_SEQLEN, Case, mask
+from tests.hstu.modules.interpreted_attention import IN_PIECES, interpret, run_kernels
+
+CPU = torch.device("cpu")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None,
+    reason="triton is not installed; the extra kernels installs it",
+)
+# Norm of the error relative to the result's. Triton's interpreter truncates to bfloat16 instead of rounding.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+
+
+def check(results: list[torch.Tensor], case: Case) -> None:
+    for got, expected in zip(results, case.expected(), strict=True):
+        assert got.shape == expected.shape
+        assert got.dtype == case.dtype
+        error = got.float() - expected
+        assert error.norm() <= TOLERANCE[case.dtype] * expected.norm()
+        if case.dtype == torch.float32:
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", (CASES | CAUSAL_CASES).values(), ids=CASES | CAUSAL_CASES)
+def test_pytorch_matches_dense_attention(case):
+    check(run_backend("pytorch", case), case)
+
+
+@pytest.mark.parametrize("case", CAUSAL_CASES.values(), ids=CAUSAL_CASES)
+def test_cutlass_matches_dense_attention(install, case):
+    folder = install()
+    check(run_backend("cutlass", case), case)
+    if case.inputs()[0].numel():
+        assert sys.modules["fbgemm_gpu_hstu"].__file__ == str(folder / "hstu/__init__.py")
+    assert sys.modules["hstu"] is hstu and str(folder) not in str(hstu.__path__)
+
+
+def run_backend(backend: str, case: Case) -> list[torch.Tensor]:
+    *qkv, grad_out = case.inputs()
+    out = batch_attention(backend, case.masks, int(SCALING_SEQLEN), CPU)(*qkv)
+    return [out.detach(), *torch.autograd.grad(out, qkv, grad_out, materialize_grads=True)]
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[torch.Tensor]]:
+    return interpret(tmp_path_factory.mktemp("interpreted") / "results.pt")
+
+
+@needs_triton
+@pytest.mark.parametrize("name", [*CASES, *IN_PIECES])
+def test_triton_matches_dense_attention(name, interpreted):
+    case = CASES[name] if name in CASES else Case(tuple(IN_PIECES[name][0]))
+    assert sum(one.num_tokens for one in case.masks) <= MAX_TOKENS
+    check(interpreted[name], case)
+
+
+@needs_triton
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_kernels_match_too_and_do_not_synchronize(name):
+    masks, inputs = CASES[name].masks, [x.cuda() for x in CASES[name].inputs()]
+    run_kernels(masks, inputs)  # compiles them, which may synchronize
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results = run_kernels(masks, inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    check([x.cpu() for x in results], CASES[name])
+
+
+EQUAL, BF16, F16 = [(3, 2, 32)] * 3, torch.bfloat16, torch.float16
+ANY_BACKEND = [
+    ([(3, 2, 32), (3, 2, 32), (2, 2, 32)], 3, 1.0, r"one shape \[total_tokens, num_heads, head_dim\]"),
+    ([(3, 8)] * 3, 3, 1.0, r"one shape \[total_tokens, num_heads, head_dim\]"),
+    (EQUAL, 4, 1.0, "masks have 4 tokens, but q, k and v have 3"),
+    (EQUAL, 3, 0.0, "scaling_seqlen is 0.0"),
+]
+WRONG = [
+    *((backend, BF16, *wrong) for backend in ("pytorch", "triton", "cutlass") for wrong in ANY_BACKEND),
+    ("triton", BF16, [(3, 2, 257)] * 3, 3, 1.0, "head_dim is 257; expected 1 to 256"),
+    ("triton", torch.float64, EQUAL, 3, 1.0, "bfloat16, float16 or float32; got torch.float64"),
+    ("triton", BF16, EQUAL, 3, 1.0, "q, k and v are on cpu; the Triton kernels need CUDA"),
+    ("cutlass", torch.float32, EQUAL, 3, 1.0, "are torch.float32, .*; expected all bfloat16 or all float16"),
+    ("cutlass", F16, [(3, 2, 40)] * 3, 3, 1.0, r"head_dim is 40; expected one of \(32, 64, 128, 256\)"),
+]
+
+
+@pytest.mark.parametrize(("backend", "dtype", "shapes", "num_tokens", "scaling_seqlen", "message"), WRONG)
+def test_wrong_arguments_are_named(backend, dtype, shapes, num_tokens, scaling_seqlen, message):
+    if backend == "triton":
+        pytest.importorskip("triton")
+    qkv = [torch.zeros(shape, dtype=dtype) for shape in shapes]
+    sample = SampleMask(num_tokens, 0, num_tokens, 1, True)
+    with pytest.raises(ValueError, match=message):
+        batch_attention(backend, [sample], scaling_seqlen, CPU)(*qkv)
+
+
+def test_without_triton_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.delattr(hstu.modules, "triton_kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "hstu.modules.triton_kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    qkv = [torch.zeros(3, 2, 4) for _ in range(3)]
+    with pytest.raises(ImportError, match="pip install triton"):
+        triton_hstu_attention(*qkv, TritonWork([mask(0, 3)]), 1.0)
