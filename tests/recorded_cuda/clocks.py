@@ -68,11 +68,6 @@ class Stream:
         """Has the host wait for what is on this stream."""
         DEVICE.wait("Stream.synchronize", self.clock)
 
-    def query(self) -> bool:
-        """Returns True: a test has no use for time."""
-        merge(DEVICE.host, self.clock)
-        return True
-
 
 class Event:
     """Stands in for `torch.cuda.Event`."""

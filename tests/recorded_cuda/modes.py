@@ -225,11 +225,6 @@ def _to(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _moved(tensor: torch.Tensor, dtype: torch.dtype, to_device: bool, non_blocking: bool) -> torch.Tensor:
-    if isinstance(tensor, NestedTensor):
-        parts = [
-            _moved(part, part.dtype, to_device, non_blocking) for part in (tensor._values, tensor._offsets)
-        ]
-        return torch.nested.nested_tensor_from_jagged(*parts, jagged_dim=tensor._ragged_idx)
     with _disable_current_modes():
         moved = tensor.to(dtype, copy=True)
     if to_device:
@@ -252,17 +247,10 @@ def _cpu(func: Any, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
     return _moved(tensor, tensor.dtype, False, False) if on_device(tensor) else tensor
 
 
-def _cuda(func: Any, tensor: torch.Tensor, device: Any = None, non_blocking: bool = False) -> torch.Tensor:
-    return tensor if on_device(tensor) else _moved(tensor, tensor.dtype, True, non_blocking)
-
-
 def _pin(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     memory = memory_of(tensor)
     if memory is not None and memory.kind == "pinned":
         return tensor
-    if isinstance(tensor, NestedTensor):
-        parts = _pin(func, tensor._values), _pin(func, tensor._offsets)
-        return torch.nested.nested_tensor_from_jagged(*parts, jagged_dim=tensor._ragged_idx)
     with _disable_current_modes():
         return mark(tensor.clone(), "pinned")
 
@@ -320,7 +308,6 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.get_device: lambda func, tensor: 0 if on_device(tensor) else -1,
     torch.Tensor.to: _to,
     torch.Tensor.cpu: _cpu,
-    torch.Tensor.cuda: _cuda,
     torch.Tensor.pin_memory: _pin,
     torch.Tensor.is_pinned: _is_pinned,
     torch.Tensor.tolist: _read,
@@ -346,10 +333,6 @@ class RecordedWork(dist.Work):
         self._event.wait()
         self._tensors = []
         return True
-
-    def is_completed(self) -> bool:
-        """Returns whether it has run."""
-        return self._work.is_completed()
 
 
 def _launched(group: str, name: str) -> None:
@@ -444,7 +427,6 @@ def recorded_cuda() -> Iterator[Any]:
             "device": lambda device: nullcontext(),
         },
         torch.Tensor: {"record_stream": _record_stream},  # it asks no mode about a stream of another type
-        torch.UntypedStorage: {"resize_": _resize(torch.UntypedStorage.resize_)},
         dist: {
             "get_backend_config": lambda group=None: "cpu:gloo,cuda:nccl",
             "new_group": _new_group(dist.new_group),
@@ -483,20 +465,6 @@ def _in_modes_again(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return again
-
-
-def _resize(resize: Callable[..., Any]) -> Callable[..., Any]:
-    """`UntypedStorage.resize_(0)` frees the memory of a tensor that lives on."""
-
-    def resized(self: torch.UntypedStorage, size: int) -> Any:
-        memory = getattr(self, "recorded", None)
-        out = resize(self, size)
-        if memory is not None and not size:
-            DEVICE.free(memory)
-            memory.kind = "freed"
-        return out
-
-    return resized
 
 
 def _new_group(new_group: Callable[..., Any]) -> Callable[..., Any]:

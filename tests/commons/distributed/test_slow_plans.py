@@ -15,7 +15,6 @@ import torch
 from commons.distributed import PARTITIONERS, BatchShuffler, Extension
 from commons.distributed.slow_start import show_if_slow
 from commons.partition import longest_processing_time
-from commons.pipeline import TrainPipelineFactory
 from tests.commons.distributed.errors_and_warnings import warnings_of
 
 STEPS = 80  # 10 do not count, and then each 32 are looked at together
@@ -57,34 +56,6 @@ def test_slow_workloads_are_named_once_with_both_times():
 @pytest.mark.parametrize(("seconds", "every"), [(0.0, 1), (0.1, 10)])
 def test_a_plan_that_a_step_hides_is_not_named_nor_one_that_is_slow_now_and_then(seconds, every):
     assert not _warnings_of_loop(SlowShuffler(seconds, every), 0.01)
-
-
-class Sum(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
-
-    def forward(self, batch):
-        losses = self.weight * batch["ids"]
-        return losses.sum(), losses.detach()
-
-
-def test_pipelines_name_slow_plans():
-    model = Sum()
-    pipeline = TrainPipelineFactory.create(
-        "none",
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), 0.0),
-        device=torch.device("cpu"),
-        batch_shuffler=SlowShuffler(0.03),
-        loss_reduction="sum",
-    )
-    batches = _batches()
-    with warnings_of("commons") as messages:
-        for _ in range(45):
-            pipeline.progress(batches)
-    pipeline.reset()
-    assert len([message for message in messages if NAMED in message]) == 1
 
 
 def _slow_partitioner(workloads, num_partitions, equal_size=True):
