@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -54,26 +54,25 @@ def _of(kind: type) -> Callable[[list], np.ndarray]:
 
 INTEGERS = [tuple, torch.tensor, np.array, _strided]
 NUMBERS = [*INTEGERS, _of(np.float32), _of(np.float64), _read_only]
-COUNTS = [np.int8, np.uint32, np.int64]
+COUNTS = ("num_partitions", "num_chunks", "num_steps", "multiple_of", "min_count", "ranks_per_node")
 # Functions that turn a right value into another of the same meaning.
 SAME: dict[str, list[Callable[[Any], Any]]] = {
     "workloads": NUMBERS,
     "tokens": [*NUMBERS, _of(np.int32), _of(np.uint8)],
     "home": [*NUMBERS, _of(np.int8), _of(bool)],
     "sizes": NUMBERS,
-    "groups": [*INTEGERS, _of(np.int8), lambda groups: [2**63 - 1, -1, 2**63 - 1, 0, 0, -(2**63)]],
+    "groups": [
+        *(*INTEGERS, _of(np.int8)),
+        lambda groups: [2**63 - 1, -1, 2**63 - 1, 0, 0, -(2**63)],
+        lambda groups: np.array([1, 2, 1, 0, 0, 3], np.uint8),
+    ],
     "speeds": [*NUMBERS, lambda speeds: [1000.0, 500.0], lambda speeds: [2e-300, 1e-300]],
     "partition": [
         lambda parts: [torch.tensor(part) for part in parts],
         lambda parts: [np.array(part) for part in parts],
         lambda parts: tuple(part[::-1] for part in parts),
     ],
-    "num_partitions": COUNTS,
-    "num_chunks": COUNTS,
-    "num_steps": COUNTS,
-    "multiple_of": COUNTS,
-    "min_count": COUNTS,
-    "ranks_per_node": COUNTS,
+    **{name: [np.int8, np.uint32, np.int64] for name in COUNTS},
     "max_tokens": [
         np.uint32,
         lambda cap: np.int8(127),
@@ -101,7 +100,8 @@ def _numbers(name: str) -> list[tuple[Any, str]]:
 
 
 def _counts(name: str, least: int = 1) -> list[tuple[Any, str]]:
-    return [(value, f"{name} is {value}") for value in (-3, 2.5, NAN, *range(least))]
+    named = "num_(partitions|chunks)" if name == "num_chunks" else name
+    return [(value, f"{named} is {value}") for value in (-3, 2.5, NAN, *range(least))]
 
 
 def _tolerances(name: str) -> list[tuple[Any, str]]:
@@ -120,9 +120,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
             for dtype in NARROW
         ),
     ],
-    "num_partitions": _counts("num_partitions"),
-    "num_chunks": [(value, "is ") for value, _ in _counts("num_chunks")],
-    "num_steps": _counts("num_steps"),
+    **{name: _counts(name) for name in COUNTS},
     "partition": [
         ([], "num_partitions is 0"),
         ([[0], [1]], "partition has 2 indices, expected each of the 3 samples once"),
@@ -136,8 +134,6 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         ([2**52, 2**52, 1], r"tokens add up to .* less than 2\*\*53"),
     ],
     "max_tokens": [*_counts("max_tokens", 0), (0, "max_tokens( is |=)0")],
-    "multiple_of": _counts("multiple_of"),
-    "min_count": _counts("min_count"),
     "home": [
         ([0, 2, 1], r"home\[1\] is 2, expected a part from 0 to 1"),
         ([0, 1, -1], r"home\[2\] is -1"),
@@ -149,7 +145,6 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         (["a", "b", "c"], r"home has shape \(3,\) and dtype <U1"),
     ],
     "sizes": [*_numbers("sizes"), ([1], "sizes has 1 values for 3 workloads")],
-    "ranks_per_node": _counts("ranks_per_node"),
     "groups": [
         (groups, "groups has shape .* expected one integer for each of 3 samples")
         for groups in ([1, 2], [[1, 2, 3]], [0.5, 1.0, 2.0], ["a", "b", "c"])
@@ -167,7 +162,10 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     "token_tolerance": _tolerances("token_tolerance"),
     "max_step_ratio": [(ratio, f"max_step_ratio is {ratio}") for ratio in (0.9, -1.0, NAN)],
 }
-OF_THREE = {name: value[:3] for name, value in RIGHT.items() if name in ("workloads", "home", "groups")} | {
+OF_THREE = RIGHT | {
+    "workloads": [1, 2, 3],
+    "home": [0, 1, 0],
+    "groups": [7, -1, 7],
     "partition": [[0, 1], [2]],
     "tokens": [1, 1, 1],
     "window": [[[0], [1, 2]]],
@@ -181,28 +179,17 @@ NEEDS = {
 }
 
 
-def wrong_calls(
-    function: Callable[..., Any], but: Collection[str] = ()
-) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields arguments of which one is wrong, and what the error says; `but` names what is not checked."""
-    parameters = inspect.signature(function).parameters
-    of_three = RIGHT | OF_THREE
-    required = {
-        name: of_three[name] for name in parameters if parameters[name].default is inspect.Parameter.empty
-    }
-    for name in parameters:
-        if name in WRONG and name not in but:
-            needed = {other: of_three[other] for other in (NEEDS.get(name),) if other in parameters}
-            for value, message in WRONG[name]:
-                yield required | needed | {name: value}, message
-
-
 def check_wrong_arguments(function: Callable[..., Any], but: Collection[str] = ()) -> None:
-    """Checks that a wrong value of any argument is an error that names it."""
-    for arguments, message in wrong_calls(function, but):
-        with pytest.raises(ValueError, match=message):
-            function(**arguments)
-            pytest.fail(f"{arguments} are not refused")
+    """Checks that a wrong value of any argument is an error that names it, `but` those of some."""
+    parameters = inspect.signature(function).parameters
+    required = {name for name in parameters if parameters[name].default is inspect.Parameter.empty}
+    for name in [name for name in parameters if name in WRONG and name not in but]:
+        given = required | {NEEDS.get(name, name)} & parameters.keys()
+        for value, message in WRONG[name]:
+            arguments = {each: OF_THREE[each] for each in given} | {name: value}
+            with pytest.raises(ValueError, match=message):
+                function(**arguments)
+                pytest.fail(f"{arguments} are not refused")
 
 
 def check_kinds_of_arguments(function: Callable[..., Any]) -> None:

@@ -121,3 +121,12 @@ def check_properties(function: Function, problem: Problem) -> None:
     if speeds is None and "speeds" in function.takes:
         equal = np.full(problem.parts, [1.0, 2.0, 1e-3, 7e5][len(workloads) % 4])
         assert as_lists(place(workloads=workloads, **options, speeds=equal)) == expected
+
+
+def check_many_workloads(function: Function) -> None:
+    """Checks that the sum of workloads may exceed int64."""
+    workloads = 1e15 * (1 + 0.1 * np.random.default_rng(0).random(100_000))
+    for equal_size in (True, False):
+        partition = function(workloads, np.arange(len(workloads)) % 64, 64, equal_size)
+        check_partition(partition, len(workloads), len(partition), equal_size)
+        assert imbalance(workloads, partition) <= 1.01 * lower_bound(workloads, len(partition), equal_size)

@@ -6,9 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.partition import imbalance, lower_bound
-from tests.commons.partition.checks import SLACK, as_lists, check_partition
+from tests.commons.partition.checks import SLACK, as_lists
 from tests.commons.partition.drawn_workloads import WORKLOADS
-from tests.commons.partition.every_function import FUNCTIONS, check_properties, problems_of
+from tests.commons.partition.every_function import (
+    FUNCTIONS,
+    check_many_workloads,
+    check_properties,
+    problems_of,
+)
 
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
 CORNER_CASES = [
@@ -47,8 +52,4 @@ def test_one_part_holds_everything_and_as_many_parts_as_samples_one_each(name, w
 
 @pytest.mark.parametrize("name", ["refined", "rebalance"])
 def test_many_workloads_of_1e15_do_not_overflow(name):
-    workloads = 1e15 * (1 + 0.1 * np.random.default_rng(0).random(100_000))
-    for equal_size in (True, False):
-        partition = FUNCTIONS[name](workloads, np.arange(len(workloads)) % 64, 64, equal_size)
-        check_partition(partition, len(workloads), 64, equal_size)
-        assert imbalance(workloads, partition) <= 1.01 * lower_bound(workloads, 64, equal_size)
+    check_many_workloads(FUNCTIONS[name])

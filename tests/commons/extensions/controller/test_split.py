@@ -181,23 +181,6 @@ class TokenShuffler(BatchShuffler):
         return costs
 
 
-@pytest.mark.parametrize("kind", ["mixed", "dict"])
-def test_a_registered_shuffler_says_what_samples_cost(kind):
-    batch = make_batch("dict", 0, 0, 20)
-    if kind == "mixed":
-        batch = draw_batch(np.random.default_rng(0), 0, 24, 20)
-    register_batch_shuffler("tokens")(TokenShuffler)
-    try:
-        shuffler = BatchShufflerFactory.create("tokens")
-    finally:
-        BatchShufflerFactory.unregister("tokens")
-    assert not dist.is_initialized()
-    chunks, order = split_balanced(batch, 4, shuffler)
-    expected = refined(shuffler.get_workloads(batch)[:20].numpy(), 4)
-    assert as_lists([*order.partition]) == as_lists(expected)
-    check_identical(merge(chunks, order), batch)
-
-
 class ToldGroups(Extension):
     """Reads the group of each row off its number; below 0 it has none."""
 
@@ -209,20 +192,26 @@ class ToldGroups(Extension):
 
 
 @pytest.mark.parametrize("kind", ["mixed", "dict"])
-def test_the_groups_of_a_shuffler_are_those_given_and_lone_samples_have_their_own(kind):
-    shuffler, num_real = TokenShuffler(extensions=[ToldGroups()]), 20
-    alone = list(range(num_real))
+def test_a_registered_shuffler_says_what_samples_cost_and_their_groups(kind):
+    register_batch_shuffler("tokens")(TokenShuffler)
+    try:
+        shuffler = BatchShufflerFactory.create("tokens", extensions=[ToldGroups()])
+    finally:
+        BatchShufflerFactory.unregister("tokens")
+    assert not dist.is_initialized()
+    alone = list(range(20))
     labels = [f"alone {row}" if row % 7 < 3 else f"group {row % 7}" for row in alone]
     for seed in range(6):
-        batch = make_batch("dict", seed, 0, num_real)
+        batch = make_batch("dict", seed, 0, 20)
         if kind == "mixed":
-            batch = draw_batch(np.random.default_rng(seed), 0, num_real + 3, num_real)
+            batch = draw_batch(np.random.default_rng(seed), 0, 23, 20)
+        costs = shuffler.get_workloads(batch)[:20].numpy()
         chunks, order = split_balanced(batch, seed + 1, shuffler)
-        _, expected = split_balanced(batch, seed + 1, shuffler, labels)
+        _, expected = split_balanced(batch, seed + 1, costs, labels)
         assert as_lists([*order.partition]) == as_lists([*expected.partition])
         check_identical(merge(chunks, order), batch)
-        _, apart = split_balanced(batch, seed + 1, shuffler, alone)
-        assert np.ptp(apart.num_samples) <= 1  # given groups replace the shuffler's
+        _, apart = split_balanced(batch, seed + 1, shuffler, alone)  # given groups replace the shuffler's
+        assert as_lists([*apart.partition]) == as_lists(refined(costs, seed + 1))
 
 
 def learned(costs: list[float]) -> torch.Tensor:

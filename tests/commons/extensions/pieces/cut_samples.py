@@ -30,10 +30,9 @@ from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.packed_rows import read_lengths
 from commons.sequence_batch.row_schema import Schema
 from commons.sequence_batch.rows import Rows
-from tests.commons.histories import FLOPS, TokenShuffler, drawn_lengths, histories, keyed
+from tests.commons.histories import FLOPS, TokenShuffler, drawn_lengths, histories
 
-CODES = 3  # of an item
-KINDS = ("history", "history with candidates", "ahead", "codes")
+KINDS = ("history", "history with candidates", "ahead")
 RULES = CutRules(
     items=(ItemGroup("features.item"),),
     head=("features.user",),
@@ -97,50 +96,12 @@ def ahead_batch(
     )
 
 
-@dataclass(eq=False)
-class CodeBatch(BaseBatch):
-    """Items of several codes: a history, then newest ones with a token more; the last token is left out."""
-
-    target: torch.Tensor | None = None
-
-    def num_tokens(self) -> torch.Tensor:
-        user, history, newest = self.features.lengths().view(3, -1)
-        return user + history + newest + newest // CODES - 1
-
-    def num_loss_tokens(self) -> torch.Tensor:
-        return self.features["newest"].lengths()
-
-    def row_counts(self) -> dict[str, torch.Tensor]:
-        return self.feature_row_counts()
-
-    def cut_rules(self) -> CutRules:
-        history, newest = "features.history", "features.newest"
-        return CutRules(
-            items=(ItemGroup(history, CODES, CODES), ItemGroup(newest, CODES, CODES + 1)),
-            fields={
-                "features.user": WITH_FIRST,
-                history: FieldRule("items", CODES, before=1),
-                newest: FieldRule("items_from_end", CODES, before=1),
-                "loss_tokens": FieldRule("items_from_end", CODES),
-                "target": WITH_LAST,
-            },
-            head=("features.user",),
-            left_out=1,
-        )
-
-
 def batch_of(kind: str, items: np.ndarray) -> BaseBatch:
     """Makes a batch with samples of these items, int64 `[samples]`."""
-    rows = np.arange(len(items))
     if kind == "ahead":
         return ahead_batch(np.random.default_rng(0), items)
-    if kind == "codes":
-        newest = np.minimum(items, 1 + rows % 2)
-        lengths = {"user": rows % 3, "history": CODES * (items - newest), "newest": CODES * newest}
-        ids = torch.arange(sum(int(of.sum()) for of in lengths.values()))
-        return CodeBatch(keyed(lengths, ids), len(rows), {}, target=torch.from_numpy(rows))
     candidates = np.minimum(items - 1, 7) if kind == "history with candidates" else None
-    return histories(items, num_users=rows % 3, num_candidates=candidates)
+    return histories(items, num_users=np.arange(len(items)) % 3, num_candidates=candidates)
 
 
 def quadratic(tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
