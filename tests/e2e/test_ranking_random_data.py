@@ -1,5 +1,6 @@
-"""The ranking model trains the same in every mode, on random data."""
+"""The ranking model trains and evaluates the same in every mode, on random data."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,95 +10,62 @@ from tests.e2e.gin_files import RANDOM_DATA
 from tests.e2e.torchrun import RANKING, bind, torchrun, train_log
 
 NUM_STEPS = 6
-BALANCED = "TrainerArgs.enable_balanced_shuffler = True"
-
-
-def train(directory: Path, gin_text: str, *bindings: str, fresh: bool = False) -> tuple[str, list[dict]]:
-    """Returns the output of a run, and its log."""
-    (directory / "config.gin").write_text(gin_text)
-    arguments = (*RANKING, "--gin-config-file", "config.gin", *bind(*bindings))
-    return torchrun(directory, *arguments, fresh=fresh), train_log(directory / "logs")
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """Returns the losses of a run without balancing and overlap, started as users start it."""
-    directory = tmp_path_factory.mktemp("reference")
-    _, log = train(directory, RANDOM_DATA, 'TrainerArgs.pipeline_type = "none"', fresh=True)
-    steps = [line for line in log if line["kind"] == "train"]
-    assert len(steps) == NUM_STEPS
-    assert all(step["imbalance_after"] == step["imbalance_before"] for step in steps)
-    return [step["loss"] for step in steps]
-
-
-@pytest.mark.parametrize(
-    ("settings", "imbalance"),
-    [
-        ([BALANCED, 'TrainerArgs.pipeline_type = "none"'], 1.1),
-        (['TrainerArgs.pipeline_type = "native"'], None),
-        ([BALANCED, "TrainerArgs.max_tokens_per_micro_batch = 40"], 1.1),
-        (
-            [
-                BALANCED,
-                'TrainerArgs.balance_partitioner = "refined"',
-                "TrainerArgs.balance_tolerance = 0.001",
-                "TrainerArgs.balance_equal_rows = False",
-                "TrainerArgs.balance_max_tokens = 10000",
-            ],
-            1.01,
-        ),
-    ],
-    ids=[
-        "none, balanced",
-        "native",
-        "micro-batches",
-        "rows follow the load",
-    ],
+LONG_HISTORIES = (
+    "TrainerArgs.train_batch_size = 2",
+    "history/FeatureArgs.max_sequence_length = 512",
+    "lengths/RandomDistribution.mean = 128",
+    "lengths/RandomDistribution.std = 400",
 )
-def test_every_mode_trains_the_same(tmp_path, reference, settings, imbalance):
-    output, log = train(tmp_path, RANDOM_DATA, *settings)
-    steps = [line for line in log if line["kind"] == "train"]
-    assert [step["loss"] for step in steps] == pytest.approx(reference, rel=1e-4)
-    assert [line["step"] for line in log if line["kind"] == "eval"] == [3, 6]
-    for figure in ("samples_per_second", "tokens_per_second", "tflops"):
-        assert all(step[figure] > 0 for step in steps)
-    before, after = (sum(step[f"imbalance_{when}"] for step in steps) for when in ("before", "after"))
-    assert before > 1.1 * NUM_STEPS
-    assert after == before if imbalance is None else after < imbalance * NUM_STEPS
-    in_micro_batches = "max_tokens_per_micro_batch" in settings[-1]
-    assert {step["micro_batches"] >= 2 for step in steps} == {in_micro_batches}
-    long_sample = "above MicroBatches.max_tokens=40: it gets a micro-batch of its own"
-    assert (long_sample in output) == ("micro-batches" in output) == in_micro_batches
+BALANCED = ("TrainerArgs.enable_balanced_shuffler = True", "TrainerArgs.balance_equal_rows = False")
+IN_MICRO_BATCHES = (
+    *BALANCED,
+    'TrainerArgs.balance_partitioner = "refined"',
+    "TrainerArgs.max_tokens_per_micro_batch = 100",
+)
+IN_PIECES = (*BALANCED, "TrainerArgs.balance_split = True")
 
 
-def test_cut_samples_train_and_evaluate_the_same(tmp_path):
-    long_histories = (
-        "TrainerArgs.train_batch_size = 2",
-        "history/FeatureArgs.max_sequence_length = 512",
-        "lengths/RandomDistribution.mean = 128",
-        "lengths/RandomDistribution.std = 400",
+def run(start: Callable[..., str], directory: Path, *settings: str) -> tuple[str, dict[str, list[dict]]]:
+    """Returns the output of a run, and the lines of its log by kind."""
+    directory.mkdir()
+    (directory / "config.gin").write_text(RANDOM_DATA)
+    output = start(directory, *RANKING, "--gin-config-file", "config.gin", *bind(*LONG_HISTORIES, *settings))
+    log = train_log(directory / "logs")
+    return output, {kind: [of for of in log if of["kind"] == kind] for kind in ("train", "eval")}
+
+
+def test_every_mode_trains_and_evaluates_the_same(kept_ranks, tmp_path):
+    def as_users_start_it(*arguments: str | Path) -> str:
+        return torchrun(*arguments, fresh=True)
+
+    _, plain = run(as_users_start_it, tmp_path / "plain", 'TrainerArgs.pipeline_type = "none"')
+    assert [line["step"] for line in plain["eval"]] == [3, 6] and len(plain["train"]) == NUM_STEPS
+    assert all(step["imbalance_after"] == step["imbalance_before"] for step in plain["train"])
+    outputs, logs = zip(
+        run(kept_ranks.train, tmp_path / "micro-batches", *IN_MICRO_BATCHES),
+        run(kept_ranks.train, tmp_path / "pieces", *IN_PIECES),
+        strict=True,
     )
-    logs = []
-    for split in (False, True):
-        directory = tmp_path / str(split)
-        directory.mkdir()
-        settings = (f"TrainerArgs.balance_split = {split}", "TrainerArgs.balance_equal_rows = False")
-        output, log = train(directory, RANDOM_DATA, BALANCED, *settings, *long_histories)
-        logs.append(log)
-    whole, cut = ([line for line in log if line["kind"] == "train"] for log in logs)
-    assert [step["loss"] for step in cut] == pytest.approx([step["loss"] for step in whole], rel=1e-4)
-    assert sum(step["samples_cut"] for step in cut) > 0
-    assert sum(step["imbalance_after"] for step in cut) < sum(step["imbalance_after"] for step in whole)
-    assert "pieces, fetch" in output
-    whole_evaluations, cut_evaluations = (
-        [line for line in log if line.pop("kind") == "eval"] for log in logs
+    for log in logs:
+        assert [step["loss"] for step in log["train"]] == pytest.approx(
+            [step["loss"] for step in plain["train"]], rel=1e-4
+        )
+        for line, expected in zip(log["eval"], plain["eval"], strict=True):
+            assert {**line, "kind": 0} == pytest.approx({**expected, "kind": 0}, rel=1e-3)
+        for figure in ("samples_per_second", "tokens_per_second", "tflops"):
+            assert all(step[figure] > 0 for step in log["train"])
+    micro, pieces = (log["train"] for log in logs)
+    before, whole, cut = (
+        sum(step[f"imbalance_{when}"] for step in of)
+        for of, when in ((plain["train"], "before"), (micro, "after"), (pieces, "after"))
     )
-    assert len(whole_evaluations) == 2
-    for line, expected in zip(cut_evaluations, whole_evaluations, strict=True):
-        assert line == pytest.approx(expected, rel=1e-3)
+    assert cut < whole < before and sum(step["samples_cut"] for step in pieces) > 0
+    assert max(step["micro_batches"] for step in micro) >= 2 > max(step["micro_batches"] for step in pieces)
+    assert "above MicroBatches.max_tokens=100: it gets a micro-batch of its own" in outputs[0]
+    assert "pieces, fetch" in outputs[1]
 
 
-def test_costs_are_measured_for_a_file_that_already_names_them(tmp_path):
+def test_costs_are_measured_for_a_file_that_already_names_them(kept_ranks, tmp_path):
     settings = (
         "enable_balanced_shuffler = True",
         "single_rank_load = True",
@@ -107,7 +75,7 @@ def test_costs_are_measured_for_a_file_that_already_names_them(tmp_path):
     # Long enough that attention dominates a step's time, however busy the machine is.
     bindings = bind("history/FeatureArgs.max_sequence_length = 1024", "lengths/RandomDistribution.std = 400")
     measure = ("--calibrate", "costs/hstu.json", "--calibrate-seconds", "1", *bindings)
-    output = torchrun(tmp_path, *RANKING, "--gin-config-file", "config.gin", *measure)
+    output = kept_ranks.train(tmp_path, *RANKING, "--gin-config-file", "config.gin", *measure)
     assert "for each sample of T tokens and workloads w" in output
     assert Cost.load(tmp_path / "costs/hstu.json").median_error < 1
     assert not (tmp_path / "logs").exists()
