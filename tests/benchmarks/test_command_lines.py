@@ -1,8 +1,6 @@
 """Modules that run print their usage where they should, and end well."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,10 +36,8 @@ def test_a_benchmark_prints_its_usage_and_writes_nothing(tmp_path, argument, cod
 
 def test_processes_lose_nothing_and_end_when_one_is_killed():
     """`make cluster-check`, with few processes."""
-    command = [sys.executable, "-m", "benchmarks.cluster_check", "4", "14"]
-    ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    steps, planning, exchange, last = ran.stdout.splitlines()
+    printed = python(REPOSITORY, "-m", "benchmarks.cluster_check", "4", "14")
+    steps, planning, exchange, last = printed.splitlines()
     assert steps.startswith("4 processes, 14 steps: ") and "3 groups" in steps
     assert planning.startswith("4 processes, one killed in planning: the last one ended ")
     assert exchange.startswith("4 processes, one killed in exchange: the last one ended ")
