@@ -159,33 +159,31 @@ def test_a_loader_that_counts_epochs_does_not_undo_a_start_in_silence(make, give
     assert loaded(loader) == expected(make, 5, 0)
 
 
-@BOTH
-def test_a_loader_that_counts_epochs_does_not_undo_a_start_between_its_iterations(make):
-    division = make()
-    counting = CountingLoader(loader_of(division), division.set_epoch)
-    for epoch in range(3):
-        assert loaded(counting) == expected(make, epoch, 0)
-    division.set_epoch(1, 4)
-    with pytest.raises(RuntimeError, match=r"set_epoch\(3\) would undo set_epoch\(1, "):
-        loaded(counting)
+# Calls of set_epoch, where None stands for an iteration, and the epoch and start that the last one leads to.
+CALLS = [
+    ([(3, 4), (1, 0)], (1, 0)),
+    ([(3, 4), (2, 4), (1, 0)], (1, 0)),
+    ([(3,), (1,)], (1, 0)),
+    ([(1, 0), (1,)], (1, 0)),
+    ([(0,), None, (1,), None, (2, 4), None, (3,)], (3, 0)),
+    ([None, None, (3, 4), (1,)], (1, 0)),  # no other loader has set an epoch between two iterations
+    ([(0,), None, (1,), None, (2, 4), (2,)], None),
+]
 
 
 @BOTH
-def test_calls_that_undo_nothing_or_say_so_follow_any_other(make):
+@pytest.mark.parametrize(("calls", "found"), CALLS)
+def test_calls_that_undo_nothing_or_say_so_follow_any_other(make, calls, found):
     division = make()
-    loader = loader_of(division)
-    division.set_epoch(0, 0)
-    assert loaded(CountingLoader(loader, division.set_epoch)) == expected(make, 0, 0)
-    for calls in (((3, 4), (1, 0)), ((3, 4), (2, 4), (1, 0)), ((3,), (1,)), ((1, 0), (1,))):
-        division = make()
-        for call in calls:
-            division.set_epoch(*call)
-        assert loaded(division) == expected(make, 1, 0)
-    division = make()
-    assert loaded(division) == loaded(division)  # no other loader has set an epoch between
-    division.set_epoch(3, 4)
-    division.set_epoch(1)
-    assert loaded(division) == expected(make, 1, 0)
+    *before, last = calls
+    for call in before:
+        loaded(division) if call is None else division.set_epoch(*call)
+    if found is None:
+        with pytest.raises(RuntimeError, match=r"set_epoch\(2\) would undo set_epoch\(2, "):
+            division.set_epoch(*last)
+    else:
+        division.set_epoch(*last)
+        assert loaded(division) == expected(make, *found)
 
 
 @BOTH

@@ -123,7 +123,6 @@ def test_full_sequence_length():
     ("head", "labels", "message"),
     [
         (RankingHeadConfig((5,)), [3, 5, 0], "label 5 is outside the head's 5 classes"),
-        (RankingHeadConfig((5,)), [3, -1, 0], "label -1 is outside the head's 5 classes"),
         (RankingHeadConfig((2,), num_tasks=2), [4, 0, 0], "label 4 is outside the head's 2 bits"),
         (RankingHeadConfig((5,)), [0] * 7, "row 0 has 7 labels for 6 items"),
     ],
@@ -150,8 +149,6 @@ def _make(features: HSTUFeatures, *tables: tuple[str, tuple[str, ...]], **option
         (lambda: ranking_model(RankingHeadConfig((5,), "tanh")), r"'tanh'; expected one of \['gelu',"),
         (lambda: ranking_model(RankingHeadConfig((5,), num_tasks=0)), "num_tasks is 0"),
         (lambda: ranking_model(num_layers=0), "num_layers is 0"),
-        (lambda: ranking_model(scaling_seqlen=-1), "scaling_seqlen is -1"),
-        (lambda: ranking_model(item_embedding_dim=0), "item_embedding_dim is 0"),
         (lambda: ranking_model(num_position_buckets=0), "num_position_buckets"),
         (lambda: _make(HSTUFeatures("item")), "no action feature"),
         (lambda: _make(BOTH, ("t", ("item",))), r"no embedding table has the features \['action'\]"),
