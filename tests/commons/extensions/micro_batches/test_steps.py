@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 from unittest import mock
@@ -76,26 +76,20 @@ def test_tables_are_looked_up_and_gradients_reduced_as_often_as_without(name):
 
 
 class _Kept:
-    """A tensor kept for the backward pass, counted while it is kept."""
-
-    def __init__(self, tensor: torch.Tensor, count: _CountKept) -> None:
-        self.tensor = tensor
-        self._count = count
-        self._key = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
-        count.change(self._key, 1)
-
-    def __del__(self) -> None:
-        self._count.change(self._key, -1)
-
-
-class _CountKept:
     """Counts the most bytes kept for backward passes at a time, each storage once."""
 
     def __init__(self) -> None:
-        self._users: Counter[tuple[int, int]] = Counter()
         self._bytes = self.peak = 0
+        self._users: Counter[tuple[int, int]] = Counter()
 
-    def change(self, key: tuple[int, int], users: int) -> None:
+    def keep(self, tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
+        storage = tensor.untyped_storage()
+        key, held = (storage.data_ptr(), storage.nbytes()), _Held()
+        self._change(key, 1)
+        weakref.finalize(held, self._change, key, -1)
+        return tensor, held
+
+    def _change(self, key: tuple[int, int], users: int) -> None:
         before = self._users[key]
         self._users[key] += users
         if 0 in (before, self._users[key]):
@@ -103,57 +97,50 @@ class _CountKept:
         self.peak = max(self.peak, self._bytes)
 
 
-def _kept_for_backward(name: str, cases: list[tuple[int, int | None]]) -> list[int]:
-    """Returns for rows and caps the bytes of activations at the peak of a step of equal samples."""
-    model, optimizer = sharded_ranking_model()
-    peaks = []
-    for rows, cap in cases:
-        pipeline = pipeline_of(name, model, optimizer, TokenShuffler(extensions=in_micro_batches(cap)))
-        kept = _CountKept()
-        forward = pipeline._stage.forward
+class _Held:
+    """Lives as long as autograd keeps a tensor."""
 
-        def watched(batch, kept=kept, forward=forward):
-            with torch.autograd.graph.saved_tensors_hooks(
-                lambda tensor: _Kept(tensor, kept), lambda saved: saved.tensor
-            ):
+
+@both_pipelines
+@on_ranks(2)
+def test_activations_grow_with_the_cap_and_not_with_the_batch(name):
+    model, optimizer = sharded_ranking_model()
+
+    def peak(rows: int, cap: int | None) -> int:
+        """Returns the most bytes of activations in a step of equal samples."""
+        pipeline = pipeline_of(name, model, optimizer, TokenShuffler(extensions=in_micro_batches(cap)))
+        kept, forward = _Kept(), pipeline._stage.forward
+
+        def watched(batch: Any) -> Any:
+            with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda saved: saved[0]):
                 return forward(batch)
 
         pipeline._stage.forward = watched
         pipeline.progress(iter([histories([10] * rows)]))
         pipeline.reset()
-        peaks.append(kept.peak)
-    return peaks
+        return kept.peak
+
+    per_sample = (peak(64, None) - peak(16, None)) / 48
+    twos = peak(64, 2 * 21)  # a sample has 21 tokens
+    assert twos - peak(16, 2 * 21) <= 0.05 * 48 * per_sample  # only the ids of the lookups grow
+    assert peak(64, 8 * 21) - twos == pytest.approx(6 * per_sample, rel=0.05)
 
 
-@both_pipelines
-def test_activations_grow_with_the_cap_and_not_with_the_batch(pools, name):
-    cases = [(64, None), (16, None), (64, 2 * 21), (16, 2 * 21), (64, 8 * 21)]  # a sample has 21 tokens
-    of_ranks = pools(2).run(_kept_for_backward, name, cases)
-    whole_64, whole_16, twos_64, twos_16, eights_64 = map(max, zip(*of_ranks, strict=True))
-    per_sample = (whole_64 - whole_16) / 48
-    # Only the ids of the lookups grow.
-    assert twos_64 - twos_16 <= 0.05 * 48 * per_sample
-    assert eights_64 - twos_64 == pytest.approx(6 * per_sample, rel=0.05)
-
-
-def _evaluated(cap: int | None) -> tuple[float, list[torch.Tensor]]:
-    """Returns the loss sum of an evaluation step, and what it left in the gradients."""
-    pipeline = ranking_pipeline("native", TokenShuffler(extensions=in_micro_batches(cap)))
-    pipeline._model.eval()
-    with torch.no_grad():
-        batch = draw_histories(np.random.default_rng(dist.get_rank()), 6)
-        outputs = pipeline.progress(iter([batch]))
-    pipeline.reset()
-    assert cap is None or len(outputs) > 1
-    dist.all_reduce(pipeline.loss_sum)
-    return float(pipeline.loss_sum), [p.grad for p in pipeline._model.parameters() if p.grad is not None]
-
-
-def test_evaluation_in_micro_batches_has_the_same_loss_and_no_gradients(pools):
-    for (whole, _), (divided, gradients) in zip(
-        pools(2).run(_evaluated, None), pools(2).run(_evaluated, CAP), strict=True
-    ):
-        assert divided == pytest.approx(whole, rel=1e-5) and not gradients
+@on_ranks(2)
+def test_evaluation_in_micro_batches_has_the_same_loss_and_no_gradients():
+    losses = []
+    for cap in (None, CAP):
+        pipeline = ranking_pipeline("native", TokenShuffler(extensions=in_micro_batches(cap)))
+        pipeline._model.eval()
+        with torch.no_grad():
+            batch = draw_histories(np.random.default_rng(dist.get_rank()), 6)
+            outputs = pipeline.progress(iter([batch]))
+        pipeline.reset()
+        assert cap is None or len(outputs) > 1
+        losses.append(pipeline.loss_sum)
+        dist.all_reduce(losses[-1])
+        assert all(parameter.grad is None for parameter in pipeline._model.parameters())
+    assert float(losses[1]) == pytest.approx(float(losses[0]), rel=1e-5)
 
 
 def test_a_model_alone_runs_in_micro_batches():
@@ -231,23 +218,27 @@ def test_a_step_that_raises_can_be_tried_again_with_its_own_plan(cap):
     assert len(set(tokens)) == 3
 
 
-def _of_optimizer_step(cap: int | None, factors: Sequence[float], of_all: bool = False) -> list[torch.Tensor]:
-    """Returns the dense gradients and the tables after the backward of a batch's loss for each factor.
+def _of_optimizer_step(cap: int | None, how: str) -> list[torch.Tensor]:
+    """Returns the dense gradients and the tables after an optimizer step of three batches.
 
-    With `of_all`, losses are scaled for the mean over the loss tokens of all batches.
+    Losses are scaled one by one, for the mean over the loss tokens of all batches, or as told.
     """
     model, _ = sharded_ranking_model(0.5)
     shuffler = TokenShuffler(extensions=in_micro_batches(cap))
     rng = np.random.default_rng(dist.get_rank())
-    batches = [histories(rng.integers(3, 12, 6), rng) for _ in factors]
+    batches = [histories(rng.integers(3, 12, 6), rng) for _ in range(3)]
     plans = [shuffler.plan(batch) for batch in batches]
-    for batch, plan, factor in zip(batches, plans, factors, strict=True):
-        step_plans, exchanged = plans if of_all else None, shuffler.exchange(batch, plan)
+    step_plans = plans if how == "of all" else None
+    for number, (batch, plan) in enumerate(zip(batches, plans, strict=True)):
+        exchanged, factor = shuffler.exchange(batch, plan), 0.5**number
         if cap is None:
             loss = shuffler.scale(model(exchanged)[0], plan, "sum", step_plans=step_plans)
         else:
             assert plan.num_parts > 1
-            loss, _, _ = run_micro_batches(model, exchanged, shuffler, plan, "sum", step_plans=step_plans)
+            scale = shuffler.scale(torch.ones(()), plan, "sum") if how == "by a number" else None
+            loss, *_ = run_micro_batches(
+                model, exchanged, shuffler, plan, "sum", scale, step_plans=step_plans
+            )
         (loss * factor).backward()
     tables = [value for value in model.state_dict().values() if hasattr(value, "local_shards")]
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -255,17 +246,11 @@ def _of_optimizer_step(cap: int | None, factors: Sequence[float], of_all: bool =
     return gradients + [shard.tensor for table in tables for shard in table.local_shards()]
 
 
-@pytest.mark.parametrize(
-    ("factors", "of_all"), [((0.5,), False), ((1.0, 0.5), False), ((1.0, 1.0, 1.0), True)]
-)
-def test_factors_and_accumulation_give_the_gradients_of_whole_batches(pools, factors, of_all):
-    for whole, divided in zip(
-        pools(2).run(_of_optimizer_step, None, factors, of_all),
-        pools(2).run(_of_optimizer_step, CAP, factors, of_all),
-        strict=True,
-    ):
-        for expected, got in zip(whole, divided, strict=True):
-            assert float((got - expected).norm()) <= 1e-5 * float(expected.norm())
+@pytest.mark.parametrize("how", ["one by one", "of all", "by a number"])
+@on_ranks(2)
+def test_factors_and_accumulation_give_the_gradients_of_whole_batches(how):
+    for expected, got in zip(_of_optimizer_step(None, how), _of_optimizer_step(CAP, how), strict=True):
+        assert float((got - expected).norm()) <= 1e-5 * float(expected.norm())
 
 
 def test_outputs_add_up_to_those_of_all_samples(pools):
