@@ -65,6 +65,13 @@ def test_merged_arrays_have_nothing_in_padding_rows():
     assert merge(results[2:], order)["row"].tolist() == [0, 1, 2, 3, 4, 0, 0]
 
 
+def test_merged_integers_are_exact_where_a_chunk_without_samples_returned_floats():
+    ids = np.array([2**60 + 1, 2**60 + 3, 2**60 + 5])
+    chunks, order = split_balanced({"row": torch.arange(3)}, 4, [3, 2, 1])
+    results = [{"id": np.array([ids[row] for row in chunk["row"].tolist()])} for chunk in chunks]
+    assert merge(results, order)["id"].tolist() == ids.tolist()
+
+
 class NameShuffler(BatchShuffler):
     def get_workloads(self, batch: dict[str, np.ndarray]) -> torch.Tensor:
         return torch.tensor([len(name) for name in batch["names"]])

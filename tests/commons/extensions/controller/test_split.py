@@ -91,7 +91,7 @@ def test_merge_undoes_split_nothing_is_lost_and_groups_stay_together(case, as_pi
     assert not dist.is_initialized()
     groups = None
     if names is not None:
-        labels = data.draw(st.lists(st.integers(0, 4), min_size=case.num_real, max_size=case.num_real))
+        labels = data.draw(st.lists(st.integers(-2, 2), min_size=case.num_real, max_size=case.num_real))
         groups = NAMES[names](labels)
     chunks, order = split_balanced(case.batch, case.num_chunks, case.workloads, groups)
     check_chunks(case, chunks, order)
@@ -104,7 +104,7 @@ def test_merge_undoes_split_nothing_is_lost_and_groups_stay_together(case, as_pi
         assert imbalance(case.workloads, order.partition) == imbalance(case.workloads, best)
     else:
         chunk_of = part_of(order.partition)
-        assert all(len(set(chunk_of[np.array(labels) == label])) <= 1 for label in range(5))
+        assert all(len(set(chunk_of[np.array(labels) == label])) <= 1 for label in range(-2, 3))
     check_identical(merge(chunks, order), case.batch)
 
 
@@ -247,6 +247,8 @@ HOLES = JaggedTensor(torch.arange(5), lengths=torch.tensor([1, 1, 1]))
         ({"workloads": 7}, ValueError, r"workloads has shape \(\)"),
         ({"workloads": [1, float("nan"), 2]}, ValueError, r"workloads\[1\] is nan, expected a finite"),
         ({"workloads": torch.ones(3).int()}, ValueError, r"workloads is of int32, .* overflow"),
+        ({"workloads": torch.tensor([1 + 3j, 2, 3])}, ValueError, "workloads is of complex64"),
+        ({"workloads": np.ma.array([1, 2, 3], mask=[0, 1, 0])}, ValueError, "workloads is a masked array"),
         ({"workloads": TokenShuffler}, TypeError, "an object, not the class"),
         ({"workloads": WrongShuffler()}, ValueError, "WrongShuffler.get_workloads returned 2.5"),
         ({"groups": ["a", "b"]}, ValueError, r"groups has shape \(2,\), expected one for each of 3"),
