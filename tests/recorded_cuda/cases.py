@@ -62,33 +62,29 @@ class Place:
                 batch = Rows(batch).pin_memory().batch if isinstance(batch, dict) else batch.pin_memory()
             yield batch
 
-    def pipeline(self, model: Any, optimizer: Any, shuffler: BatchShuffler, name: str = "native") -> Any:
-        """Makes a pipeline. "prefetch" runs on the recorded GPU alone, and gets tables planned for a cache.
-
-        There is none: the kernels are those of the CPU, which have nothing to fetch.
-        """
-        if name == "prefetch" and not self.on_cuda:
-            name = "native"
-        elif name == "prefetch":
-            for module in model.modules():
-                for sharding in getattr(module, "module_sharding_plan", {}).values():
-                    sharding.compute_kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-        return TrainPipelineFactory.create(
-            name,
-            model=model,
-            optimizer=optimizer,
-            device=self.device,
-            batch_shuffler=shuffler,
-            loss_reduction="sum",
-        )
-
     def training(
         self, shuffler: BatchShuffler | None = None, kind: str = "native", made: Any = None
     ) -> tuple[Any, torch.nn.Module]:
-        """Makes a pipeline of a model there. `made` is a model with its optimizer, or the ranking model's."""
+        """Makes a pipeline of a model there. `made` is a model with its optimizer, or the ranking model's.
+
+        "prefetch" runs on the recorded GPU alone, and gets tables planned for a cache. There is none: the
+        kernels are those of the CPU, which have nothing to fetch.
+        """
         model, optimizer = made or sharded_ranking_model()
         self.adopt(model)
-        return self.pipeline(model, optimizer, shuffler or TokenShuffler(), kind), model
+        kind = "native" if kind == "prefetch" and not self.on_cuda else kind
+        for module in model.modules() if kind == "prefetch" else ():
+            for sharding in getattr(module, "module_sharding_plan", {}).values():
+                sharding.compute_kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+        pipeline = TrainPipelineFactory.create(
+            kind,
+            model=model,
+            optimizer=optimizer,
+            device=self.device,
+            batch_shuffler=shuffler or TokenShuffler(),
+            loss_reduction="sum",
+        )
+        return pipeline, model
 
 
 def histories(count: int, seed: int = 0) -> list[Any]:
