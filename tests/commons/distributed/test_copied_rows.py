@@ -29,6 +29,7 @@ from commons.distributed import BatchShuffler, empty_rank
 from commons.distributed.empty_rank import check_runs_copies
 from tests.commons.histories import histories
 from tests.commons.pipeline.ranking_pipelines import RankingModel, pipeline_of, sharded, steps_of
+from tests.commons.pipeline.runs import Costs
 from tests.on_ranks import on_ranks
 
 Optimizers = Callable[[list[nn.Parameter]], Any]
@@ -176,19 +177,9 @@ def test_a_pipeline_with_sparse_adam_trains_until_a_rank_has_no_sample():
     assert moved == [[1, 2, 3, 4]]
 
 
-class Squares(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(3, 1)
-
-    def forward(self, x):
-        return self.linear(x).squeeze(1) ** 2
-
-
-class Costs(BatchShuffler):
-    def get_workloads(self, batch):
-        return batch["cost"]
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 1)
 
 
 @on_ranks(2)
@@ -196,14 +187,15 @@ def test_evaluation_in_inference_mode_leaves_batches_that_train_afterwards():
     def loaded(rank: int, rows: int = 4) -> dict[str, torch.Tensor]:
         return {"cost": torch.arange(rows), "x": torch.arange(3.0 * rows).view(rows, 3) / 7 + rank}
 
-    model, shuffler, rank = DistributedDataParallel(Squares()), Costs(), dist.get_rank()
+    model, shuffler, rank = DistributedDataParallel(linear()), Costs(), dist.get_rank()
     with torch.inference_mode():
         model.module(shuffler.shuffle(loaded(rank))["x"])
     batches = [loaded(rank, 1)] * (2 - rank)  # rank 1 trains its second step without a sample
     for step, (batch, plan) in enumerate(shuffler.plan_ahead(batches)):
         model.zero_grad()
-        shuffler.scale(model(shuffler.exchange(batch, plan)["x"]), plan, "sum").backward()
-        alone = Squares()
-        alone(torch.cat([loaded(of, 1)["x"] for of in range(2 - step)])).mean().backward()
-        got, expected = model.module.linear.bias.grad, alone.linear.bias.grad
+        squares = model(shuffler.exchange(batch, plan)["x"]).squeeze(1) ** 2
+        shuffler.scale(squares, plan, "sum").backward()
+        alone = linear()
+        (alone(torch.cat([loaded(of, 1)["x"] for of in range(2 - step)])) ** 2).mean().backward()
+        got, expected = model.module.bias.grad, alone.bias.grad
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)

@@ -19,7 +19,6 @@ from torchrec.distributed.train_pipeline import backward_injection, gradient_acc
 from torchrec.distributed.types import ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed import BatchShuffler
 from commons.extensions.micro_batches import MicroBatches
 from tests.commons.histories import TokenShuffler, histories
 from tests.commons.pipeline.ranking_pipelines import (
@@ -30,16 +29,10 @@ from tests.commons.pipeline.ranking_pipelines import (
     sharded_ranking_model,
     steps_of,
 )
+from tests.commons.pipeline.runs import Costs
 from tests.on_ranks import on_ranks
 
 CAP = 10  # tokens
-
-
-class Costs(BatchShuffler):
-    def get_workloads(self, batch):
-        return batch["cost"]
-
-    get_tokens = get_workloads
 
 
 class Squares(nn.Module):
