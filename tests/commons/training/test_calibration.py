@@ -59,7 +59,7 @@ def test_a_missing_cost_file_is_named_at_once(tmp_path):
         TrainerArgs(train_batch_size=1, balance_cost=str(tmp_path / "cost.json"))
 
 
-STEPS, STOP = 120, 70
+STEPS, STOP = 60, 40
 
 
 def _learn(folder: str, num_steps: int) -> None:
@@ -68,7 +68,7 @@ def _learn(folder: str, num_steps: int) -> None:
         max_train_iters=num_steps,
         log_interval=10,
         eval_interval=30,
-        ckpt_save_interval=35,
+        ckpt_save_interval=20,
         ckpt_save_dir=f"{folder}/checkpoints",
         enable_balanced_shuffler=True,
         balance_cost="learned",

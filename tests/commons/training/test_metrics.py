@@ -71,19 +71,6 @@ def test_auc_is_that_of_all_logits_however_they_are_divided(scale):
         assert figures[f"AUC_task{task}"] == pytest.approx(expected, abs=1e-6)
 
 
-@on_ranks(2)
-def test_auc_of_ratings_and_of_tasks():
-    logits = torch.tensor([[4.0, 0, 0], [0, 6.0, 0], [0, 0, 5.0], [0, 5.0, 0]])
-    classes = RankingMetrics(1, positive_class=2, device=CPU)
-    classes.update(RankingOutput(logits, torch.tensor([0, 1, 2, 2])))
-    # Of the 2 × 2 pairs of a positive and a negative, the last positive scores above one negative only.
-    assert classes.compute() == {"AUC": pytest.approx(0.75)}
-    tasks = RankingMetrics(2, positive_class=0, device=CPU)
-    tasks.update(RankingOutput(torch.tensor([[1.0, -1], [-1, 1], [2, 2]]), torch.tensor([0b01, 0b10, 0b01])))
-    expected = {"AUC_task0": 1.0, "AUC_task1": 0.5, "AUC": 0.75}
-    assert tasks.compute() == pytest.approx(expected)
-
-
 def _figures(places: list[int]) -> dict[str, float]:
     """Returns the metrics of targets at these places of their rankings, the first of which is 0."""
     return {
@@ -157,11 +144,8 @@ def _evaluate_catalogue(shares, chunk, block, catalogue) -> list[dict[str, float
     [
         ([[30, 11]], (4, 5), CATALOGUE),
         ([[20, 3], [18]], (512, 1 << 15), CATALOGUE),
-        ([[20, 3], [18]], (4, 5), CATALOGUE),
-        ([[41], []], (1, 50), CATALOGUE),
         ([[0, 5], [6, 10], [20]], (4, 5), CATALOGUE),
         ([[], [41], []], (1, 50), CATALOGUE),
-        ([[], [41], []], (512, 1 << 15), CATALOGUE),
         ([[20], [1], [20]], (512, 1 << 15), CATALOGUE[:4]),  # smaller than k
     ],
 )

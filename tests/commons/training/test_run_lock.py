@@ -2,9 +2,8 @@
 
 import os
 import signal
-from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -46,29 +45,25 @@ def other_run():
             os.kill(child, signal.SIGKILL)
 
 
-def _settings(folder: Path) -> dict[str, object]:
-    return {
-        "max_train_iters": 2,
-        "ckpt_save_interval": 2,
-        "ckpt_save_dir": f"{folder}/checkpoints",
-        "enable_balanced_shuffler": True,
-    }
+def _run(folder: str, wait: float = 5.0) -> list[int]:
+    """Returns the steps of a run on rank 0, which waits so many seconds for the folders of another."""
+    settings = {"max_train_iters": 2, "ckpt_save_interval": 2, "ckpt_save_dir": f"{folder}/checkpoints"}
+    with mock.patch.object(run_lock, "_WAIT_S", wait):
+        return [step for step, _ in small_run(f"{folder}/logs", enable_balanced_shuffler=True, **settings)[0]]
 
 
 @pytest.mark.parametrize("setting", ["log_dir", "ckpt_save_dir"])
 def test_the_second_run_in_a_folder_stops_on_all_ranks(pools, tmp_path, other_run, setting):
     folder = tmp_path / {"log_dir": "logs", "ckpt_save_dir": "checkpoints"}[setting]
     process, _ = other_run({f"TrainerArgs.{setting}": str(folder)})
-    run = partial(small_run, f"{tmp_path}/logs", **_settings(tmp_path))
     with pytest.raises(RankError) as error:
-        pools(2).run(run)
+        pools(2).run(_run, str(tmp_path), 0.0)
     expected = f"RuntimeError: TrainerArgs.{setting} = '{folder}': another run writes to this folder"
     assert all(expected in text for text in error.value.by_rank)
     assert sorted(path.name for path in folder.iterdir()) == [".lock"]
     process.kill()
     process.join()
-    steps, _ = pools(2).run(run)[0]
-    assert [step for step, _ in steps] == [1, 2]
+    assert pools(2).run(_run, str(tmp_path))[0] == [1, 2]
 
 
 def test_a_child_of_a_killed_run_does_not_hold_its_folders(pools, tmp_path, other_run):
@@ -76,13 +71,12 @@ def test_a_child_of_a_killed_run_does_not_hold_its_folders(pools, tmp_path, othe
     process.kill()
     process.join()
     os.kill(child, 0)  # is alive
-    steps, _ = pools(2).run(partial(small_run, f"{tmp_path}/logs", **_settings(tmp_path)))[0]
-    assert [step for step, _ in steps] == [1, 2]
+    assert pools(2).run(_run, str(tmp_path))[0] == [1, 2]
 
 
 def test_a_folder_that_cannot_be_written_to_is_named_with_its_setting(pools, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RankError) as error:
-        pools(2).run(partial(small_run, f"{tmp_path}/file/logs", **_settings(tmp_path)))
+        pools(2).run(_run, f"{tmp_path}/file")
     expected = f"OSError: TrainerArgs.log_dir = '{tmp_path}/file/logs' cannot be written to"
     assert all(expected in text for text in error.value.by_rank)

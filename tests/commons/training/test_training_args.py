@@ -24,24 +24,17 @@ LEARNS = {"balance_cost": "learned"}
     ("settings", "message"),
     [
         ({"train_batch_size": 0}, "train_batch_size = 0: expected at least 1"),
-        ({"log_interval": 0}, "log_interval = 0"),
-        ({"max_train_iters": 0}, "max_train_iters = 0"),
         ({"peak_tflops": 0.0}, "peak_tflops = 0.0: expected a number above 0"),
-        ({"profile_step_start": 0}, "profile_step_start = 0: expected at least 1"),
         ({"profile_step_end": 100}, "profile_step_end = 100: expected more than profile_step_start"),
         ({"single_rank_load": True}, "single_rank_load = True: expected False without enable_balanced_sh"),
-        ({"balance_exchange": "a"}, r"balance_exchange = 'a'; there are \['all_gather', 'all_to_all'\]"),
         ({"balance_partitioner": "a"}, r"balance_partitioner = 'a'; there are \['karmarkar_karp'"),
         ({"balance_tolerance": -0.1}, "balance_tolerance = -0.1: expected a finite number of at least 0"),
-        ({"balance_max_tokens": 0}, "balance_max_tokens = 0: expected an integer of at least 1"),
         ({"balance_window": 2}, r"balance_window = 2: expected its default.*\(Pieces\)"),
-        ({"balance_window_max_step_ratio": 1.5}, "balance_window_max_step_ratio = 1.5: expected its def"),
         ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch = 0: expected an integer of at"),
         ({"balance_speed_limit": 1.5}, "balance_speed_limit = 1.5: expected its default without balance_c"),
         ({**LEARNS, "balance_speed_limit": 50.0}, "balance_speed_limit = 50.0: expected 1 to 30"),
         ({"balance_moves_per_copy": 5000.0}, "balance_moves_per_copy = 5000.0: expected a number from 0 to"),
         ({"balance_group_feature": "user", "balance_partitioner": "refined"}, "balance_group_feature = 'use"),
-        ({"balance_moves_per_copy": 8.0, "balance_partitioner": "refined"}, "balance_moves_per_copy = 8.0"),
         ({"balance_split": True}, "balance_equal_rows = True with Pieces: a piece takes a row"),
         (
             {"balance_split": True, "balance_equal_rows": False, "max_tokens_per_micro_batch": 8},
@@ -54,12 +47,6 @@ def test_a_bad_setting_is_named(settings, message):
         TrainerArgs(**{"train_batch_size": 1, **settings})
 
 
-def test_a_window_of_one_step_is_no_setting():
-    args = TrainerArgs(train_batch_size=1, enable_balanced_shuffler=True, balance_window=1)
-    assert args == TrainerArgs(train_batch_size=1, enable_balanced_shuffler=True)
-    assert args.balance_settings == {} and replace(args, seed=1).seed == 1
-
-
 def test_settings_of_a_shuffler_that_is_off_have_no_effect():
     args = TrainerArgs(train_batch_size=1, batch_shuffler="mine", balance_tolerance=0.1)
     lines = args.settings_without_effect()
@@ -67,7 +54,7 @@ def test_settings_of_a_shuffler_that_is_off_have_no_effect():
         "TrainerArgs.batch_shuffler",
         "TrainerArgs.balance_tolerance",
     ]
-    on = TrainerArgs(train_batch_size=1, enable_balanced_shuffler=True, balance_tolerance=0.1)
+    on = TrainerArgs(1, enable_balanced_shuffler=True, balance_tolerance=0.1, balance_window=1)  # as without
     assert on.settings_without_effect() == []
     assert on.balance_settings == {"tolerance": 0.1}
 
