@@ -1,7 +1,7 @@
 """The FLOPs of cost models are those that the layers' operations have."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,7 +23,6 @@ from tests.tiled_attention import tiled_attention
     num_layers=st.integers(1, 3),
     sizes=st.tuples(st.integers(1, 24), st.integers(1, 4), st.integers(1, 16)),
 )
-@settings(max_examples=40)
 def test_hstu_flops_are_those_of_the_layers(samples, is_causal, disable_contextual_mask, num_layers, sizes):
     contextual, lengths, candidates = (torch.tensor(column) for column in zip(*samples, strict=True))
     lengths += contextual + candidates
@@ -52,7 +51,6 @@ def test_hstu_flops_are_those_of_the_layers(samples, is_causal, disable_contextu
     mlp_size=st.integers(1, 50),
     gated_mlp=st.booleans(),
 )
-@settings(max_examples=60)
 def test_decoder_flops_are_those_of_the_layers(
     lengths, num_layers, hidden_size, num_kv_heads, group_size, head_dim, mlp_size, gated_mlp
 ):

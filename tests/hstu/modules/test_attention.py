@@ -3,7 +3,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hstu.modules import AttentionTiles, SampleMask, jagged_hstu_attention
@@ -43,7 +43,6 @@ def tiles_of(sample_masks: Sequence[SampleMask]) -> AttentionTiles:
 @pytest.mark.parametrize("heads", HEADS)
 @given(sample_masks=st.lists(masks(), min_size=1, max_size=4))
 @example(sample_masks=[SampleMask(70, 33, 70, 2, True)])  # the prefix ends in a tile's first column
-@settings(max_examples=40)
 def test_matches_a_dense_masked_reference(heads, sample_masks):
     qkv = draw_qkv(sum(mask.num_tokens for mask in sample_masks), heads, torch.float64)
     out = jagged_hstu_attention(*qkv, tiles_of(sample_masks), SCALING_SEQLEN)
@@ -55,14 +54,6 @@ def test_matches_a_dense_masked_reference(heads, sample_masks):
         torch.testing.assert_close(grad, expected_grad)
 
 
-@pytest.mark.usefixtures("chunk_sizes")
-def test_gradients_match_finite_differences():
-    sample_masks = [SampleMask(5, 2, 3, 2, True), SampleMask(0, 0, 0, 1, True), SampleMask(1, 0, 1, 1, True)]
-    qkv = draw_qkv(6, (2, 3), torch.float64)
-    tiles = tiles_of(sample_masks)
-    torch.autograd.gradcheck(lambda q, k, v: jagged_hstu_attention(q, k, v, tiles, 3), qkv)
-
-
 def test_float16_sums_over_long_samples_stay_finite():
     num_tokens = 2000
     q, k, v = (torch.full((num_tokens, 1, 4), value, dtype=torch.float16) for value in (2, 4, 8))
@@ -70,22 +61,6 @@ def test_float16_sums_over_long_samples_stay_finite():
     out = jagged_hstu_attention(q, k, v, tiles, num_tokens)
     weight = 16 * torch.sigmoid(torch.tensor(16.0))  # one token's; the sum over all overflows float16
     torch.testing.assert_close(out[-1].float(), torch.full((1, 4), 8 * weight.item()), rtol=4e-3, atol=0)
-
-
-def test_chunks_fit_the_budget_and_samples_of_other_sizes_stay_apart():
-    lengths = [300, 5, 31, 32, 33, 0, 64, 20_000, 7]
-    tiles = tiles_of([SampleMask(length, 1, length, 2, True) for length in lengths])
-    heads_of = dict.fromkeys(lengths, 0)
-    for chunk in tiles.chunks(num_heads=4, head_dim=64):
-        place = chunk.queries
-        heads_per_sample = place.num_heads // len(chunk.masks)
-        num_tokens = {-(-mask.num_tokens // 32) * 32 for mask in chunk.masks}
-        assert num_tokens == {place.num_tokens}
-        budget = (512 if len(chunk.masks) > 1 else 1200) << 10
-        assert 4 * 64 * place.num_tokens * place.num_heads <= budget or place.num_heads == 1
-        for mask in chunk.masks:
-            heads_of[mask.num_tokens] += heads_per_sample
-    assert heads_of == {length: 4 if length else 0 for length in lengths}
 
 
 def test_a_value_that_is_not_finite_stays_within_its_sample():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -28,7 +28,6 @@ def _qkv(num_tokens: int, dtype: torch.dtype = torch.float64) -> list[torch.Tens
 
 @pytest.mark.usefixtures("chunk_sizes")
 @given(samples=cut_samples())
-@settings(max_examples=60)
 def test_pieces_equal_whole_samples(samples):
     masks, ranks = samples
     qkv = _qkv(sum(mask.num_tokens for mask in masks))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
@@ -24,7 +24,6 @@ def preprocessor(with_actions: bool) -> SequencePreprocessor:
 
 
 @given(rows=st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=4), with_actions=st.booleans())
-@settings(max_examples=60)
 def test_order_of_tokens_and_positions(rows, with_actions):
     """Every embedding's first entry tells the feature, the second the row, the third the place in it."""
     module = preprocessor(with_actions)

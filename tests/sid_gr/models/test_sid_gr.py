@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from commons.datasets import RandomSIDSource, SequenceDataset, SIDDatasetSpec, random_item_sids
@@ -13,7 +13,6 @@ from tests.sid_gr.reference import log_probabilities, reference_states
 from tests.sid_gr.sid_samples import (
     CODEBOOK_SIZES,
     ITEM_CODES,
-    SIDS,
     Sample,
     samples,
     sid_batch,
@@ -39,7 +38,7 @@ def reference_loss(model, sample: Sample) -> torch.Tensor:
     num_kv_heads=st.sampled_from([1, 2, 4]),
     gated_mlp=st.booleans(),
 )
-@settings(max_examples=40)
+@example([Sample([], [4], [])], 1, False, 2, True)  # BOS is all there is to predict the target from
 def test_loss_is_that_of_each_sample_by_itself(rows, padding, share_lm_head, num_kv_heads, gated_mlp):
     model = sid_gr_model(share_lm_head=share_lm_head, num_kv_heads=num_kv_heads, gated_mlp=gated_mlp)
     batch = sid_batch(rows, len(rows) + padding)
@@ -75,23 +74,6 @@ def test_a_batch_without_tokens_has_no_loss_and_zero_gradients():
     model.eval()
     _, output = model(batch)
     assert output.items.shape == output.scores.shape == (0, 4) and len(output.targets) == 0
-
-
-@pytest.mark.parametrize("candidates", [[4], [2, 4]], ids=["last item", "history"])
-def test_an_empty_history_trains_and_retrieves(candidates):
-    """Alone and beside others; of the first, BOS is all there is to predict the target from."""
-    model = sid_gr_model(top_k=len(ITEM_CODES))
-    sample = Sample([], candidates, [])
-    alone, beside = sid_batch([sample], 2), sid_batch([Sample([1, 2], [3], [1]), sample])
-    assert alone.num_tokens().tolist() == [4 * len(candidates) - 1, 0]
-    loss, _ = model(alone)
-    loss.backward()
-    torch.testing.assert_close(loss, reference_loss(model, sample))
-    assert all(bool(parameter.grad.any()) for parameter in model.decoder.parameters())
-    model.eval()
-    outputs = [model(alone)[1], model(beside)[1]]
-    assert outputs[0].items[0].tolist() == outputs[1].items[1].tolist()
-    assert sorted(outputs[0].items[0].tolist()) == SIDS.items.tolist()
 
 
 @pytest.mark.parametrize("num_hierarchies", [1, 2, 4])
@@ -151,8 +133,6 @@ def test_a_batch_that_is_not_the_models_is_refused():
 
 def test_settings_of_hstu_layers_have_no_effect():
     args = NetworkArgs(1, 8, 1, 8, kernel_backend="cutlass", recompute_input_silu=True)
-    assert args.settings_without_effect() == [
-        'NetworkArgs.kernel_backend = "cutlass" is not available here: attention runs in PyTorch, because '
-        "this model has no kernels of its own",
-        "NetworkArgs.recompute_input_silu has no effect here: only HSTU layers recompute",
-    ]
+    backend, recompute = args.settings_without_effect()
+    assert 'kernel_backend = "cutlass"' in backend and "PyTorch" in backend
+    assert "recompute_input_silu" in recompute

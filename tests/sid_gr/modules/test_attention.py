@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -31,7 +31,6 @@ LENGTHS = st.lists(st.sampled_from([0, 1, 3, 8, 9, 31, 32, 33, 70]), min_size=1,
 
 
 @given(few=LENGTHS, equal=st.integers(1, 33), seed=st.randoms())
-@settings(max_examples=40)
 @pytest.mark.parametrize("num_kv_heads", [1, 4])
 @pytest.mark.parametrize("with_equal", [False, True])
 def test_samples_attend_as_if_each_were_alone(num_kv_heads, with_equal, few, equal, seed):
@@ -53,7 +52,6 @@ def test_samples_attend_as_if_each_were_alone(num_kv_heads, with_equal, few, equ
 @given(
     samples=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), max_size=4), block=st.integers(1, 50)
 )
-@settings(max_examples=40)
 @pytest.mark.parametrize("num_kv_heads", [1, 4])
 def test_last_queries_attend_as_if_all_tokens_had_queries(num_kv_heads, samples, block):
     lengths, num_keys = [last for last, _ in samples], [sum(sample) for sample in samples]
