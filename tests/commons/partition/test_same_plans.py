@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,29 +26,10 @@ from commons.partition import (
     refine,
     refined,
 )
+from tests.commons.partition import recorded_plans
+from tests.commons.partition.recorded_plans import HOMES, WORKLOADS, checksum, problems
 
-# Integers only, which NumPy draws alike on every processor.
-WORKLOADS = {
-    "giants": lambda rng, count: rng.integers(1, 10, count) ** rng.integers(1, 7, count),
-    "heavy": lambda rng, count: rng.integers(1, 30, count) ** 2,
-    "ties": lambda rng, count: rng.integers(0, 6, count),
-}
-SIZES = ((2, 3), (4, 16), (16, 8), (32, 32), (64, 16))  # parts, and samples of each
 FEW_SIZES = 3  # the first ones, small enough for Python
-HOMES = {
-    "loaded": lambda rng, parts, rows: np.repeat(np.arange(parts), rows),
-    "anywhere": lambda rng, parts, rows: rng.integers(0, parts, parts * rows),
-    "one": lambda rng, parts, rows: np.full(parts * rows, parts - 1),
-}
-
-
-def problems() -> Iterator[tuple[np.ndarray, int, dict[str, np.ndarray], np.random.Generator]]:
-    """Yields (workloads, parts, homes, a generator for options)."""
-    for number, draw in enumerate(WORKLOADS.values()):
-        for parts, rows in SIZES:
-            rng = np.random.default_rng([number, parts])
-            workloads = draw(rng, parts * rows)
-            yield workloads, parts, {name: home(rng, parts, rows) for name, home in HOMES.items()}, rng
 
 
 def from_scratch(function: Any, **options: Any) -> Iterator[list[np.ndarray]]:
@@ -175,14 +155,6 @@ CASES: dict[str, tuple[int, Callable[[], Iterator[list[np.ndarray]]]]] = {
 }
 
 
-def checksum(partitions: Iterator[list[np.ndarray]]) -> int:
-    number = 0
-    for partition in partitions:
-        for part in partition:
-            number = zlib.crc32(np.append(part, -1).astype("<i8").tobytes(), number)
-    return number
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_plans_are_the_same_on_every_machine(name):
     expected, plans = CASES[name]
@@ -191,7 +163,7 @@ def test_plans_are_the_same_on_every_machine(name):
 
 def test_plans_are_the_same_without_compiling(monkeypatch):
     """Python checks the bounds of arrays, which compiled functions may write past without a word."""
-    monkeypatch.setattr(sys.modules[__name__], "SIZES", SIZES[:FEW_SIZES])
+    monkeypatch.setattr(recorded_plans, "SIZES", recorded_plans.SIZES[:FEW_SIZES])
     result = subprocess.run(
         [sys.executable, "-m", "tests.commons.partition.test_same_plans", str(FEW_SIZES)],
         env=os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONHASHSEED": "1"},
@@ -210,5 +182,5 @@ def show_checksums() -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        SIZES = SIZES[: int(sys.argv[1])]
+        recorded_plans.SIZES = recorded_plans.SIZES[: int(sys.argv[1])]
     print(show_checksums(), end="")

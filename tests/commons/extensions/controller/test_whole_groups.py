@@ -12,6 +12,7 @@ from tests.commons.partition.arguments import check_kinds_of_arguments, check_wr
 from tests.commons.partition.checks import as_lists, check_partition, part_of
 from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS
 from tests.commons.partition.every_function import Function, check_properties, problems_of
+from tests.commons.partition.recorded_plans import checksum, problems
 
 SPLIT = Function(
     lambda workloads, home, parts, equal_size: split_groups(
@@ -29,6 +30,11 @@ def test_each_sample_once_whatever_the_unit(problem):
 def test_wrong_arguments_are_named_and_their_kind_does_not_matter():
     check_wrong_arguments(split_groups)
     check_kinds_of_arguments(split_groups)
+
+
+def test_plans_are_the_same_on_every_machine():
+    splits = (split_groups(workloads, homes["anywhere"], parts) for workloads, parts, homes, _ in problems())
+    assert checksum(splits) == 1037150140
 
 
 @given(data=st.data(), workloads=WORKLOADS, parts=PARTS)

@@ -24,6 +24,7 @@ from tests.commons.partition.arguments import check_kinds_of_arguments, check_wr
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, is_even, part_of, parts_at
 from tests.commons.partition.drawn_workloads import WORKLOADS, homes, per_sample
 from tests.commons.partition.every_function import Function, check_properties, problems_of
+from tests.commons.partition.recorded_plans import checksum, problems
 
 RANKS, SAMPLES, CAP, SEEDS = 8, 256, 8192, 20
 
@@ -137,6 +138,16 @@ def test_each_sample_once_whatever_the_unit(name, data):
 def test_wrong_arguments_are_named_and_their_kind_does_not_matter(function):
     check_wrong_arguments(function)
     check_kinds_of_arguments(function)
+
+
+def test_plans_are_the_same_on_every_machine():
+    ranks = []
+    for workloads, parts, home_of, rng in problems():
+        given = workloads, rng.integers(0, 50, len(workloads))
+        for equal_size in (True, False):
+            ranks += balance_micro_batches(*given, parts, 200, equal_size, multiple_of=2)
+        ranks += divide_into_micro_batches(*given, parts_at(home_of["anywhere"], parts), 200)
+    assert checksum(ranks) == 2782961536
 
 
 def divided(function, workloads, tokens, *arguments, **options):
