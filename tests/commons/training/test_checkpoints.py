@@ -162,17 +162,25 @@ def _load(path: str) -> None:
     checkpoints.load(newest, {"value": 0})
 
 
-def test_a_value_that_would_run_a_command_is_refused(pools, tmp_path):
-    pools(2).run(_save_two, str(tmp_path / "crafted"), tmp_path / "ran")
+def _keys(checkpoint: str) -> set[str]:
+    return Checkpoints(Path(checkpoint).parent).keys(Path(checkpoint))
+
+
+def test_a_checkpoint_that_would_run_a_command_is_refused(pools, tmp_path):
+    marker, newest = tmp_path / "ran", tmp_path / "crafted/step_4"
+    pools(2).run(_save_two, str(newest.parent), marker)
     with pytest.raises(RankError, match="value is refused: it is not plain data"):
-        pools(2).run(_load, str(tmp_path / "crafted"))
-    assert not (tmp_path / "ran").exists()
+        pools(2).run(_load, str(newest.parent))
+    (newest / ".metadata").write_bytes(pickle.dumps(_Command(marker)))
+    with pytest.raises(RankError, match=r"\.metadata is refused: it names posix.system"):
+        pools(2).run(_keys, str(newest))
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize(
     ("pickled", "refused"),
     [
-        (b"cposix\nsystem\n(S'touch ran'\ntR.", "names posix.system"),
+        (b"cbuiltins\neval\n(S'1'\ntR.", "builtins.eval"),
         (b"cbuiltins\ngetattr\n(ctorch\nSize\nS'count'\ntR.", "it holds a GenericAlias"),
         (b"ctorch.distributed.checkpoint.metadata\nMetadata.__init__\n.", "Metadata.__init__"),
         (b"ctorch\nload\n.", "torch.load"),
@@ -184,7 +192,6 @@ def test_metadata_of_anything_else_is_refused(tmp_path, pickled, refused):
     (tmp_path / ".metadata").write_bytes(pickled)
     with pytest.raises(ValueError, match=f"^{tmp_path}/.metadata is refused: .*{refused}"):
         PlainReader(tmp_path).read_metadata()
-    assert not Path("ran").exists()
 
 
 def test_an_enum_pickled_by_name_is_read(tmp_path):
