@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from commons.check_equal import check_equal
 from commons.distributed import BatchShuffler, IdentityShuffler
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, pipeline_of, sharded_ranking_model
+from tests.on_ranks import on_ranks
 
 RANKS, RANKS_PER_REPLICA, STEPS = 4, 2, 5
 # SGD's rate is so large that the rounding of a weight does not show in its change.
@@ -97,30 +99,26 @@ def _local(value: Any) -> tuple[int, torch.Tensor]:
     return 0, value.clone()
 
 
-@dataclass(frozen=True)
-class Run:
-    """One training; `interval` is the number of steps between two averages of the replicas.
-
-    `among` is the ranks that balance: "nobody", "all", "a replica" (two ranks with all rows of the tables
-    between them) or "a shard" (two with the same rows).
-    """
-
-    optimizer: str
-    among: str
-    is_2d: bool = True
-    pipeline_name: str = "native"
-    interval: int = 1
-
-
-def _trained(run: Run) -> Parameters:
-    """Trains some steps; returns the parameters on this rank, and what training changed."""
-    model = _sharded(run.optimizer, run.is_2d)
-    start = {name: _local(value) for name, value in model.state_dict().items()}
+def _pipeline(
+    optimizer: str, shuffler: Callable[[Any], BatchShuffler], is_2d: bool, name: str, **more: Any
+) -> Any:
+    model = _sharded(optimizer, is_2d)
     dense = [value for name, value in model.named_parameters() if name.startswith("dense.")]
-    more = {"dmp_collection_sync_interval_batches": run.interval} if run.interval > 1 else {}
-    pipeline = pipeline_of(
-        run.pipeline_name, model, torch.optim.SGD(dense, 0.1), _shuffler(run.among, model), **more
-    )
+    return pipeline_of(name, model, torch.optim.SGD(dense, 0.1), shuffler(model), **more)
+
+
+def _trained(optimizer: str, among: str, is_2d: bool, name: str, interval: int) -> Parameters:
+    """Trains some steps; returns the parameters on this rank, and what training changed.
+
+    Args:
+        among: the ranks that balance: "nobody", "all", "a replica" (two ranks with all rows of the tables
+            between them) or "a shard" (two with the same rows).
+        interval: steps between two averages of the replicas.
+    """
+    more = {"dmp_collection_sync_interval_batches": interval} if interval > 1 else {}
+    pipeline = _pipeline(optimizer, partial(_shuffler, among), is_2d, name, **more)
+    model = pipeline._model
+    start = {name: _local(value) for name, value in model.state_dict().items()}
     rng = np.random.default_rng(dist.get_rank())
     batches = iter([draw_histories(rng, 6) for _ in range(STEPS)])
     before = after = 0.0
@@ -128,16 +126,18 @@ def _trained(run: Run) -> Parameters:
         pipeline.progress(batches)
         before += pipeline.report.imbalance_before
         after += pipeline.report.imbalance_after
-    assert (after < before) == (run.among != "nobody")
+    assert (after < before) == (among != "nobody")
     return {
         name: (first, rows, rows - start[name][1])
         for name, (first, rows) in ((name, _local(value)) for name, value in model.state_dict().items())
     }
 
 
-def _changes(pools: Any, run: Run) -> dict[str, torch.Tensor]:
+def _changes(
+    pools: Any, optimizer: str, among: str, is_2d: bool = True, name: str = "native", interval: int = 1
+) -> dict[str, torch.Tensor]:
     """Returns the change of each whole parameter, after checking that ranks with the same rows agree."""
-    of_ranks = pools(RANKS).run(_trained, run)
+    of_ranks = pools(RANKS).run(_trained, optimizer, among, is_2d, name, interval)
     whole = {}
     for name in of_ranks[0]:
         shards: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -155,32 +155,31 @@ def _difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], pa
     return max(float((one[name] - other[name]).norm()) / (norms[name] or 1.0) for name in norms)
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        Run("sgd", "nobody"),
-        Run("sgd", "all"),
-        Run("sgd", "a replica"),
-        Run("sgd", "a shard"),
-        Run("sgd", "all", pipeline_name="none"),
-    ],
-    ids=str,
-)
-def test_sgd_learns_what_it_learns_with_one_replica(pools, one_replica, run):
-    changes = _changes(pools, run)
-    for part in ("tables", "dense"):
-        assert _difference(one_replica, changes, part) < 1e-4
-
-
 @pytest.fixture(scope="module")
 def one_replica(pools):
-    return _changes(pools, Run("sgd", "nobody", is_2d=False))
+    return _changes(pools, "sgd", "nobody", is_2d=False)
+
+
+@pytest.mark.parametrize(
+    ("among", "name"),
+    [
+        ("nobody", "native"),
+        ("all", "native"),
+        ("a replica", "native"),
+        ("a shard", "native"),
+        ("all", "none"),
+    ],
+)
+def test_sgd_learns_what_it_learns_with_one_replica(pools, one_replica, among, name):
+    changes = _changes(pools, "sgd", among, name=name)
+    for part in ("tables", "dense"):
+        assert _difference(one_replica, changes, part) < 1e-4
 
 
 @pytest.mark.parametrize("interval", [1, 2])
 def test_balancing_within_a_replica_is_exact_with_an_adaptive_optimizer(pools, interval):
     plain, within, among_all = (
-        _changes(pools, Run("adagrad", among, interval=interval)) for among in ("nobody", "a replica", "all")
+        _changes(pools, "adagrad", among, interval=interval) for among in ("nobody", "a replica", "all")
     )
     for part in ("tables", "dense"):
         assert _difference(plain, within, part) < 1e-4
@@ -188,27 +187,20 @@ def test_balancing_within_a_replica_is_exact_with_an_adaptive_optimizer(pools, i
     assert _difference(plain, among_all, "tables") > 1e-2
 
 
-def _checked() -> list[Any]:
-    """Returns what `check_equal` finds where replicas balance, and where some ranks have nobody to."""
+@on_ranks(RANKS)
+def test_the_shipped_check_compares_replicas_and_ranks_that_balance_alone():
     drawn = [draw_histories(np.random.default_rng((dist.get_rank(), step)), 6) for step in range(2)]
-
-    def of_replicas(enabled: bool) -> tuple[Any, list[Any]]:
-        model = _sharded("sgd", True)
-        dense = [value for name, value in model.named_parameters() if name.startswith("dense.")]
-        shuffler = TokenShuffler(model.device_mesh.get_group("shard"), enabled=enabled)
-        return pipeline_of("native", model, torch.optim.SGD(dense, 0.1), shuffler), drawn
-
     own, _ = dist.new_subgroups_by_enumeration([[0, 1], [2], [3]])
 
+    def of_replicas(enabled: bool) -> tuple[Any, list[Any]]:
+        def shuffler(model: Any) -> BatchShuffler:
+            return TokenShuffler(model.device_mesh.get_group("shard"), enabled=enabled)
+
+        return _pipeline("sgd", shuffler, True, "native"), drawn
+
     def of_some(enabled: bool) -> tuple[Any, list[Any]]:
-        made = sharded_ranking_model(0.1)
-        return pipeline_of("native", *made, TokenShuffler(own, enabled=enabled)), drawn
+        return pipeline_of("native", *sharded_ranking_model(0.1), TokenShuffler(own, enabled=enabled)), drawn
 
-    return [check_equal(make, 2) for make in (of_replicas, of_some)]
-
-
-def test_the_shipped_check_compares_replicas_and_ranks_that_balance_alone(pools):
-    results = pools(RANKS).run(_checked)
-    for replicas, some in results:
-        assert replicas.is_equal and some.is_equal and some.samples_moved == results[0][1].samples_moved > 0
-        assert any("item_table" in name for name in replicas.differences)
+    replicas, some = check_equal(of_replicas, 2), check_equal(of_some, 2)
+    assert replicas.is_equal and some.is_equal and some.samples_moved > 0
+    assert any("item_table" in name for name in replicas.differences)

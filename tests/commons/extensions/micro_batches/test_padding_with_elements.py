@@ -7,9 +7,9 @@ import dataclasses
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.distributed import BatchShuffler
 from commons.extensions.micro_batches import MicroBatches
 from commons.sequence_batch import BaseBatch
+from tests.commons.histories import TokenShuffler
 
 
 @dataclasses.dataclass(eq=False)
@@ -17,11 +17,6 @@ class TwoFields(BaseBatch):
     """A batch with another field of elements as large."""
 
     other: JaggedTensor | None = None
-
-
-class Tokens(BatchShuffler):
-    def get_workloads(self, batch):
-        return batch.num_tokens()
 
 
 def test_micro_batches_of_one_rank_leave_the_elements_of_padding_out():
@@ -34,7 +29,7 @@ def test_micro_batches_of_one_rank_leave_the_elements_of_padding_out():
         other=JaggedTensor(torch.arange(10), lengths=torch.tensor([2, 3, 1, 4])),
     )
     micro = MicroBatches(max_tokens=6)
-    shuffler = Tokens(extensions=[micro])
+    shuffler = TokenShuffler(extensions=[micro])
     plan = shuffler.plan(batch)
     parts = micro.micro_batches(shuffler.exchange(batch, plan), plan)
     assert len(parts) > 1

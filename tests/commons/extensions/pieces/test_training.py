@@ -1,4 +1,4 @@
-"""A model learns from pieces what it learns from samples; a step without pieces costs nothing more."""
+"""A step without pieces costs nothing more."""
 
 from __future__ import annotations
 
@@ -12,40 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from commons.extensions.pieces import Pieces
 from tests.commons.distributed.counted_collectives import recorded_collectives
-from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
-from tests.commons.extensions.pieces.ranking_on_pieces import RankingOnPieces
-from tests.commons.histories import HistoryBatch, TokenShuffler, draw_histories
+from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import sharded_ranking_model
 from tests.on_ranks import on_ranks
-
-SEEDS = range(8)
-
-
-def _summed_gradients(batch: HistoryBatch) -> list[torch.Tensor]:
-    """Returns the loss and gradients of all ranks together."""
-    model = RankingOnPieces()
-    loss = model(batch)[0].sum()
-    summed = [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
-    for value in summed:
-        dist.all_reduce(value)
-    return summed
-
-
-@on_ranks(3)
-def test_gradients_of_pieces_are_those_of_whole_samples():
-    batch = draw_histories(np.random.default_rng(dist.get_rank()), 5)
-    expected, results = _summed_gradients(batch), []
-    for seed in SEEDS:
-        shuffler = TokenShuffler(extensions=[DrawnCuts(seed)], equal_rows=False)
-        plan = shuffler.plan(batch)
-        got = _summed_gradients(shuffler.exchange(batch, plan))
-        differences = [
-            float((one - other).norm() / other.norm()) for one, other in zip(got, expected, strict=True)
-        ]
-        results.append((not plan.rows.starts_sample.all(), max(differences)))
-    assert sum(is_cut for is_cut, _ in results) > len(SEEDS) / 2
-    assert max(difference for _, difference in results) < 1e-5
-
 
 STEPS = 4
 
