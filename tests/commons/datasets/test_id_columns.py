@@ -100,8 +100,9 @@ def test_hashes_and_large_ids_need_a_vocabulary_that_takes_them(tmp_path):
     ages = {"age": [1, 2]}
     items, _ = events(pl.DataFrame({"items": large, **ages}), tmp_path, num_items=2**41)
     assert items.tolist() == [2**31, 5, 2**40] and items.dtype == np.int64
-    items, _ = events(pl.DataFrame({"items": hashes, **ages}), tmp_path, unbounded=("product",))
-    assert items.tolist() == [*hashes[0], *hashes[1]]
+    for ids in (hashes, [[-(2**40)], [7]]):
+        items, _ = events(pl.DataFrame({"items": ids, **ages}), tmp_path, unbounded=("product",))
+        assert items.tolist() == [*ids[0], *ids[1]]
     small, _ = events(pl.DataFrame({"items": [[3], [5]], **ages}), tmp_path)
     assert small.dtype == np.int32
     for ids, unbounded, expected in (
