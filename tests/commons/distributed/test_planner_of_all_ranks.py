@@ -76,7 +76,7 @@ def test_loads_of_all_ranks_are_in_one_unit_whatever_a_set_has_learned(cost):
     shuffler, batch = _in_pairs(cost=cost, extensions=[Learned()]), lopsided_batch()
     report = BalanceReport.of(shuffler.plan(batch), equal_rows=True)
     ended = shuffler.plan(None if dist.get_rank() == 1 else batch)  # a set without rows has loads, too
-    assert ended.whole.loads[1] == 0
+    assert ended.whole.loads[1] == 0 and ended.whole.has_batch
     cost = cost or Cost.sum_of_columns(1)
     own = cost.of(1, shuffler.get_tokens(batch).numpy(), batch.workload[:, None].numpy()).sum()
     before, after = report.job_loads_before.tolist(), report.job_loads_after.tolist()
