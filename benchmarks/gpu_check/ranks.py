@@ -24,7 +24,7 @@ def run_gradient_tests(device: torch.device) -> str:
 
 def run_exchange_tests(device: torch.device) -> str:
     """Tests that both exchanges deliver the planned samples bit for bit."""
-    return _run_pytest(device, "tests/commons/distributed/test_exchange.py")
+    return _run_pytest(device, "tests/commons/distributed/test_shuffle.py", "-k", "bit_for_bit")
 
 
 def run_demo(device: torch.device) -> str:

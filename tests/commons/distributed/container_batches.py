@@ -105,8 +105,8 @@ def _rows_of(jagged: JaggedTensor) -> list[tuple]:
 class ContainerShuffler(BatchShuffler):
     """Long histories cost more. Remembers the batches that it was asked about."""
 
-    def __init__(self, **settings):
-        super().__init__(**settings)
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
         self.asked_about = []
 
     def get_workloads(self, batch):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from tensordict import TensorDictBase
 from torchrec.datasets.utils import Batch as TorchRecBatch
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from commons.distributed.shuffler_settings import EXCHANGE_NAMES
-from commons.sequence_batch import BaseBatch
 from tests.drawn_batches import draw_batch
 from tests.process_pool import rank_device
 
@@ -21,38 +22,46 @@ BOTH = sorted(EXCHANGE_NAMES)
 PAYLOAD = {"all_gather": "all_gather_into_tensor", "all_to_all": "all_to_all_single"}
 
 
-def check_identical(got, expected, where="batch") -> None:
+def check_identical(got: Any, expected: Any, where: str = "batch") -> None:
     """Checks that both are the same, bit for bit: -0.0 is not 0.0, and NaNs are equal if their bits are."""
     assert type(got) is type(expected), where
-    if isinstance(got, TorchRecBatch):
-        got, expected = vars(got), vars(expected)
-    if isinstance(got, TensorDictBase):
-        assert got.batch_size == expected.batch_size, where
-        got, expected = dict(got.items(True, True)), dict(expected.items(True, True))
-    if isinstance(got, BaseBatch):
-        for field in dataclasses.fields(got):
-            check_identical(getattr(got, field.name), getattr(expected, field.name), f"{where}.{field.name}")
-    elif isinstance(got, dict):
-        assert list(got) == list(expected), where
-        for key in got:
-            check_identical(got[key], expected[key], f"{where}[{key!r}]")
-    elif isinstance(got, JaggedTensor | KeyedJaggedTensor):
-        if isinstance(got, KeyedJaggedTensor):
-            assert (got.keys(), got.stride()) == (expected.keys(), expected.stride()), where
-        for part in ("lengths", "values", "weights_or_none"):
-            check_identical(getattr(got, part)(), getattr(expected, part)(), f"{where}.{part}")
-    elif isinstance(got, torch.Tensor) and got.is_nested:
-        for part in ("offsets", "values"):
-            check_identical(getattr(got, part)(), getattr(expected, part)(), f"{where}.{part}")
-    elif isinstance(got, torch.Tensor):
+    parts = _parts_of(expected)
+    if parts is not None:
+        of_got = _parts_of(got)
+        assert list(of_got) == list(parts), where
+        for name, part in parts.items():
+            check_identical(of_got[name], part, f"{where}.{name}")
+    elif isinstance(expected, torch.Tensor):
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape), where
         assert _bytes(got) == _bytes(expected), where
     else:
         assert got == expected, where
 
 
+def _parts_of(value: Any) -> dict[Any, Any] | None:
+    """Returns what a container or a jagged value consists of; None if it is neither."""
+    if isinstance(value, TensorDictBase):
+        return {"batch_size": value.batch_size, **dict(value.items(True, True))}
+    if isinstance(value, KeyedTensor):
+        return {"keys": value.keys(), "widths": value.length_per_key(), "values": value.values()}
+    if isinstance(value, JaggedTensor | KeyedJaggedTensor):
+        parts = {name: getattr(value, name)() for name in ("lengths", "values", "weights_or_none")}
+        is_keyed = isinstance(value, KeyedJaggedTensor)
+        return parts | ({"keys": value.keys(), "stride": value.stride()} if is_keyed else {})
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return {"ragged": value._ragged_idx, "offsets": value.offsets(), "values": value.values()}
+    if isinstance(value, TorchRecBatch):
+        return vars(value)
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return dict(enumerate(value)) if isinstance(value, list | tuple) else None
+
+
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.cpu().contiguous().numpy().tobytes()
+    flat = tensor.cpu().resolve_conj().reshape(-1).clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def agreed(shuffler, labels="keyed"):

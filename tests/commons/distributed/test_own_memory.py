@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.distributed import BatchShuffler
 from tests.commons.distributed.shufflers import FieldShuffler
@@ -63,3 +64,28 @@ def test_selected_rows_share_no_memory():
     loaded = draw_batch(np.random.default_rng(0), 0, 6, 5)
     check_own_memory(loaded.index_select([3, 1, 5]), loaded)
     check_own_memory(loaded.index_select([]), loaded)
+
+
+@on_ranks(2)
+def test_a_model_may_work_in_place_on_a_copied_row():
+    shuffler = DictShuffler()
+    for batch, plan in shuffler.plan_ahead([{"cost": torch.ones(1)}] * 3 if dist.get_rank() else []):
+        moved = shuffler.exchange(batch, plan)
+        assert moved["cost"].tolist() == [1.0]
+        moved["cost"].mul_(1e30)
+
+
+@on_ranks(2)
+def test_batches_may_be_views_of_one_ring_of_memory():
+    ring = torch.zeros(4, 3, 2)
+    batches = ({"mask": ring[step % 4].fill_(step), "cost": torch.arange(3)} for step in range(12))
+    planned = DictShuffler().plan_ahead(batches)
+    assert [float(batch["mask"][0, 0]) for batch, _ in planned] == [*range(12)]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_planning_ahead_leaves_memory_that_torch_may_resize(enabled):
+    batch = {"cost": torch.arange(3), "ids": JaggedTensor(torch.arange(3), lengths=torch.ones(3).long())}
+    for _ in DictShuffler(enabled=enabled).plan_ahead([batch]):
+        assert batch["cost"].untyped_storage().resizable()
+        assert batch["ids"].values().untyped_storage().resizable()

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.row_schema import Schema
@@ -31,48 +28,6 @@ def test_selected_rows_are_those_rows(data, seed, labels):
     assert selected.actual_batch_size == len(indices)
     assert selected.shared is batch.shared
     assert Schema.of(selected.per_sample_fields()) == Schema.of(batch.per_sample_fields())
-
-
-@dataclass
-class Containers(BaseBatch):
-    jagged: JaggedTensor | KeyedJaggedTensor | None = None
-    anything: Any = None
-    shared: Any = field(default=None, metadata={"per_sample": False})
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        KeyedJaggedTensor(["a"], torch.arange(5), lengths=torch.tensor([1, 2])),
-        JaggedTensor(torch.arange(5), offsets=torch.tensor([2, 3, 5])),
-    ],
-)
-def test_values_that_belong_to_no_row_are_refused(values):
-    batch = Containers(_features(2), 2, {}, jagged=values)
-    with pytest.raises(ValueError, match="field 'jagged' has 5 values, its lengths add up to 3"):
-        batch.index_select([1, 0])
-
-
-@pytest.mark.parametrize("container", [np.zeros(2), [np.zeros(2)], {"a": object()}])
-def test_containers_that_would_stay_behind_are_refused(container):
-    with pytest.raises(TypeError, match=r"Containers.anything\S* is a .*, which would stay behind"):
-        Containers(_features(2), 2, {}, anything=container)
-    assert Containers(_features(2), 2, {}, shared=container).shared is container
-
-
-@pytest.mark.parametrize(
-    ("container", "rows"),
-    [
-        ({"a": torch.arange(2)}, lambda container: container["a"]),
-        ([1, torch.arange(2)], lambda container: container[1]),
-        (KeyedTensor(["a", "b"], [1, 1], torch.arange(2)[:, None].repeat(1, 2)), lambda kt: kt["a"][:, 0]),
-    ],
-)
-def test_rows_in_containers_travel(container, rows):
-    batch = Containers(_features(2), 2, {}, anything=container, shared=torch.arange(3))
-    selected = batch.index_select([1, 0])
-    assert rows(selected.anything).tolist() == [1, 0] and type(selected.anything) is type(container)
-    assert selected.shared is batch.shared
 
 
 def _features(batch_size: int) -> KeyedJaggedTensor:
@@ -126,3 +81,32 @@ def test_loss_tokens_leave_padding_out():
     assert draw_batch(rng, 0, 5, 3, "flat").num_loss_tokens().tolist() == [3, 3, 3, 0, 0]
     keyed = draw_batch(rng, 0, 5, 3, "keyed")
     assert keyed.num_loss_tokens().tolist() == keyed.labels.lengths().tolist()
+
+
+def _incomplete(labels: torch.Tensor, rows: int = 8, real: int = 4) -> BaseBatch:
+    lengths = torch.cat([torch.ones(real), torch.zeros(rows - real)]).int()
+    features = KeyedJaggedTensor(["item"], torch.zeros(real, dtype=torch.int64), lengths=lengths)
+    return BaseBatch(features, rows, {"item": 1}, labels=labels, actual_batch_size=real)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("num_labels", [4, 8, 24])
+def test_flat_labels_without_padding_are_refused(num_labels, dtype):
+    told = rf"labels has {num_labels} elements .*those of the 4 samples.*\[8, {num_labels // 4}\]"
+    with pytest.raises(ValueError, match=told):
+        _incomplete(torch.arange(num_labels).remainder(3).to(dtype))
+    _incomplete(torch.arange(num_labels).view(4, -1).repeat(2, 1))  # with padding, in one way
+
+
+@pytest.mark.parametrize("padding", [0.0, -100.0])
+@pytest.mark.parametrize("width", [0, 1, 2])
+def test_flat_labels_with_padding_travel(padding, width):
+    labels = torch.cat([torch.arange(4.0 * width), torch.full((4 * width,), padding)])
+    selected = _incomplete(labels).index_select([3, 1])
+    assert selected.labels.view(2, width).tolist() == labels.view(8, width)[[3, 1]].tolist()
+
+
+@pytest.mark.parametrize("padding", [0.0, -100.0])
+def test_one_label_per_row_travels_beside_padding(padding):
+    labels = torch.tensor([3.0, 0.0, 5.0, 7.0, *[padding] * 4])
+    assert _incomplete(labels).index_select([3, 1]).labels.tolist() == [7, 0]

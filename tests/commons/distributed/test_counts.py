@@ -1,0 +1,302 @@
+"""What ranks count of their rows: costs, tokens, loss tokens, and a batch's own counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from commons.distributed import BatchShuffler
+from commons.distributed.rank_group import RankGroup
+from commons.perf_model import HSTUFlops
+from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.counted_collectives import wrong_counts_on_host
+from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
+from tests.commons.distributed.field_kinds import naming
+from tests.commons.histories import TokenShuffler, draw_histories
+from tests.on_ranks import on_ranks
+
+
+class Counting(BatchShuffler):
+    """Counts by functions of the batch; without `loss_tokens`, each row has one."""
+
+    def __init__(self, cost: Any, loss_tokens: Any = None, **settings: Any) -> None:
+        self._cost, self._loss_tokens = cost, loss_tokens
+        super().__init__(**settings)
+
+    def get_workloads(self, batch: Any) -> Any:
+        return self._cost(batch)
+
+    def get_loss_tokens(self, batch: Any) -> torch.Tensor:
+        return super().get_loss_tokens(batch) if self._loss_tokens is None else self._loss_tokens(batch)
+
+
+LENGTHS = (50_000, 70_000, 3_000, 1)  # the squares of the first two wrap in int32
+TILES = [-(-n // 32) for n in LENGTHS]
+FLOPS = [10 * 32**2 * n + 4 * 32**3 * m * (m + 1) // 2 for n, m in zip(LENGTHS, TILES, strict=True)]
+SQUARES = [n**2 for n in LENGTHS]
+COSTS: dict[str, tuple[Callable[[Any], torch.Tensor], list[int]]] = {
+    "squares": (lambda batch: batch["ids"].lengths() ** 2, SQUARES),
+    "sums of squares": (lambda batch: (batch["ids"].lengths().view(1, -1) ** 2).sum(0), SQUARES),
+    "flops": (lambda batch: HSTUFlops(1, 32, 2, 16).per_sample(batch["ids"]["item"].lengths()), FLOPS),
+    "a field": (lambda batch: batch["n"] ** 2, SQUARES),
+}
+
+
+@on_ranks(2)
+def test_counts_of_int32_lengths_do_not_wrap():
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32).roll(dist.get_rank())
+    ids = torch.zeros(int(lengths.sum()), dtype=torch.int32)
+    batch = {"ids": KeyedJaggedTensor(["item"], ids, lengths=lengths), "n": lengths}
+    for name, (cost, of_each) in COSTS.items():
+        with naming(name):
+            rows = Counting(cost, lambda batch: batch["n"] - 1).plan(batch).rows
+            assert rows.workloads.tolist() == [*of_each, *of_each[-1:], *of_each[:-1]]
+            assert rows.tokens.tolist() == [*LENGTHS, *LENGTHS[-1:], *LENGTHS[:-1]]
+            assert rows.loss_tokens.tolist() == [n - 1 for n in rows.tokens]
+    error = error_of_all(Counting(lambda batch: batch["n"].int()).plan, batch)
+    assert "returned torch.int32, in which squares and FLOPs overflow silently; compute in int64" in error
+
+
+@on_ranks(2)
+def test_a_shuffler_counts_the_tokens_of_a_foreign_batch():
+    class Tokens(Counting):
+        def get_tokens(self, batch):
+            return batch["n"]
+
+    rows = Tokens(lambda batch: batch["n"]).plan({"n": torch.tensor([3, 1]) + dist.get_rank()}).rows
+    assert rows.tokens.tolist() == [3, 1, 4, 2] and rows.loss_tokens.tolist() == [1, 1, 1, 1]
+
+
+BAD_COUNTS: dict[str, tuple[Any, str]] = {
+    "too many": (torch.arange(4), r"ValueError: \S+ returned shape \(4,\), .*: \(3,\)"),
+    "negative": (torch.tensor([1, -5, 2]), "ValueError: .* returned -5 for row 1"),
+    "nan": (torch.tensor([1, 2, float("nan")]), "ValueError: .* returned nan for row 2"),
+    "infinite": (torch.tensor([float("inf"), 2, 1]), "ValueError: .* returned inf for row 0"),
+    "fraction": (torch.tensor([0.25, 1.0, 2.0]), "ValueError: .* returned 0.25 for row 0.*scaled up"),
+    "none": (None, "ValueError: .* returned NoneType, expected integers"),
+    "complex": (torch.zeros(3).cfloat(), "ValueError: .* returned torch.complex64"),
+    "error": (LookupError("no such table"), "LookupError: no such table"),
+    "end of data": (StopIteration("odd"), r"RuntimeError: .*raised StopIteration\('odd'\)"),
+}
+
+
+@on_ranks(2)
+def test_bad_counts_of_one_rank_are_the_same_error_on_all():
+    def cost(batch):
+        returned = BAD_COUNTS[kind][0]
+        if not is_bad or dist.get_rank() != 1:
+            return batch["cost"]
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    batch = {"cost": torch.arange(3)}
+    for kind, (_, told) in BAD_COUNTS.items():
+        at_first, later, is_bad = Counting(cost), Counting(cost), False
+        later.plan(batch)
+        is_bad = True
+        for shuffler in (at_first, later):
+            error = error_of_all(shuffler.plan, batch)
+            assert re.match(told, error), (kind, error)
+    error = error_of(Counting(lambda batch: batch["missing" if dist.get_rank() else "cost"]).plan, batch)
+    assert "KeyError: 'missing'" in error and (dist.get_rank() or "raised on rank 1:" in error)
+
+
+@dataclass(eq=False)
+class CountedBatch(BaseBatch):
+    """A batch with given counts of its two rows."""
+
+    counts: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), metadata={"per_sample": False})
+    loss_tokens: torch.Tensor | None = field(default=None, metadata={"per_sample": False})
+
+    def row_counts(self) -> dict[str, torch.Tensor]:
+        return {name: torch.tensor(of_rows) for name, of_rows in self.counts}
+
+    def num_loss_tokens(self) -> torch.Tensor:
+        return super().num_loss_tokens() if self.loss_tokens is None else self.loss_tokens
+
+
+def counted(
+    real: int = 2, loss_tokens: torch.Tensor | None = None, **counts: tuple[int, ...]
+) -> CountedBatch:
+    features = KeyedJaggedTensor(["item"], torch.arange(3), lengths=torch.tensor([1, 2]))
+    return CountedBatch(
+        features, 2, {}, None, actual_batch_size=real, counts=tuple(counts.items()), loss_tokens=loss_tokens
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss_tokens", "told"),
+    [
+        (torch.tensor([0.5, -1.0]), r"CountedBatch.num_loss_tokens returned -1.0 for row 1"),
+        (torch.ones(3), r"CountedBatch.num_loss_tokens returned shape \(3,\), .*: \(2,\)"),
+    ],
+)
+def test_loss_tokens_that_a_batch_gives_are_checked(loss_tokens: torch.Tensor, told: str):
+    with pytest.raises(ValueError, match=told):
+        TokenShuffler().plan(counted(loss_tokens=loss_tokens))
+
+
+@on_ranks(2)
+def test_each_label_of_a_base_batch_counts_once_whatever_holds_it():
+    lengths = torch.tensor([1, 0, 3, 3])
+    offsets = torch.tensor([0, 1, 1, 4, 7])
+    features = KeyedJaggedTensor(["item"], torch.arange(4), lengths=torch.ones_like(lengths))
+    for labels in (
+        JaggedTensor(torch.ones(7), lengths=lengths),
+        torch.nested.nested_tensor_from_jagged(torch.ones(7), offsets),
+    ):
+        plan = Counting(BaseBatch.num_tokens).plan(BaseBatch(features, 4, {}, labels=labels))
+        assert plan.num_loss_tokens == 14
+
+
+def _moved_and_wrong_counts(settings: dict) -> tuple[int, list[str]]:
+    """Samples that moved in a few steps, and the counts on the host that are not those of the batch."""
+    rng, shuffler, moved, wrong = np.random.default_rng(dist.get_rank()), TokenShuffler(**settings), 0, []
+    for _ in range(4):
+        loaded = draw_histories(rng, 4)
+        plan = shuffler.plan(loaded)
+        moved += int((plan.rows.home != plan.destination).sum())
+        wrong += wrong_counts_on_host(shuffler.exchange(loaded, plan))
+    return moved, wrong
+
+
+@pytest.mark.parametrize("settings", [{}, {"exchange": "all_gather"}], ids=str)
+def test_row_counts_follow_their_samples(pools, settings):
+    for moved, wrong in pools(3).run(_moved_and_wrong_counts, settings):
+        assert moved and not wrong
+
+
+@on_ranks(2)
+def test_wrong_row_counts_are_named_on_all_ranks():
+    rank, known = dist.get_rank(), TokenShuffler()
+    placed = known.shuffle(counted(a=(1, 2), b=(3, 2**31 - 1), c=(0, 0)))
+    assert int(max(placed.row_counts_on_host()["b"])) in (3, 2**31 - 1)
+    for shuffler, batch, told in (
+        (TokenShuffler(), counted(**{"a" if rank else "b": (1, 2)}), "('a',), but rank 0 has 1 columns"),
+        (known, counted(a=(1, 2)), "row_counts of ('a',), but the first batch has 1 columns"),
+        (TokenShuffler(), counted(a=(1, 2**31 if rank else 0)), "row_counts()['a'] has 2147483648 for row 1"),
+        (TokenShuffler(), counted(a=(1, -1 if rank else 0)), "row_counts()['a'] has -1 for row 1"),
+        (TokenShuffler(), counted(a=(1, 2, 3)), "row_counts()['a'] has shape (3,), expected one number per"),
+    ):
+        error = error_of_all(shuffler.plan, batch)
+        assert error.startswith("ValueError") and told in error, error
+
+
+@pytest.mark.parametrize("ended", [(0, 2), (1,)])
+@on_ranks(3)
+def test_row_counts_are_known_where_all_that_exchange_have_ended(ended: tuple[int, ...]):
+    """Ranks 0 and 2 exchange, rank 1 is alone; some have no batch, and run a row of padding."""
+    pairs, rank = [dist.new_group(ranks) for ranks in ([0, 2], [1])], dist.get_rank()
+    shuffler = TokenShuffler(pairs[rank % 2])
+    shuffler.plan_over(RankGroup.of())
+    shuffler.plan(draw_histories(np.random.default_rng(rank), 4))
+    loaded = None if rank in ended else draw_histories(np.random.default_rng(rank), 4)
+    plan = shuffler.plan(loaded)
+    assert plan.has_batch != (rank in ended) and plan.whole.has_batch
+    moved = shuffler.exchange(shuffler.padding_batch() if loaded is None else loaded, plan)
+    assert rank not in ended or (moved.batch_size, moved.num_samples) == (1, 0)
+    assert wrong_counts_on_host(moved) == []
+
+
+@pytest.mark.parametrize("counts", [(1, 0), (1, 2), (2, 1)])
+def test_row_counts_are_the_totals_per_key_only_where_they_add_up(counts: tuple[int, int]):
+    known = counted(real=1).with_row_counts({"features.item": np.array(counts)})  # padding has ids
+    assert known.features.length_per_key() == [3]
+
+
+def test_padding_rows_count_nothing_and_row_counts_go_with_a_batch_to_a_device():
+    loaded = counted(real=1, a=(4, 5))
+    assert loaded.row_counts_on_host()["a"].tolist() == [4, 0]
+    known = loaded.with_row_counts({"a": np.array([7, 0])})
+    assert known.to(torch.device("cpu")).row_counts_on_host()["a"].tolist() == [7, 0]
+
+
+@pytest.mark.parametrize("of", ["lengths", "offsets"])
+@on_ranks(2)
+def test_planning_leaves_nothing_in_the_loaded_fields_for_a_copy_to_take_along(of: str):
+    lengths = torch.tensor([1, 2, 0, 3])
+    given = {"lengths": lengths} if of == "lengths" else {"offsets": torch.tensor([0, 1, 3, 3, 6])}
+    values = torch.arange(6, dtype=torch.int32)
+    batch = {"keyed": KeyedJaggedTensor(["a"], values, **given), "jagged": JaggedTensor(values, **given)}
+
+    def asked(of_batch):
+        return of_batch["keyed"]["a"].offsets()[1:] + of_batch["jagged"].offsets()[1:]
+
+    shuffler = Counting(asked)
+    for _ in range(2):
+        plan = shuffler.plan(batch)
+    assert plan.rows.workloads.tolist() == [2, 6, 6, 12] * 2
+    for value in batch.values():
+        assert (value.lengths_or_none() is None) == (of == "offsets")
+        assert (value.offsets_or_none() is None) == (of == "lengths")
+
+
+@on_ranks(2)
+def test_a_key_that_counting_adds_is_there_for_the_next_count_and_stays_out_of_the_batch():
+    def cost(batch):
+        batch["n"] = batch["inner"]["mask"].sum(1)
+        batch["inner"]["n"] = batch["n"]
+        return batch["n"]
+
+    batch = {"inner": {"mask": torch.ones(4, 3 + dist.get_rank(), dtype=torch.int64)[:, :3]}}
+    shuffler = Counting(cost, lambda batch: batch["n"])
+    assert shuffler.plan(batch).rows.loss_tokens.tolist() == [3] * 8
+    moved = shuffler.shuffle(batch)
+    assert [*batch, *batch["inner"]] == [*moved, *moved["inner"]] == ["inner", "mask"]
+
+
+WRITES: dict[str, Callable[[JaggedTensor], Any]] = {
+    "torch": lambda clicked: clicked.lengths().clamp_(max=2),
+    "numpy": lambda clicked: np.square(clicked.lengths().numpy(), out=clicked.lengths().numpy()),
+    "data": lambda clicked: clicked.lengths().data.zero_(),
+    "values": lambda clicked: clicked.values().clamp_(max=0),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("write", WRITES)
+def test_costs_that_are_computed_in_place_change_no_other_count(write: str, inference: bool):
+    def cost(batch):
+        WRITES[write](batch["clicked"])
+        return torch.ones(3, dtype=torch.int64)
+
+    def loss_tokens(batch):
+        return batch["clicked"].lengths() + (batch["clicked"].values() == 0).sum()
+
+    lengths = torch.tensor([3, 1, 5], dtype=torch.int32)
+    with torch.inference_mode(inference):
+        batch = {"clicked": JaggedTensor(torch.arange(1, 10, dtype=torch.int32), lengths=lengths)}
+        rows = Counting(cost, loss_tokens).plan(batch).rows
+    assert rows.tokens.tolist() == rows.loss_tokens.tolist() == rows.key_lengths[:, 0].tolist() == [3, 1, 5]
+    assert lengths.tolist() == [3, 1, 5]
+
+
+@on_ranks(2)
+def test_costs_that_cap_lengths_in_place_leave_the_samples_whole():
+    lengths = torch.tensor([7, 40, 50]) + dist.get_rank()
+    items = torch.arange(3).repeat_interleave(lengths)
+    shuffler = Counting(lambda batch: batch["items"].lengths().clamp_(max=30) ** (1 + dist.get_rank()))
+    moved = shuffler.shuffle({"items": JaggedTensor(items, lengths=lengths), "length": lengths.clone()})
+    assert moved["items"].lengths().tolist() == moved["length"].tolist() != lengths.tolist()
+
+
+@pytest.mark.parametrize("name", ["mask", "ids.values()"])
+@on_ranks(2)
+def test_counting_may_not_write_into_the_batch(name: str):
+    def writes(batch):
+        if dist.get_rank():
+            (batch["mask"] if name == "mask" else batch["ids"].values()).fill_(0)
+        return torch.ones(2, dtype=torch.int64)
+
+    batch = {"mask": torch.ones(2, 3), "ids": JaggedTensor(torch.arange(4), lengths=torch.tensor([3, 1]))}
+    error = error_of_all(Counting(writes).plan, batch)
+    assert error.startswith(f"ValueError: {name} of a batch changed") and "work on a clone" in error

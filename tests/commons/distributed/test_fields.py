@@ -1,0 +1,633 @@
+"""A field travels with its samples, bit for bit; or it stays with its rank; or all ranks refuse it."""
+
+from __future__ import annotations
+
+import re
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from tensordict import MemoryMappedTensor, NonTensorStack, TensorDict, tensorclass
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from commons.distributed import IdentityShuffler
+from commons.distributed.rank_group import RankGroup
+from commons.sequence_batch import BaseBatch, register_batch_type
+from commons.sequence_batch.rows import Rows
+from tests.commons.distributed.errors_and_warnings import error_of, error_of_all, warnings_of
+from tests.commons.distributed.field_kinds import (
+    CONTAINERS,
+    DTYPES,
+    REFUSED_DTYPES,
+    ROWS,
+    HeavyOnRank1,
+    check_some_moved,
+    drawn,
+    every_kind,
+    held,
+    ids_of,
+    naming,
+    of_every_dtype,
+    own_ids,
+    unfilled_memory,
+)
+from tests.commons.distributed.loaded_batches import BOTH, check_identical
+from tests.on_ranks import on_ranks
+
+IDS, ONES = torch.arange(ROWS), torch.ones(ROWS, dtype=torch.int64)
+
+
+def selected(batch: Any, rows: list[int]) -> Any:
+    """Returns these rows of a batch that one process holds."""
+    if isinstance(batch, BaseBatch):
+        return batch.index_select(rows)
+    view = Rows(batch)
+    return view.select([view.packed()], np.array(rows), len(rows))
+
+
+def check_travels(make: Callable[..., Any], more: Callable[[torch.Tensor], Any], exchange: str) -> None:
+    """Checks that a field moves with its rows, and that the loaded batch keeps it."""
+    ids, is_first = own_ids(), dist.get_rank() == 0
+    shuffler, loaded = HeavyOnRank1(exchange=exchange), make(ids, more(ids))
+    # In the first step, only rank 0 has a batch, from which rank 1 learns of the fields.
+    plan = shuffler.plan(loaded if is_first else None)
+    first = shuffler.exchange(loaded if is_first else shuffler.padding_batch(), plan)
+    check_identical(first, make(ids_of(first), more(ids_of(first))))
+    moved = shuffler.shuffle(loaded)
+    check_some_moved(ids_of(moved))
+    check_identical(moved, make(ids_of(moved), more(ids_of(moved))))
+    check_identical(loaded, make(ids, more(ids)))
+
+
+@pytest.mark.parametrize("exchange", BOTH)
+@on_ranks(2)
+def test_every_kind_of_field_travels_with_its_row_in_any_container(exchange: str):
+    for container, make in CONTAINERS.items():
+        with naming(container):
+            check_travels(make, every_kind, exchange)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_every_kind_of_field_is_selected_with_its_row(container: str):
+    make, rows = CONTAINERS[container], [2, 0, 2]
+    batch = selected(make(IDS, every_kind(IDS)), rows)
+    check_identical(batch, make(IDS[rows], every_kind(IDS[rows])))
+
+
+@pytest.mark.parametrize("container", ["dict", "BaseBatch"])
+@on_ranks(2)
+def test_every_dtype_travels_bit_for_bit(container: str):
+    with unfilled_memory():
+        for exchange in BOTH:
+            check_travels(CONTAINERS[container], of_every_dtype, exchange)
+
+
+@on_ranks(2)
+def test_a_memory_mapped_tensor_arrives_in_memory():
+    moved = HeavyOnRank1().shuffle({"ids": own_ids(), "mapped": MemoryMappedTensor.from_tensor(own_ids())})
+    check_identical(moved, {"ids": moved["ids"], "mapped": moved["ids"].clone()})
+
+
+@on_ranks(2)
+def test_tensordicts_keep_names_and_locks_and_change_device():
+    inner = TensorDict({"ids": own_ids()}, [ROWS])
+    moved = HeavyOnRank1().shuffle(TensorDict({"n": inner}, [ROWS], names=["row"]).lock_())
+    check_some_moved(moved["n", "ids"])
+    assert moved.names == ["row"] and moved.is_locked
+    without_rows = TensorDict({"n": TensorDict({"ids": IDS}, [])}, [])
+    assert Rows(without_rows).to(torch.device("meta")).batch["n", "ids"].device.type == "meta"
+
+
+STAYS: Mapping[str, Callable[[int], Any]] = {
+    "text": lambda rank: f"rank {rank}",
+    "number": lambda rank: rank / 2,
+    "none": lambda rank: None,
+    "function": lambda rank: len,
+    "dtype": lambda rank: torch.float16,
+    "names": lambda rank: ["a", "b", "c", "d"],
+    "deep": lambda rank: {"texts": ("x", [1, {2, 3}]), "rank": rank},
+}
+
+
+@pytest.mark.parametrize("container", ["dict", "TensorDict", "dataclass", "BaseBatch"])
+@on_ranks(2)
+def test_plain_values_and_lists_that_are_equal_on_all_ranks_stay(container: str):
+    make, rank = CONTAINERS[container], dist.get_rank()
+    for kind, more in STAYS.items():
+        with naming(kind):
+            shuffler = HeavyOnRank1()
+            for _ in range(2):
+                moved = shuffler.shuffle(make(own_ids(), more(rank)))
+                check_some_moved(ids_of(moved))
+                check_identical(moved, make(ids_of(moved), more(rank)))
+
+
+LISTS: Mapping[str, Callable[[int], Any]] = {
+    "strings": lambda rank: [f"user {rank} {row}" for row in range(ROWS)],
+    "tuple": lambda rank: tuple(f"{rank}.{row}" for row in range(ROWS)),
+    "nested": lambda rank: [[rank, row] for row in range(ROWS)],
+    "records": lambda rank: [{"user": rank, "name": str(row)} for row in range(ROWS)],
+    "range": lambda rank: range(rank * ROWS, rank * ROWS + ROWS),
+    "by number": lambda rank: {rank * ROWS + row: "text" for row in range(ROWS)},
+    "another length": lambda rank: ["text"] * (rank + 1),
+    "one rank has none": lambda rank: ["text"] * rank,
+}
+OTHERS: Mapping[str, Callable[[int], Any]] = {
+    "tensor": lambda rank: torch.full((2,), rank),
+    "number": lambda rank: torch.tensor(0.5),
+    "array": lambda rank: np.zeros(2),
+    "object": lambda rank: [object()],
+    "tensors": lambda rank: [torch.arange(ROWS)] * ROWS,
+    "batch": lambda rank: held(torch.arange(3)),
+}
+
+
+@on_ranks(2)
+def test_what_is_declared_as_shared_stays_and_lists_that_differ_have_to_be():
+    rank = dist.get_rank()
+    for kind, make in {**LISTS, **OTHERS}.items():
+        with naming(kind):
+            more = make(rank)
+            moved = HeavyOnRank1(shared=["of.more"]).shuffle({"ids": own_ids(), "of": {"more": more}})
+            check_some_moved(moved["ids"])
+            assert moved["of"]["more"] is more
+            assert HeavyOnRank1().shuffle(held(own_ids(), shared=more)).shared is more
+            if kind in LISTS:
+                for container in ("dict", "BaseBatch"):
+                    error = error_of_all(HeavyOnRank1().plan, CONTAINERS[container](own_ids(), more))
+                    remedies = (
+                        "integers in a tensor.*a JaggedTensor of their bytes.*shared_fields.*per_sample"
+                    )
+                    differs = "more is a list that differs on the ranks 0 and 1"
+                    assert re.match(f"ValueError: {differs}.*{remedies}", error), error
+
+
+@on_ranks(3)
+def test_a_list_may_not_change_later_even_where_a_rank_is_alone_in_its_group():
+    groups, rank = [dist.new_group(ranks) for ranks in ([0], [1, 2])], dist.get_rank()
+    for group in (None, groups[min(rank, 1)]):
+        shuffler = HeavyOnRank1(group)
+        shuffler.plan_over(RankGroup.of())
+        for _ in range(2):
+            assert shuffler.shuffle({"ids": own_ids(), "names": ["a", "b"]})["names"] == ["a", "b"]
+        batch = {"ids": own_ids(), "names": ["a", "c" if rank == 2 else "b"]}
+        assert "names is a list that differs between rank 2 and the first" in error_of_all(
+            shuffler.plan, batch
+        )
+
+
+@on_ranks(2)
+def test_shared_tensors_that_differ_between_ranks_are_named_once():
+    rank = dist.get_rank()
+    shuffler = HeavyOnRank1(shared=["equal", "table"])
+    with warnings_of("commons") as records:
+        for table in (rank, rank, 0):
+            shuffler.shuffle({"ids": own_ids(), "equal": torch.ones(3), "table": torch.full((2,), table)})
+    named = [record for record in records if "different between ranks: table" in record]
+    assert len(named) == (rank == 0)
+
+
+@on_ranks(2)
+def test_a_shuffler_names_the_paths_of_what_is_shared():
+    for batch, shared, keyword in (
+        ({"ids": own_ids()}, "rates", "not in the batch"),
+        (held(own_ids()), "more", "per_sample"),
+    ):
+        error = error_of_all(HeavyOnRank1(shared=[shared]).shuffle, batch)
+        assert error.startswith("ValueError") and f"'{shared}'" in error and keyword in error
+
+
+def test_a_subclass_of_the_identity_names_shared_fields_too():
+    class NotBalancing(IdentityShuffler):
+        shared_fields = ("rate",)
+
+    batch = {"ids": torch.arange(3), "rate": torch.tensor(0.5)}
+    assert NotBalancing().plan(batch).num_placed.tolist() == [3]
+    assert "rate is a tensor without rows" in error_of(NotBalancing(shared_fields=()).plan, batch)
+
+
+def _step(shuffler: HeavyOnRank1, batch: Any) -> Any:
+    plan = shuffler.plan(batch)
+    return shuffler.exchange(shuffler.padding_batch() if batch is None else batch, plan)
+
+
+@on_ranks(3)
+def test_a_rank_without_a_batch_has_what_the_others_samples_share():
+    shuffler = HeavyOnRank1(shared=["scale"])
+    for step in range(3):
+        batch = {"ids": own_ids(), "scale": torch.tensor(0.5 + step), "step": step, "name": str(step)}
+        moved = _step(shuffler, batch if step == 0 or dist.get_rank() == 1 else None)
+        assert (float(moved["scale"]), moved["step"], moved["name"]) == (0.5 + step, step, str(step))
+
+
+@on_ranks(2)
+def test_what_does_not_pickle_stays_that_of_the_first_step_and_has_to_be_there():
+    rank, shuffler = dist.get_rank(), HeavyOnRank1()
+    for step in range(2):
+        batch = {"ids": own_ids(), "step": step, "decode": lambda text: text}
+        moved = _step(shuffler, batch if step == 0 or rank == 0 else None)
+        assert moved["step"] == (0 if rank else step) and len(moved["ids"]) == ROWS // (step + 1)
+    batch = {"ids": own_ids(), "call": lambda: 0} if rank else None
+    assert "a batch of rank 1 does not pickle" in error_of(HeavyOnRank1().plan, batch)
+
+
+class SubclassedJagged(JaggedTensor):
+    pass
+
+
+class SubclassedKeyed(KeyedJaggedTensor):
+    pass
+
+
+class SubclassedTensor(torch.Tensor):
+    pass
+
+
+class SubclassedDict(dict):
+    pass
+
+
+class SlottedDict(dict):
+    __slots__ = ("mask",)
+
+
+def _with_attribute(of: type, mask: Any, **fields: Any) -> Any:
+    batch = of(**fields)
+    batch.mask = mask
+    return batch
+
+
+@dataclass(frozen=True)
+class FeatureName:
+    """A key that shows its name without its version."""
+
+    version: int
+
+    def __repr__(self) -> str:
+        return "item"
+
+
+@dataclass
+class WithDefault:
+    ids: torch.Tensor
+    mask = None  # no field
+
+
+@dataclass
+class Doubling:
+    ids: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.ids = self.ids * 2
+
+
+@dataclass
+class OfSomethingElse:
+    ids: torch.Tensor
+    factor: InitVar[int] = 1
+
+    def __post_init__(self, factor: int) -> None:
+        self.ids = self.ids * factor
+
+
+@dataclass
+class DoublingBatch(BaseBatch):
+    ids: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.ids = self.ids * 2
+        super().__post_init__()
+
+
+@dataclass
+class Pieced(BaseBatch):
+    pieces: torch.Tensor | None = None
+
+
+class Unknown:
+    """No library knows it."""
+
+
+@tensorclass
+class Tagged:
+    id: torch.Tensor
+
+
+def _keyed(lengths: torch.Tensor, **parts: Any) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["a"], IDS, lengths=lengths, **parts)
+
+
+def _masked() -> Any:
+    return torch.masked.masked_tensor(torch.ones(ROWS), torch.tensor([True, False] * 2))
+
+
+def _with_holes() -> torch.Tensor:
+    return torch.nested.nested_tensor_from_jagged(IDS, torch.tensor([0, 1, 2, 3, 4]), ONES - 1)
+
+
+def _base(batch_type: type, **parts: Any) -> Any:
+    return batch_type(_keyed(ONES), ROWS, {}, **parts)
+
+
+def _shrunk() -> Any:
+    batch = held(IDS, more={"x": torch.ones(ROWS)})
+    batch.more["x"] = torch.ones(2)  # after the batch has checked it
+    return batch
+
+
+SIMILAR = "TypeError: .*4 similar entries.*fields or samples.*refined"
+# What a batch holds beside `ids`, and what the error says.
+REFUSED_FIELDS: Mapping[str, tuple[Callable[[], Any], str]] = {
+    "array": (lambda: np.arange(ROWS), r"TypeError: more is a numpy\.ndarray, .*make it a tensor"),
+    "arrays": (lambda: [np.arange(ROWS)], r"TypeError: more\[0\] is a numpy\.ndarray, .*shared_fields"),
+    "object": (lambda: {"a b": object()}, r"TypeError: more\['a b'\] is a object, .*register_batch_type"),
+    "tensorclass": (lambda: Tagged(IDS, batch_size=[ROWS]), "TypeError: more .*register_batch_type"),
+    "non-tensors": (lambda: NonTensorStack("a", "b"), "TypeError: more .* its values are not tensors"),
+    "holes": (_with_holes, "TypeError: more: .*rows without holes"),
+    "strided": (lambda: torch.nested.nested_tensor([IDS, IDS]), r"TypeError: more: .*layout torch\.jagged"),
+    "sparse": (lambda: IDS.to_sparse(), "TypeError: more: .*layout torch.sparse_coo"),
+    "sparse values": (
+        lambda: JaggedTensor(IDS.to_sparse(), None, ONES),
+        "TypeError: more: .*torch.sparse_coo",
+    ),
+    "jagged subclass": (lambda: SubclassedJagged(IDS, lengths=ONES), "TypeError: more: .*as a JaggedTensor"),
+    "keyed subclass": (
+        lambda: SubclassedKeyed(["a"], IDS, lengths=ONES),
+        "TypeError: more: .* would arrive as a KeyedJaggedTensor",
+    ),
+    "subclass": (lambda: IDS.as_subclass(SubclassedTensor), "TypeError: more: .* would arrive as a Tensor"),
+    "masked": (_masked, "TypeError: more: a .*MaskedTensor would arrive"),
+    "masked values": (lambda: JaggedTensor(_masked(), lengths=ONES), "TypeError: more: a .*MaskedTensor"),
+    "inverse": (
+        lambda: _keyed(ONES, stride=ROWS, inverse_indices=(["a"], IDS[None])),
+        "TypeError: more: .*inverse_indices",
+    ),
+    "key_dim": (lambda: KeyedTensor(["a"], [1], IDS[None], 0), "TypeError: more.*key_dim 0; expected 1"),
+    "varying stride": (
+        lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=ONES, stride_per_key_per_rank=[[3], [1]]),
+        r"ValueError: more is a .*variable batch size per key \(VBE\)",
+    ),
+    "gradient": (lambda: torch.ones(ROWS).requires_grad_(), "ValueError: .*'more' requires a grad.*detach"),
+    "gradient of weights": (
+        lambda: JaggedTensor(IDS, lengths=ONES, weights=torch.ones(ROWS, requires_grad=True)),
+        "ValueError: .*'more' requires a gradient",
+    ),
+    "more weights": (
+        lambda: JaggedTensor(IDS, lengths=ONES, weights=torch.ones(6)),
+        r"ValueError: .*'more' has 4 values and weights of shape \(6,\)",
+    ),
+    "fewer weights": (lambda: _keyed(ONES, weights=torch.ones(1)), r"ValueError: .*weights of shape \(1,\)"),
+    "more values": (lambda: _keyed(ONES // 2), "ValueError: .*'more' has 4 values, its lengths add up to 0"),
+    "values before": (
+        lambda: JaggedTensor(torch.arange(6), offsets=torch.arange(5) + 2),
+        "ValueError: .*'more' has 6 values, .*first row starts at 2",
+    ),
+    "uint8 lengths": (
+        lambda: JaggedTensor(IDS, None, ONES.byte()),
+        "ValueError: .*'more' has .*expected .*int32",
+    ),
+    "int16 lengths": (lambda: _keyed(ONES.short()), "ValueError: .*'more' has torch.int16 lengths"),
+    "wide lengths": (
+        lambda: JaggedTensor(IDS, lengths=ONES.view(2, 2)),
+        r"ValueError: .*'more' has torch.int64 lengths of shape \(2, 2\)",
+    ),
+    "negative length": (
+        lambda: _keyed(torch.tensor([1, -1, 2, 2])),
+        "ValueError: .*'more' has a length of -1 for row 1 of key 'a'; expected 0",
+    ),
+    "no rows": (lambda: torch.tensor(1.0), "ValueError: more .*without rows.*shared_fields"),
+    "fewer rows": (lambda: IDS[:2], "ValueError: fields .*{'ids': 4, 'more': 2}"),
+    "tensors": (lambda: [IDS] * ROWS, SIMILAR),
+    "a batch": (lambda: held(IDS), "TypeError: more is a .*Held within a dict, .*the whole a BaseBatch"),
+    "a tensor in an attribute": (
+        lambda: _with_attribute(SubclassedDict, IDS),
+        "TypeError: more.mask is a tensor that would stay behind.*make it a field",
+    ),
+}
+REFUSED_BATCHES: Mapping[str, tuple[Callable[[], Any], str]] = {
+    "no field": (dict, "TypeError: dict has no rows to place; expected a BaseBatch"),
+    "a text": (lambda: {"name": "train"}, "TypeError: dict has no rows"),
+    "an empty TensorDict": (lambda: TensorDict({}, batch_size=[3]), "TypeError: .*TensorDict has no rows"),
+    "a number": (lambda: [3], "TypeError: list has no rows"),
+    "unknown": (Unknown, "TypeError: .*Unknown has no rows.*register_batch_type"),
+    "keys that look alike": (
+        lambda: {FeatureName(1): IDS, FeatureName(2): IDS},
+        r"TypeError: .*two keys that both show as \[item\].*different texts",
+    ),
+    "an attribute": (
+        lambda: _with_attribute(UserDict, IDS + 1, ids=IDS),
+        "TypeError: mask .*only an attribute",
+    ),
+    "a slot": (lambda: _with_attribute(SlottedDict, IDS + 1, ids=IDS), "TypeError: mask .*only an attribute"),
+    "in an attribute": (
+        lambda: _with_attribute(SubclassedDict, {"of items": np.arange(ROWS)}, ids=IDS),
+        r"TypeError: mask\['of items'\] is an array .*only an attribute",
+    ),
+    "texts in an attribute": (
+        lambda: _with_attribute(SubclassedDict, ["one", "two"], ids=IDS),
+        "ValueError: mask is a list that differs",
+    ),
+    "over a default": (
+        lambda: _with_attribute(WithDefault, IDS + 1, ids=IDS),
+        "TypeError: mask .*make it a field",
+    ),
+    "a number over a default": (
+        lambda: _with_attribute(WithDefault, 2.0, ids=IDS),
+        "TypeError: mask changes",
+    ),
+    "doubled": (lambda: Doubling(IDS), "TypeError: ids changes .*register_batch_type"),
+    "an InitVar": (lambda: OfSomethingElse(IDS), "TypeError: .*other than its fields; .*register_batch_type"),
+    "a doubled BaseBatch": (lambda: _base(DoublingBatch, ids=IDS), "TypeError: ids changes"),
+    "a reserved name": (lambda: _base(Pieced, pieces=IDS), "TypeError: .*Pieced .*'pieces'.*rename it"),
+    "a BaseBatch in a tuple": (lambda: (held(IDS), IDS), r"TypeError: \[0\] is a .*Held within a tuple"),
+    "lost rows": (_shrunk, "ValueError: Held.more.x has 2 rows, expected batch_size = 4"),
+    "dicts": (lambda: [{"ids": IDS}] * ROWS, SIMILAR),
+    "pairs": (lambda: [(torch.rand(ROWS), IDS)] * ROWS, SIMILAR),
+    "by number": (lambda: dict.fromkeys(range(ROWS), IDS), SIMILAR),
+    "lengths of samples": (
+        lambda: [IDS, IDS[:2]],
+        "ValueError: .*list are samples, .*refined",
+    ),
+}
+
+
+def _on_rank_1(batch: Any, other: Any) -> Any:
+    return other if dist.get_rank() else batch
+
+
+@pytest.mark.filterwarnings("ignore")
+@on_ranks(2)
+def test_what_would_lose_something_is_refused_by_all_ranks_at_once():
+    later, good = HeavyOnRank1(), {"ids": IDS}
+    later.shuffle(good)
+    refused = [(kind, {"ids": IDS, "more": make()}, told) for kind, (make, told) in REFUSED_FIELDS.items()]
+    refused += [(kind, make(), told) for kind, (make, told) in REFUSED_BATCHES.items()]
+    for kind, batch, told in refused:
+        first, second = (
+            error_of_all(shuffler.plan, _on_rank_1(good, batch)) for shuffler in (HeavyOnRank1(), later)
+        )
+        assert re.match(told, first), (kind, first)
+        # A later batch may just have other fields than the first.
+        assert re.match(f"{told}|(Type|Value)Error: .*the first", second), (kind, second)
+
+
+@pytest.mark.filterwarnings("ignore")
+@on_ranks(2)
+def test_dtypes_whose_rows_cannot_be_sent_are_refused_by_all_ranks():
+    for name in sorted(REFUSED_DTYPES & DTYPES.keys()):
+        if name in ("qint8", "quint8", "qint32"):
+            values = torch.quantize_per_tensor(torch.zeros(ROWS), 1.0, 0, DTYPES[name])
+        else:
+            values = drawn(DTYPES[name], IDS)
+        for more in (values, JaggedTensor(IDS, lengths=ONES, weights=values)):
+            error = error_of_all(HeavyOnRank1().plan, {"ids": IDS, "more": more})
+            assert re.match(f"TypeError: more: .*dtype torch.{name}, whose rows", error), error
+
+
+@pytest.mark.parametrize("more", [np.zeros(ROWS), [np.zeros(ROWS)], {"a": object()}], ids=str)
+def test_a_base_batch_refuses_what_would_stay_behind_when_it_is_made(more: Any):
+    with pytest.raises(TypeError, match=r"Held.more\S* is a .*, which would stay behind.*per_sample"):
+        held(IDS, more=more)
+
+
+@tensorclass
+class Labeled:
+    id: torch.Tensor
+
+
+@on_ranks(2)
+def test_a_tensorclass_travels_once_its_type_is_registered():
+    register_batch_type(
+        Labeled,
+        parts=lambda labeled: {"id": labeled.id},
+        replaced=lambda labeled, parts: Labeled(id=parts["id"], batch_size=[len(parts["id"])]),
+    )
+    batch = TensorDict({"of": Labeled(id=own_ids(), batch_size=[ROWS])}, batch_size=[ROWS])
+    moved = HeavyOnRank1().shuffle(batch)
+    check_some_moved(moved["of"].id)
+    assert moved.batch_size == (len(moved["of"].id),)
+
+
+FOUR = JaggedTensor(torch.arange(9), lengths=torch.tensor([2, 3, 0, 4]))
+KEYED = KeyedJaggedTensor(["item", "user"], torch.arange(10), lengths=torch.tensor([3, 2, 1, 0, 1, 1, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        (torch.arange(9.0), "for each of '.*', make it a JaggedTensor with the same lengths"),
+        (torch.tensor([0, 2, 2, 5, 9]), r"make both one JaggedTensor\(values, offsets=…\)"),
+        (torch.rand(7, 4), r"transpose\(0, 1\)"),
+        (torch.rand(8), r"view it as \[4, 2\]"),
+        (torch.rand(11), "Give it a row per sample"),
+        (torch.rand(6), "for each element of 'item' in '.*', make it a JaggedTensor"),
+    ],
+)
+def test_the_remedy_fits_the_shape_of_a_field_of_other_rows(value: torch.Tensor, remedy: str):
+    fields = {"items": FOUR, "keyed": KEYED, "more": value}
+    with pytest.raises(ValueError, match=f"'more' has .*{remedy}.* stays with its rank"):
+        assert Rows(fields).num_rows
+    with pytest.raises(ValueError, match=f"Held.more.* has .*{remedy}.*per_sample"):
+        held(torch.arange(4), more=fields)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        tuple(torch.arange(ROWS) for _ in range(ROWS)),
+        {name: torch.arange(ROWS) for name in "abcd"},
+        [torch.arange(ROWS) for _ in range(3)],
+        [torch.rand(2), torch.arange(2)],
+    ],
+    ids=["tuple", "names", "other length", "other kinds"],
+)
+def test_tensors_that_are_fields_are_taken(batch: Any):
+    Rows(batch).check()
+
+
+@dataclass
+class WithCache:
+    """Works a total out when it is asked for, and in some batches a mask at once."""
+
+    ids: torch.Tensor
+    weights: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = self.ids.long()  # changes nothing the second time
+        self.weights = self.ids.float()
+        self._total: torch.Tensor | None = None
+        self.made = np.random.default_rng().random()
+        if int(self.ids.sum()) % 2:
+            self.odd = self.ids % 2
+
+    def total(self) -> torch.Tensor:
+        if self._total is None:
+            self._total = self.ids.sum()
+        return self._total
+
+
+@on_ranks(2)
+def test_what_a_batch_works_out_of_its_fields_is_worked_out_again():
+    shuffler = HeavyOnRank1()
+    for last in (4, 5):  # the first has no mask
+        batch = WithCache(torch.cat([own_ids()[:3], torch.tensor([last])]).int())
+        batch.total()
+        moved = shuffler.shuffle(batch)
+        assert int(moved.total()) == int(moved.ids.sum()) and moved.weights.equal(moved.ids.float())
+        assert hasattr(moved, "odd") == bool(int(moved.ids.sum()) % 2)
+
+
+@dataclass
+class CopyingBatch(BaseBatch):
+    ids: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.contextual_feature_names = list(self.contextual_feature_names)
+        super().__post_init__()
+
+
+@on_ranks(2)
+def test_what_changes_nothing_when_a_batch_is_made_again_is_taken():
+    moved = HeavyOnRank1().shuffle(CopyingBatch(held(own_ids()).features, ROWS, {}, ids=own_ids()))
+    check_some_moved(moved.ids)
+    moved = HeavyOnRank1().shuffle(_with_attribute(SubclassedDict, ["a", "b"], ids=IDS))
+    assert moved.mask == ["a", "b"]
+
+
+@on_ranks(2)
+def test_ranks_and_steps_agree_on_the_types_and_formats_of_batches():
+    kinds = {key: KeyedTensor([*key], [1, 1], torch.zeros(ROWS, 2)) for key in ("ab", "ba")}
+    assert error_of_all(HeavyOnRank1().plan, {"kt": kinds["ab"]}) == "no error"
+    # Rank 1's batch knows its padding rows, that of rank 0 does not.
+    batches = {"features": held(IDS).features}, BaseBatch(held(IDS).features, ROWS, {})
+    assert "of different types" in error_of_all(HeavyOnRank1().plan, _on_rank_1(*batches))
+    for batch, other, told in (
+        (held(IDS, kinds["ab"]), held(IDS, kinds["ba"]), r"field 'more\(.: 1, .: 1\)' is"),
+        (held(IDS), held(IDS.int()), "field 'features' has dtype torch.int32, expected torch.int64"),
+        (held(IDS, IDS), held(IDS), "field 'more' is missing"),
+        (
+            held(IDS, _keyed(ONES)),
+            held(IDS, KeyedJaggedTensor(["z"], IDS, None, ONES)),
+            r"field 'more' has keys \('z',\), expected \('a',\)",
+        ),
+    ):
+        later = HeavyOnRank1()
+        later.shuffle(batch)
+        for shuffler in (HeavyOnRank1(), later):
+            error = error_of_all(shuffler.plan, _on_rank_1(batch, other))
+            assert re.match(f"ValueError: rank 1 has a batch that differs.*{told}", error), error
+
+
+@on_ranks(2)
+def test_the_type_of_batches_is_that_of_the_first_that_was_planned():
+    shuffler = HeavyOnRank1()
+    assert "no rows" in error_of_all(shuffler.plan, ["a"])
+    assert shuffler.plan(_on_rank_1({"x": IDS}, None)).rows.num_loaded.tolist() == [ROWS, 0]
+    assert "no rows" in error_of_all(shuffler.plan, _on_rank_1({"x": IDS}, ["a"]))
+    assert shuffler.plan({"x": IDS}).rows.num_loaded.tolist() == [ROWS, ROWS]
+    assert "a batch is a list, and the first was a dict" in error_of_all(shuffler.plan, [IDS])
