@@ -91,13 +91,6 @@ def test_what_steps_of_as_many_samples_take_anyway_is_the_steps(per_step, per_sa
     assert cost.coefficients[0] == 0 and cost.per_step == pytest.approx(2e7, rel=0.05)
 
 
-def test_a_line_that_has_the_first_steps_in_it_is_left_out(tmp_path):
-    lines = [line for line in _log_lines(_steps(COST, 30)) if json.loads(line)["step"] % 3 == 0]
-    (tmp_path / "train.jsonl").write_text("\n".join(lines))
-    # Each line is of three steps; that at step 6 has the fourth and the fifth in it.
-    assert len(MeasuredSteps.read(tmp_path / "train.jsonl")) == 8
-
-
 def test_workloads_that_are_linear_in_tokens_are_told_from_others():
     counts = _counts(40)
     linear = counts[:, :3]
@@ -115,14 +108,7 @@ def test_written_and_read_it_is_the_same_and_other_files_are_named(tmp_path):
     COST.save(path)
     assert Cost.load(path) == COST
     kind = '"kind": "cost of samples, tokens and workloads"'
-    wrong = ("[1, -1, 0]", "[1, 1]")
-    for content in (
-        "",
-        "[]",
-        "{}",
-        '{"kind": "other"}',
-        *(f'{{{kind}, "coefficients": {of}}}' for of in wrong),
-    ):
+    for content in ("", "[]", '{"kind": "other"}', f'{{{kind}, "coefficients": [1, -1, 0]}}'):
         path.write_text(content)
         with pytest.raises(ValueError, match=r"cost\.json is not a cost written by a calibration"):
             Cost.load(path)
@@ -130,21 +116,15 @@ def test_written_and_read_it_is_the_same_and_other_files_are_named(tmp_path):
         Cost.load(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize(
-    ("coefficients", "message"),
-    [
+def test_a_cost_that_cannot_be_is_refused():
+    for coefficients, message in (
         ((0.0, -1.0, 0.0, 1.0), "has -1.0; expected finite numbers of at least 0"),
         ((float("nan"), 1.0, 1.0, 1.0), "has nan"),
         ((0.0, 0.0, 0.0), "no sample costs anything"),
         ((1.0, 1.0), "has no coefficient of a column"),
-    ],
-)
-def test_a_cost_that_cannot_be_is_refused(coefficients, message):
-    with pytest.raises(ValueError, match=message):
-        Cost(coefficients)
-
-
-def test_times_that_no_sample_changes_are_no_cost():
+    ):
+        with pytest.raises(ValueError, match=message):
+            Cost(coefficients)
     counts = np.array([4.0, 4.0, 4.0, 4.0, 8.0])[:, None] * [1, 10, 100]
     with pytest.raises(ValueError, match=r"in 5 steps .* 2 ms, does not grow with its samp"):
         Cost.fit(counts, np.full(5, 0.002))
@@ -166,24 +146,23 @@ def test_logged_steps_are_fitted(tmp_path, capsys):
     main([str(out), str(log)])
     assert float(_steps(COST, 60).errors(Cost.load(out)).max()) < 1e-6
     assert "2 ns · w1" in capsys.readouterr().out
+    # Lines of three steps each; that at step 6 has the fourth and the fifth in it, which are left out.
+    log.write_text("\n".join(_log_lines(_steps(COST, 30))[::3]))
+    assert len(MeasuredSteps.read(log)) == 8
 
 
 LINE = '{"kind": "train", "step": 9, "counts_after": [[%s]], "compute_ms": [1]}\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_log_that_cannot_be_fitted_is_an_error_of_one_line(tmp_path, capsys):
+    log = tmp_path / "train.jsonl"
+    for text, message in (
         ("", "0 measured steps; expected at least 4"),
-        ("no json", "line 1: not a line of a training log"),
         (LINE % "1, 2, 3" + '{"kind": "train", "step": 10}', "line 2: not a line of a training log"),
         (2 * (LINE % "1, 2, 3") + LINE % "1, 2, 3, 4", "steps differ in their columns of get_workloads"),
-    ],
-)
-def test_a_log_that_cannot_be_fitted_is_an_error_of_one_line(tmp_path, capsys, text, message):
-    log = tmp_path / "train.jsonl"
-    log.write_text(text)
-    with pytest.raises(SystemExit) as exit_:
-        main([str(tmp_path / "cost.json"), str(log)])
-    error = capsys.readouterr().err
-    assert exit_.value.code == 2 and message in error and error.count("\n") == 1
+    ):
+        log.write_text(text)
+        with pytest.raises(SystemExit) as exit_:
+            main([str(tmp_path / "cost.json"), str(log)])
+        error = capsys.readouterr().err
+        assert exit_.value.code == 2 and message in error and error.count("\n") == 1
