@@ -19,7 +19,7 @@ from torchrec.distributed.train_pipeline import backward_injection, gradient_acc
 from torchrec.distributed.types import ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.extensions.micro_batches import MicroBatches
+from tests.commons.extensions.micro_batches.divided import in_micro_batches
 from tests.commons.histories import TokenShuffler, histories
 from tests.commons.pipeline.ranking_pipelines import (
     CPU,
@@ -69,17 +69,13 @@ def losses_of(pipeline: Any, batches: Iterable[Any]) -> list[float]:
     return losses
 
 
-def in_parts(cap: int | None) -> list[MicroBatches]:
-    return [] if cap is None else [MicroBatches(cap)]
-
-
 def of_squares(model: Any, cap: int | None) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    return pipeline_of("none", model, optimizer, Costs(extensions=in_parts(cap)))
+    return pipeline_of("none", model, optimizer, Costs(extensions=in_micro_batches(cap)))
 
 
 def of_histories(name: str, made: tuple[Any, Any], cap: int | None, **more: Any) -> Any:
-    return pipeline_of(name, *made, TokenShuffler(extensions=in_parts(cap)), **more)
+    return pipeline_of(name, *made, TokenShuffler(extensions=in_micro_batches(cap)), **more)
 
 
 def run_rows(pipeline: Any) -> None:
@@ -95,7 +91,7 @@ def stepping_in_backward(cap: int | None) -> None:
     for parameter in optimizers:
         parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
     idle = torch.optim.SGD(model.parameters(), lr=0.0)
-    run_rows(pipeline_of("none", model, idle, Costs(extensions=in_parts(cap))))
+    run_rows(pipeline_of("none", model, idle, Costs(extensions=in_micro_batches(cap))))
     assert not torch.equal(model.linear.weight.full_tensor(), before)
 
 

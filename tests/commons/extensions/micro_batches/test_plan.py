@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.extensions.micro_batches import MicroBatches
 from commons.extensions.micro_batches.divided_batch import micro_batches, rows_of_micro_batches
 from commons.extensions.micro_batches.micro_batches import micro_batch_loads
+from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.compiled_kernels import before_and_after_placing
 from tests.commons.distributed.container_batches import (
     KINDS,
@@ -43,9 +44,11 @@ from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
 from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch, many_fields
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
 from tests.commons.extensions.micro_batches.divided import check_divided
-from tests.commons.histories import TokenShuffler, draw_histories
+from tests.commons.histories import TokenShuffler, draw_histories, histories, keyed
+from tests.commons.histories import contents as contents_of_histories
 from tests.drawn_batches import sample_contents
 from tests.on_ranks import on_ranks
+from tests.own_memory import check_own_memory
 
 
 def test_a_token_tolerance_is_off_with_micro_batches():
@@ -108,16 +111,6 @@ def test_every_sample_is_in_one_micro_batch_and_the_lightest_come_first(pools, c
         assert report.extensions["micro_batch_imbalance"] >= report.imbalance_after - 1e-12
 
 
-@on_ranks(2)
-def test_without_a_cap_the_batch_is_the_only_micro_batch():
-    shuffler, batch = FieldShuffler(), lopsided_batch()
-    plan = shuffler.plan(batch)
-    moved = shuffler.exchange(batch, plan)
-    assert rows_of_micro_batches(plan, dist.get_rank()) == []
-    (micro_batch,), _ = micro_batches(shuffler, moved, plan)
-    assert micro_batch is moved
-
-
 def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> int:
     shuffler = ContainerShuffler(extensions=[MicroBatches(cap)])
     rank = dist.get_rank()
@@ -163,6 +156,11 @@ def _collectives(exchange: str, cap: int | None) -> list[str]:
 def test_micro_batches_take_no_collective_and_never_wait_for_the_device(pools, exchange):
     whole, divided = (pools(3).run(_collectives, exchange, cap) for cap in (None, 9))
     assert divided == whole and all(map(len, whole))
+
+
+@dataclass
+class Texts(BaseBatch):
+    texts: list = field(default_factory=list)
 
 
 def _histories(lengths: list[int]) -> dict:
@@ -220,8 +218,47 @@ def test_a_rank_without_samples_repeats_its_only_row_in_each_micro_batch():
     loaded = _histories([4, 4, 4]) if dist.get_rank() == 0 else None
     plan = shuffler.plan(loaded)
     batch = shuffler.exchange(shuffler.padding_batch() if loaded is None else loaded, plan)
-    rows = [one["ids"].stride() for one in divided(shuffler, batch, plan)]
+    parts = divided(shuffler, batch, plan)
+    for number, part in enumerate(parts):
+        check_own_memory(part, *parts[number + 1 :])
+    rows = [part["ids"].stride() for part in parts]
     assert len(rows) == 2 and (sum(rows) == 3 if dist.get_rank() == 0 else rows == [1, 1])
+
+
+def test_micro_batches_of_one_rank_leave_the_elements_of_padding_out():
+    batch = histories([1, 2, 3, 2])
+    batch.actual_batch_size = 3  # one rank's batch runs as it was loaded: its fourth row has elements
+    shuffler = TokenShuffler(extensions=[MicroBatches(max_tokens=8)])
+    plan = shuffler.plan(batch)
+    parts = divided(shuffler, shuffler.exchange(batch, plan), plan)
+    assert len(parts) > 1 and sum(len(part.features.values()) for part in parts) == 3 + 2 * 6
+    assert sorted(sample for part in parts for sample in contents_of_histories(part)) == sorted(
+        contents_of_histories(batch)
+    )
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_entries_of_lists_go_with_the_rows_of_micro_batches_and_come_back(is_padded):
+    costs, texts = [9, 1, 4, 4, 1, 7], [f"text {row}" for row in range(6)]
+    if is_padded:
+        batch = Texts(keyed({"item": np.ones(6, np.int64)}, torch.arange(6)), 6, {}, texts=texts)
+    else:
+        batch = {"ids": torch.arange(6), "texts": texts}
+    (micro,) = extensions = [MicroBatches(max_tokens=10)]
+    shuffler = IdentityShuffler(
+        get_workloads=lambda _: torch.tensor(costs),
+        get_tokens=lambda _: torch.tensor(costs),
+        extensions=extensions,
+    )
+    plan = shuffler.plan(batch)
+    parts = micro.micro_batches(shuffler.exchange(batch, plan), plan)
+    assert len(parts) > 1
+    of_parts = [(part.features.values(), part.texts) if is_padded else tuple(part.values()) for part in parts]
+    assert [of[1] for of in of_parts] == [[texts[row] for row in ids.tolist()] for ids, _ in of_parts]
+    values = [{"ids": ids, "texts": of_part, "fixed": ["a"] * 9} for ids, of_part in of_parts]
+    joined = micro.join_values(values, plan)
+    assert joined["texts"] == texts and joined["ids"].tolist() == list(range(6))
+    assert micro.join_values([of_part for _, of_part in of_parts], plan) == texts
 
 
 def test_no_step_compiles():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShuffler
 from commons.extensions.controller import merge, split_balanced
 from commons.extensions.micro_batches import MicroBatches
 from commons.extensions.unshuffle import Unshuffle
@@ -40,26 +38,3 @@ def test_micro_batches_and_values_that_return_share_no_memory(num_samples):
     joined = micro.join_values(values, plan)
     check_own_memory(joined, *parts)
     check_own_memory(unshuffle.unshuffle(joined, plan), joined, *parts)
-
-
-class IdleShuffler(BatchShuffler):
-    """Nothing costs anything, so that nothing moves."""
-
-    def get_workloads(self, batch):
-        return 0 * batch["tokens"]
-
-    def get_tokens(self, batch):
-        return batch["tokens"]
-
-
-@on_ranks(2)
-def test_a_rank_without_samples_gets_a_row_for_each_micro_batch():
-    micro, rank = MicroBatches(max_tokens=8), dist.get_rank()
-    shuffler = IdleShuffler(extensions=[micro], equal_rows=False)
-    loaded = {"tokens": torch.tensor([8, 8, 8]), "ids": torch.arange(3)}
-    plan = shuffler.plan(loaded if rank else None)
-    batch = shuffler.exchange(loaded if rank else shuffler.padding_batch(), plan)
-    parts = micro.micro_batches(batch, plan)
-    assert plan.num_placed.tolist() == [0, 3] and len(parts) == 3
-    for number, part in enumerate(parts):
-        check_own_memory(part, *parts[number + 1 :])
