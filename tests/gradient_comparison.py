@@ -16,21 +16,14 @@ from tests.process_pool import rank_device
 # So large that the rounding of a parameter does not show in its change.
 LEARNING_RATE = 1e4
 
-Changes = dict[str, torch.Tensor]  # what steps subtract from the parameters on this rank, by name
-Run = tuple[Changes, float, list[int]]  # see `steps`
+Changes = dict[str, torch.Tensor]  # what a step subtracts from the parameters on this rank, by name
+Run = tuple[Changes, float, float]  # of a step; the loss and the loss tokens of all ranks
 # Squared norms of each gradient and of its difference; both losses.
 Comparison = tuple[dict[str, tuple[float, float]], tuple[float, float]]
 
 
-def steps(
-    model: torch.nn.Module, pipeline_name: str, shuffler: BatchShuffler, batches: Sequence[BaseBatch]
-) -> Run:
-    """Runs one step per batch, each from the same parameters. Collective over all ranks.
-
-    Returns:
-        The average change of a step, the summed loss of all steps and ranks, and the loss tokens of each
-        step. A step is normalized by its own loss tokens, so its change is weighted by them.
-    """
+def step(model: torch.nn.Module, pipeline_name: str, shuffler: BatchShuffler, batch: BaseBatch) -> Run:
+    """Runs a step on this rank's batch. Collective over all ranks."""
     device = rank_device()
     sharded, optimizer = shard_model(model, OptimizerArgs("sgd", LEARNING_RATE), device)
     pipeline = TrainPipelineFactory.create(
@@ -41,29 +34,21 @@ def steps(
         batch_shuffler=shuffler,
         loss_reduction="sum",
     )
-    loader = iter(batches)
     tensors = _local_tensors(sharded)
     start = {name: tensor.double().clone() for name, tensor in tensors.items()}
-    changes = {name: torch.zeros_like(value) for name, value in start.items()}
-    loss, tokens = torch.zeros((), device=device), []
-    for _ in batches:
-        pipeline.progress(loader)
-        loss += pipeline.loss_sum
-        tokens.append(pipeline.loss_tokens)
-        for name, tensor in tensors.items():
-            changes[name] += (start[name] - tensor.double()) * pipeline.loss_tokens
-            tensor.copy_(start[name])
-    changes = {name: value * len(tokens) / max(sum(tokens), 1) for name, value in changes.items()}
+    pipeline.progress(iter([batch]))
     is_placed_by_hand = any(isinstance(extension, GivenCuts) for extension in shuffler.extensions)
-    if len(batches) == 1 and shuffler.exchanges and not is_placed_by_hand:
+    if shuffler.exchanges and not is_placed_by_hand:
         assert pipeline.report.imbalance_after < pipeline.report.imbalance_before
         assert pipeline.report.samples_moved > 0
+    loss = pipeline.loss_sum.to(device)
     dist.all_reduce(loss)
-    return changes, float(loss), tokens
+    changes = {name: start[name] - tensor.double() for name, tensor in tensors.items()}
+    return changes, float(loss), pipeline.loss_tokens
 
 
 def comparison(plain: Run, other: Run) -> Comparison:
-    """Compares two results of `steps` on one rank."""
+    """Compares two steps on one rank."""
     norms = {
         name: (float(value.square().sum()), float((value - other[0][name]).square().sum()))
         for name, value in plain[0].items()

@@ -5,22 +5,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory
-from commons.extensions.learned_costs import LearnedCosts
 from commons.extensions.micro_batches import MicroBatches
 from commons.extensions.pieces import Pieces
 from commons.extensions.verification import Verification
-from commons.perf_model import Cost
-from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts, is_cut
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
-from tests.gradient_comparison import Comparison, check_equal, comparison, dense_differences, steps
+from tests.gradient_comparison import Comparison, check_equal, comparison, dense_differences, step
 from tests.gradient_models import CASES, ROWS, ModelCase, in_turn
 from tests.on_ranks import on_ranks
 from tests.process_pool import rank_device
@@ -62,7 +58,6 @@ def _shuffler(case: ModelCase, changed: dict[str, Any], seed: int = 0) -> BatchS
         "verified": lambda _: Verification(),
         "pieces": lambda _: Pieces(),
         "drawn": lambda number: DrawnCuts(seed + number),
-        "learned": lambda learned: learned,
     }
     config["extensions"] = [make(config.pop(name)) for name, make in made.items() if name in config]
     if config["type"] == "identity":
@@ -76,9 +71,9 @@ def _compare(
     """Returns comparisons with a plain step, and how many micro-batches this rank needs as loaded."""
     case = CASES[name]
     batch = case.batch(num_real, labeled)
-    plain = steps(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), [batch])
+    plain = step(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), batch)
     results = [
-        comparison(plain, steps(case.make_model(), pipeline, _shuffler(case, changed, seed), [batch]))
+        comparison(plain, step(case.make_model(), pipeline, _shuffler(case, changed, seed), batch))
         for changed in every
     ]
     capped = BatchShufflerFactory.create("identity", extensions=[MicroBatches(case.cap)])
@@ -104,25 +99,6 @@ def test_gradients_are_those_of_a_plain_step(pools, name, pipeline, setting, see
     assert len({needed for _, needed in ranks}) > 1  # as loaded, ranks need different numbers
 
 
-def _compare_steps(name: str, pipeline: str, num_batches: tuple[int, ...]) -> Comparison:
-    case, rank = CASES[name], dist.get_rank()
-    batches = [
-        case.make_batch(case.samples(rank + 10 * number, ROWS if number < num_batches[rank] else 0))
-        for number in range(max(num_batches))
-    ]
-    plain, balanced = (
-        steps(case.make_model(), pipeline, _shuffler(case, changed), batches)
-        for changed in (AS_LOADED, VERIFIED)
-    )
-    assert plain[2] == balanced[2] and len(set(plain[2])) > 1
-    return comparison(plain, balanced)
-
-
-@pytest.mark.parametrize(("name", "pipeline"), [("ranking", "native"), ("retrieval", "none")])
-def test_gradients_of_several_steps_are_those_of_plain_ones(pools, name, pipeline):
-    check_equal(pools(2).run(_compare_steps, name, pipeline, (4, 3)), has_loss=True)
-
-
 @pytest.mark.parametrize("changed", [{}, CUTS[0]], ids=["whole", "pieces"])
 @pytest.mark.parametrize(
     ("name", "sharded"), [("ranking", "embedding_collections"), ("retrieval", "item_table")]
@@ -131,7 +107,7 @@ def test_gradients_of_several_steps_are_those_of_plain_ones(pools, name, pipelin
 def test_gradients_are_those_of_the_mean_over_all_loss_tokens(name, sharded, changed):
     case, num_real = CASES[name], (6, 3)
     batch = case.batch(num_real, True)
-    changes, _, (tokens,) = steps(case.make_model(), "native", _shuffler(case, changed), [batch])
+    changes, _, tokens = step(case.make_model(), "native", _shuffler(case, changed), batch)
     model = case.make_model()
     samples = [sample for rank, real in enumerate(num_real) for sample in case.samples(rank, real)]
     loss = sum(model(case.make_batch(samples[at : at + ROWS]))[0] for at in range(0, len(samples), ROWS))
@@ -139,42 +115,6 @@ def test_gradients_are_those_of_the_mean_over_all_loss_tokens(name, sharded, cha
     differences = dense_differences(changes, model)
     assert len(differences) > 10 and max(differences.values()) < 1e-5
     assert any(sharded in parameter for parameter in changes)
-
-
-def _learned_state(case: ModelCase, batch: BaseBatch) -> dict[str, bytes]:
-    """Returns what a shuffler learns from steps in which its last column takes all the time."""
-    learned = LearnedCosts()
-    shuffler = _shuffler(case, {**PIECES, "learned": learned})
-    for step in range(40):
-        plan = shuffler.plan(batch)
-        noise = np.random.default_rng(step).lognormal(0, 0.01, plan.num_ranks)
-        learned.record(plan, float(((1e-3 + 1e-8 * plan.counts[:, -1]) * noise)[dist.get_rank()]))
-    return learned.state(plan)
-
-
-def _compare_costs(name: str, pipeline: str) -> list[Comparison]:
-    """Returns comparisons with a plain step, of pieces by learned and by calibrated costs."""
-    case, rng = CASES[name], np.random.default_rng(dist.get_rank())
-    lengths = (300, 5) if dist.get_rank() == 0 else (20, 30, 9)  # which no placement of whole ones balances
-    batch = case.make_batch([case.make_sample(rng, items, True) for items in lengths])
-    plain = steps(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), [batch])
-    learned, results = LearnedCosts(), []
-    by_learned = _shuffler(case, {**PIECES, **VERIFIED, "learned": learned})
-    learned.load_state(_learned_state(case, batch))
-    by_cost = _shuffler(case, {**PIECES, **VERIFIED, "cost": Cost((0.0, 0.0, 1e-3, 1.0))})
-    for shuffler in (by_learned, by_cost):
-        plan = shuffler.plan(batch)
-        assert is_cut(plan) and plan.predicted_seconds is not None
-        results.append(comparison(plain, steps(case.make_model(), pipeline, shuffler, [batch])))
-    return results
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize(("name", "pipeline"), [("ranking", "native"), ("sid_gr, last item", "none")])
-def test_gradients_of_pieces_by_fitted_costs_are_those_of_whole_samples(pools, name, pipeline, num_ranks):
-    ranks = pools(num_ranks).run(_compare_costs, name, pipeline)
-    for results in zip(*ranks, strict=True):
-        check_equal(results, has_loss=True)
 
 
 def _evaluated(name: str, num_real: tuple[int, ...]) -> list[np.ndarray]:

@@ -1,8 +1,7 @@
-"""Steps of pipelines under any settings of a shuffler: evaluation, reports, and times of computing."""
+"""Steps of pipelines under any settings of a shuffler: evaluation, and times of computing."""
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from commons.distributed import BalanceReport, IdentityShuffler
+from commons.distributed import IdentityShuffler
 from commons.perf_model.compute_clock import ComputeClock
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.shufflers import FieldShuffler
@@ -39,28 +38,31 @@ class Squares(nn.Module):
         return squares, {"squares": squares.detach(), **statistics}
 
 
-def summed_outputs(settings: dict[str, Any]) -> tuple[int, float]:
-    """Returns how many outputs all ranks have, and their sum: a user who knows of no copied rows."""
+def summed_outputs(settings: dict[str, Any]) -> list[float]:
+    """Returns how many outputs all ranks have, their sum and that of losses, without a gradient."""
     numbers = torch.arange(1, SAMPLES + 1, dtype=torch.float64).tensor_split(dist.get_world_size())
     batches = [{"number": of_step} for of_step in numbers[dist.get_rank()].split(BATCH_SIZE)]
     model = Squares()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     pipeline = pipeline_of("none", model, optimizer, EqualCosts(**settings), "sum")
     model.eval()
-    totals = torch.zeros(2, dtype=torch.float64)
+    totals = torch.zeros(3, dtype=torch.float64)
     with torch.no_grad():
-        for _, _, output in steps_of(pipeline, batches):
+        for loss_sum, _, output in steps_of(pipeline, batches):
+            totals[2] += loss_sum
             for of_part in output if isinstance(output, list) else [output]:
                 assert of_part["batch"].dim() == 0
                 assert of_part["weight"].shape == (1,) and of_part["means"] == [0.5]  # not of the rows
-                totals += torch.tensor([len(of_part["squares"]), of_part["squares"].sum()])
+                totals += torch.tensor([len(of_part["squares"]), of_part["squares"].sum(), 0])
     dist.all_reduce(totals)
-    return int(totals[0]), float(totals[1])
+    assert model.weight.grad is None
+    return totals.tolist()
 
 
-def check_summed(results: list[tuple[int, float]]) -> None:
-    """Checks that every rank has the outputs of all samples."""
-    assert results == [(SAMPLES, float(sum(number**2 for number in range(1, SAMPLES + 1))))] * len(results)
+def check_summed(results: list[list[float]]) -> None:
+    """Checks that every rank has the outputs and losses of all samples."""
+    squares = sum(number**2 for number in range(1, SAMPLES + 1))
+    assert results == [[SAMPLES, squares, squares]] * len(results)
 
 
 class Costs(FieldShuffler):
@@ -77,32 +79,6 @@ class Mean(nn.Module):
 
     def forward(self, batch):
         return self.weight * batch["x"].sum(1), None
-
-
-def printed_report(settings: dict[str, Any]) -> tuple[str, str, str]:
-    """Returns the line of a step, what repr shows, and the line of a plan alone."""
-    cost = torch.tensor([[6, 4, 2], [1, 2, 1]])[dist.get_rank()]
-    batch = {"cost": cost, "x": torch.ones(3, 500, dtype=torch.float64)}
-    model, shuffler = Mean(), Costs(**settings)
-    pipeline = pipeline_of("none", model, torch.optim.SGD(model.parameters(), lr=0.0), shuffler)
-    pipeline.progress(iter([batch]))
-    report = pipeline.report
-    pipeline.reset()
-    assert report.bytes_moved == report.samples_moved * (8 + 4000)
-    return str(report), repr(report), str(BalanceReport.of(pipeline.plan, True))
-
-
-TIMES = r", waited \d+\.\d ms for the plan, exchange \d+\.\d ms"
-
-
-def check_printed(results: list[tuple[str, str, str]], more: str) -> None:
-    """Checks the line of a report, which ends in `more`."""
-    for line, shown, of_plan in results:
-        balance = "imbalance 1.50 → 1.00 in workload units (bound 1.00), tokens 1.50 → 1.00"
-        expected = f"{balance}, 2 of 6 samples moved (8 kB)"
-        assert re.fullmatch(re.escape(expected + more) + TIMES, line)
-        assert shown == f"<BalanceReport: {line}>"
-        assert of_plan == expected
 
 
 NAP_S = 0.2

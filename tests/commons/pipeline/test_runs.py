@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
+import torch.distributed as dist
 
-from commons.distributed import Extension
+from commons.distributed import BalanceReport, Extension
 from tests.commons.pipeline.launches import check_launches, launches
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
-from tests.commons.pipeline.runs import (
-    Costs,
-    Mean,
-    check_printed,
-    check_spans,
-    printed_report,
-    spans,
-)
+from tests.commons.pipeline.runs import Costs, Mean, check_spans, spans
 from tests.on_ranks import on_ranks
 
 
-def test_a_report_is_one_line(pools):
-    check_printed(pools(2).run(printed_report, {}), "")
+@on_ranks(2)
+def test_a_report_is_one_line():
+    cost = torch.tensor([[6, 4, 2], [1, 2, 1]])[dist.get_rank()]
+    model = Mean()
+    pipeline = pipeline_of("none", model, torch.optim.SGD(model.parameters(), lr=0.0), Costs())
+    pipeline.progress(iter([{"cost": cost, "x": torch.ones(3, 500, dtype=torch.float64)}]))
+    report = pipeline.report
+    pipeline.reset()
+    assert report.bytes_moved == report.samples_moved * (8 + 4000)
+    balance = "imbalance 1.50 → 1.00 in workload units (bound 1.00), tokens 1.50 → 1.00"
+    expected = f"{balance}, 2 of 6 samples moved (8 kB)"
+    times = r", waited \d+\.\d ms for the plan, exchange \d+\.\d ms"
+    assert re.fullmatch(re.escape(expected) + times, str(report))
+    assert repr(report) == f"<BalanceReport: {report}>"
+    assert str(BalanceReport.of(pipeline.plan, True)) == expected
 
 
 @pytest.mark.parametrize(("pipeline_name", "sharded_tables"), [("native", True), ("none", False)])
@@ -75,7 +84,7 @@ def test_a_pipeline_calls_the_hooks_of_extensions_in_their_order():
     model = Mean()
     pipeline = pipeline_of("none", model, torch.optim.SGD(model.parameters(), lr=0.0), shuffler, "sum")
     pipeline.progress(iter([{"cost": torch.tensor([1, 2]), "x": torch.ones(2, 3)}]))
-    figures = dict(pipeline.report.extensions)
+    report = pipeline.report
     pipeline.reset()
     expected = [
         ("outer", "join Mean cpu sum"),
@@ -88,4 +97,5 @@ def test_a_pipeline_calls_the_hooks_of_extensions_in_their_order():
         ("inner", "check ran"),
     ]
     assert notes == [": ".join(note) for note in expected]
-    assert figures == {"seen_by_outer": 4, "seen_by_inner": 4}
+    assert report.extensions == {"seen_by_outer": 4, "seen_by_inner": 4}
+    assert ", 4 seen by outer, 4 seen by inner, waited" in str(report)

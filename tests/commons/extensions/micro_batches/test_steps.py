@@ -25,16 +25,8 @@ from tests.commons.pipeline.ranking_pipelines import (
     pipeline_of,
     ranking_pipeline,
     sharded_ranking_model,
-    steps_of,
 )
-from tests.commons.pipeline.runs import (
-    check_printed,
-    check_spans,
-    check_summed,
-    printed_report,
-    spans,
-    summed_outputs,
-)
+from tests.commons.pipeline.runs import check_spans, check_summed, spans, summed_outputs
 from tests.on_ranks import on_ranks
 
 both_pipelines = pytest.mark.parametrize("name", ["none", "native"])
@@ -126,23 +118,6 @@ def test_activations_grow_with_the_cap_and_not_with_the_batch(name):
     assert peak(64, 8 * 21) - twos == pytest.approx(6 * per_sample, rel=0.05)
 
 
-@on_ranks(2)
-def test_evaluation_in_micro_batches_has_the_same_loss_and_no_gradients():
-    losses = []
-    for cap in (None, CAP):
-        pipeline = ranking_pipeline("native", TokenShuffler(extensions=in_micro_batches(cap)))
-        pipeline._model.eval()
-        with torch.no_grad():
-            batch = draw_histories(np.random.default_rng(dist.get_rank()), 6)
-            outputs = pipeline.progress(iter([batch]))
-        pipeline.reset()
-        assert cap is None or len(outputs) > 1
-        losses.append(pipeline.loss_sum)
-        dist.all_reduce(losses[-1])
-        assert all(parameter.grad is None for parameter in pipeline._model.parameters())
-    assert float(losses[1]) == pytest.approx(float(losses[0]), rel=1e-5)
-
-
 def test_a_model_alone_runs_in_micro_batches():
     model = RankingModel()
     batch = draw_histories(np.random.default_rng(1), 12)
@@ -162,28 +137,6 @@ def test_a_loop_without_micro_batches_names_what_is_missing():
     plan = shuffler.plan(batch)
     with pytest.raises(ValueError, match=r"give its shuffler extensions=\[MicroBatches"):
         run_micro_batches(RankingModel(), shuffler.exchange(batch, plan), shuffler, plan, "sum")
-
-
-@on_ranks(2)
-def test_a_custom_loop_trains_as_the_pipeline_does():
-    parameters = []
-    for with_pipeline in (False, True):
-        model, optimizer = sharded_ranking_model(0.5)
-        shuffler = TokenShuffler(extensions=in_micro_batches(CAP))
-        rng = np.random.default_rng(dist.get_rank())
-        batches = [histories(rng.integers(3, 12, 6), rng) for _ in range(2)]
-        if with_pipeline:
-            assert len(list(steps_of(pipeline_of("none", model, optimizer, shuffler), batches))) == 2
-        else:
-            for batch, plan in shuffler.plan_ahead(batches):
-                assert plan.num_parts > 1
-                optimizer.zero_grad()
-                exchanged = shuffler.exchange(batch, plan)
-                loss, _, _ = run_micro_batches(model, exchanged, shuffler, plan, "sum")
-                loss.backward()
-                optimizer.step()
-        parameters.append([parameter.detach().clone() for parameter in model.module.dense.parameters()])
-    assert all(map(torch.equal, *parameters))
 
 
 class FailingOnce(nn.Module):
@@ -255,10 +208,6 @@ def test_factors_and_accumulation_give_the_gradients_of_whole_batches(how):
 
 def test_outputs_add_up_to_those_of_all_samples(pools):
     check_summed(pools(2).run(summed_outputs, {"extensions": in_micro_batches(1)}))
-
-
-def test_a_report_names_micro_batches(pools):
-    check_printed(pools(2).run(printed_report, {"extensions": in_micro_batches(6)}), ", 2 micro batches")
 
 
 @pytest.mark.parametrize("sharded_tables", [True, False])
