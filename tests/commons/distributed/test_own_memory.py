@@ -89,3 +89,39 @@ def test_planning_ahead_leaves_memory_that_torch_may_resize(enabled):
     for _ in DictShuffler(enabled=enabled).plan_ahead([batch]):
         assert batch["cost"].untyped_storage().resizable()
         assert batch["ids"].values().untyped_storage().resizable()
+
+
+class ItemShuffler(BatchShuffler):
+    def get_workloads(self, batch):
+        return batch["items"].lengths() ** 2
+
+
+@on_ranks(2)
+def test_fields_that_a_loader_cut_from_one_buffer_are_apart_after_the_exchange():
+    lengths = torch.tensor([5, 4, 9]) * (1 + 2 * dist.get_rank())
+    count, rows = int(lengths.sum()), len(lengths)
+    buffer = torch.arange(2 * count + rows)
+    items = JaggedTensor(buffer[:count], lengths=lengths)
+    loaded = {
+        "items": items,
+        "next": JaggedTensor(buffer[1 : count + 1], lengths=lengths),  # overlaps
+        "labels": items,  # the same object
+        "users": buffer[2 * count :],
+        "same users": buffer[2 * count :],
+        "weights": torch.tensor([0.5]).expand(rows, 3),
+    }
+    moved = ItemShuffler().shuffle(loaded)
+    tensors = {
+        name: value.values() if isinstance(value, JaggedTensor) else value for name, value in moved.items()
+    }
+    before = {name: value.clone() for name, value in tensors.items()}
+    for changed, tensor in tensors.items():
+        tensor[0] = -1
+        for name, value in tensors.items():
+            if name != changed:
+                assert value.equal(before[name]), (changed, name)
+        assert tensor[1:].equal(before[changed][1:])
+        tensor.copy_(before[changed])
+    moved["labels"].lengths()[0] = 0
+    assert int(moved["items"].lengths()[0]) == int(moved["next"].lengths()[0]) > 0
+    assert buffer.equal(torch.arange(2 * count + rows)) and items.lengths().equal(lengths)

@@ -118,6 +118,13 @@ def checkpointed_lookups(cap: int | None) -> None:
     assert losses == pytest.approx(expected, rel=1e-5)
 
 
+def features_freed_early(cap: int | None) -> None:
+    """TorchRec frees the features' memory after their lookup, in which jagged labels must not lie."""
+    freeing = of_histories("native", sharded_ranking_model(0.1), cap, free_features_storage_early=True)
+    losses = losses_of(freeing, drawn(3))
+    assert losses == losses_of(of_histories("native", sharded_ranking_model(0.1), None), drawn(3))
+
+
 class Renumbered(nn.Module):
     """Changes ids before they are looked up, for TorchRec to pipeline by `pipeline_postproc`."""
 
@@ -186,6 +193,7 @@ PARTNERS: list[tuple[Callable[[int | None], None], type[Exception], str]] = [
     (stepping_in_backward, ValueError, "linear.weight has a hook on its gradient"),
     (injected_backward, ValueError, "register_backward_hook does not work with micro_batches"),
     (checkpointed_lookups, ValueError, "checkpoint only the dense part"),
+    (features_freed_early, ValueError, "free_features_storage_early frees fields that micro_batches"),
     (whole_batches_changed, RuntimeError, "whole batch before micro_batches divides it"),
     (flat_parameters, ValueError, "use_orig_params=True, or use fully_shard"),
     (static_graph_of_a_list, ValueError, "static_graph=True of Distributed"),
