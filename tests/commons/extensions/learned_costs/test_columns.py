@@ -53,21 +53,14 @@ def test_what_does_not_fit_the_columns_is_learned_anew(columns):
 
 
 @on_ranks(2)
-def test_the_cost_of_each_column_is_learned():
-    shuffler = Lengths(once, squared, extensions=[LearnedCosts()])
-    _learned(shuffler, 0, 60)
-    coefficients = np.array(learned(shuffler).cost().coefficients)
-    per_sample, per_token, linear, quadratic = coefficients
+def test_the_cost_of_each_column_is_learned_and_can_be_balanced_by(tmp_path):
+    shuffler, path = Lengths(once, squared, extensions=[LearnedCosts()]), tmp_path / "cost.json"
+    last, cost = _learned(shuffler, 0, 60), learned(shuffler).cost()
+    per_sample, per_token, linear, quadratic = cost.coefficients
     assert quadratic == pytest.approx(1e3, rel=0.02) and per_sample == pytest.approx(1e5, rel=0.3)
     assert per_token + linear < 100
-
-
-@on_ranks(2)
-def test_a_learned_cost_can_be_saved_and_balanced_by(tmp_path):
-    shuffler, path = Lengths(once, squared, extensions=[LearnedCosts()]), tmp_path / "cost.json"
-    last = _learned(shuffler, 0, 60)
     if dist.get_rank() == 0:
-        learned(shuffler).cost().save(path)
+        cost.save(path)
     dist.barrier()
     plan = Lengths(once, squared, cost=Cost.load(path)).plan(lengths_batch(59))
     assert np.array_equal(plan.rows.workloads, last.rows.workloads) and plan.predicted_seconds is not None

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler, ShufflePlan
 from commons.extensions.unshuffle import Unshuffle
@@ -32,6 +30,7 @@ from tests.commons.distributed.loaded_batches import (
 )
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
 from tests.drawn_batches import draw_batch
+from tests.on_ranks import on_ranks
 
 
 def back_of(shuffler: BatchShuffler) -> Callable[[Any, ShufflePlan], Any]:
@@ -94,7 +93,8 @@ def test_any_container_comes_back(pools, kind, seed, rows, exchange, equal_rows)
     pools(3).run(_container_there_and_back, kind, seed, rows, changed)
 
 
-def _after_the_last_batch() -> None:
+@on_ranks(2)
+def test_padding_comes_back_after_the_last_batch():
     shuffler = agreed(returning())
     plan = shuffler.plan(None)
     assert not plan.has_batch
@@ -105,7 +105,8 @@ def _after_the_last_batch() -> None:
     check_identical(back_of(shuffler)(torch.ones(1, 2), plan), torch.zeros(1, 2))
 
 
-def _other_outputs() -> None:
+@on_ranks(2)
+def test_unusual_tensors_come_back():
     shuffler = agreed(returning())
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
@@ -120,36 +121,20 @@ def _other_outputs() -> None:
     assert back_of(shuffler)(without_bytes, plan).shape == (4, 0)
 
 
-@pytest.mark.parametrize("run", [_after_the_last_batch, _other_outputs])
-def test_padding_and_unusual_tensors_come_back(pools, run: Callable[[], None]):
-    pools(2).run(run)
-
-
-def _errors() -> list[str]:
+@on_ranks(2)
+def test_values_of_other_rows_are_refused():
     shuffler = agreed(returning())
     plan = shuffler.plan(draw_batch(np.random.default_rng(0), 0, 4, 3))
     real = int(plan.num_placed[dist.get_rank()])
-    wrong: list[Any] = [
-        torch.zeros(5),
-        torch.zeros(real - 1),
-        JaggedTensor(torch.zeros(0), lengths=torch.zeros(7).int()),
-        {"rows": torch.zeros(4), "samples": torch.zeros(real)},
-        torch.zeros(()),
-    ]
-    return [error_of(back_of(shuffler), given, plan) for given in wrong]
-
-
-def test_values_of_other_rows_are_refused(pools):
+    wrong = [torch.zeros(5), {"rows": torch.zeros(4), "samples": torch.zeros(real)}, torch.zeros(())]
     expected = [
         "unshuffle got 5 rows in 'values', expected 4, as the exchange gave this rank, or 3 without",
-        "got 2 rows",
-        "got 7 rows",
         "got 3 rows in 'samples'",
         "0-d",
     ]
-    for errors in pools(2).run(_errors):
-        for error, part in zip(errors, expected, strict=True):
-            assert error.startswith("ValueError") and part in error
+    for values, part in zip(wrong, expected, strict=True):
+        error = error_of(back_of(shuffler), values, plan)
+        assert error.startswith("ValueError") and part in error
 
 
 def test_a_rank_alone_gets_its_rows_back_with_padding():
@@ -159,52 +144,32 @@ def test_a_rank_alone_gets_its_rows_back_with_padding():
     check_identical(back_of(shuffler)(batch, plan), batch)
     assert torch.equal(back_of(shuffler)(batch.small, plan), batch.small)
     assert torch.equal(back_of(shuffler)(batch.small[:3], plan), batch.small)
-    with pytest.raises(ValueError, match="unshuffle got 99 rows"):
-        back_of(shuffler)(torch.ones(99), plan)
 
 
-def _values_of_kinds() -> tuple[bool, list[str]]:
-    """Returns whether dicts in two orders come back, and the errors of values that differ between ranks."""
+@on_ranks(2)
+def test_values_of_another_kind_on_one_rank_are_refused_on_all_and_the_order_of_names_is_not():
     rank, shuffler = dist.get_rank(), agreed(returning())
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
     ids = shuffler.exchange(batch, plan).matrix[:, 0, 0].clone()
-    ones = torch.ones(len(ids), dtype=torch.int32)
     named = {"positive": ids, "negative": -ids}
     returned = back_of(shuffler)(dict(reversed(named.items())) if rank else named, plan)
-    keys = ["p", "q"] if rank else ["q", "p"]
-    of_ranks: list[Any] = [
-        ids.float() if rank else ids.float().view(torch.int32),
-        ids[:, None].expand(-1, 2 - rank).reshape(-1, 2 - rank),
-        {"score" if rank else "scores": ids},
-        KeyedJaggedTensor(keys, torch.cat([ids, ids]), lengths=torch.cat([ones, ones])),
-        JaggedTensor(ids, lengths=ones.long() if rank else ones),
-    ]
-    errors = [error_of(back_of(shuffler), values, plan) for values in of_ranks]
-    again = back_of(shuffler)(named, plan)  # after errors of all ranks, the next call is like any other
-    expected = sample_ids(batch)
-    comes_back = all(
-        values["positive"].tolist() == expected and values["negative"].tolist() == [-s for s in expected]
-        for values in (returned, again)
-    )
-    return comes_back, errors
-
-
-def test_values_of_another_kind_on_one_rank_are_refused_on_all_and_the_order_of_names_is_not(pools):
-    results = pools(2).run(_values_of_kinds)
-    assert results[0] == results[1]
-    comes_back, errors = results[0]
-    assert comes_back
-    differences = [
-        "field '' has dtype torch.float32, expected torch.int32",
-        "field '' has trailing_shape (1,), expected (2,)",
-        "field 'scores' is missing",
-        "field '' has keys ('p', 'q'), expected ('q', 'p')",
-        "field '' has lengths_dtype torch.int64, expected torch.int32",
-    ]
-    for error, difference in zip(errors, differences, strict=True):
+    for values, difference in (
+        (
+            ids.float() if rank else ids.float().view(torch.int32),
+            "has dtype torch.float32, expected torch.int32",
+        ),
+        (ids[:, None].expand(-1, 2 - rank).reshape(-1, 2 - rank), "has trailing_shape (1,), expected (2,)"),
+        ({"score" if rank else "scores": ids}, "field 'scores' is missing"),
+    ):
+        error = error_of(back_of(shuffler), values, plan)
         assert error.startswith("ValueError: unshuffle got other values on rank 1 than on rank 0: ")
         assert difference in error
+    again = back_of(shuffler)(named, plan)  # after errors of all ranks, the next call is like any other
+    expected = sample_ids(batch)
+    for values in (returned, again):
+        assert values["positive"].tolist() == expected
+        assert values["negative"].tolist() == [-sample for sample in expected]
 
 
 def _collectives_of_unshuffle() -> list[list[str]]:
