@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -162,13 +163,7 @@ def one_replica(pools):
 
 @pytest.mark.parametrize(
     ("among", "name"),
-    [
-        ("nobody", "native"),
-        ("all", "native"),
-        ("a replica", "native"),
-        ("a shard", "native"),
-        ("all", "none"),
-    ],
+    [*product(["nobody", "all", "a replica", "a shard"], ["native"]), ("all", "none")],
 )
 def test_sgd_learns_what_it_learns_with_one_replica(pools, one_replica, among, name):
     changes = _changes(pools, "sgd", among, name=name)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.distributed import Extension, ShufflePlan, ShufflerSettings
-from commons.distributed.row_table import RowTable
+from commons.extensions.learned_costs import LearnedCosts
 from commons.extensions.micro_batches import MicroBatches
 from commons.extensions.pieces import Pieces
 from commons.extensions.sample_groups import SampleGroups
@@ -77,20 +77,18 @@ def test_pieces_are_not_divided_into_micro_batches():
         TokenShuffler(equal_rows=False, extensions=[MicroBatches(8), Pieces()])
 
 
+def test_one_error_names_all_extensions_that_need_samples_to_move():
+    message = r"enabled=False\) moves no samples, as LearnedCosts and Pieces would need"
+    with pytest.raises(ValueError, match=message):
+        TokenShuffler(enabled=False, extensions=[LearnedCosts(), Pieces()], equal_rows=False)
+
+
 def _imbalance(plan: ShufflePlan) -> float:
     return plan.loads.max() / max(plan.loads.mean(), 1)
 
 
-def _groups_per_rank(samples: RowTable, plan: ShufflePlan) -> int:
-    return len(
-        set(
-            zip(
-                samples.columns["groups"][plan.rows.sample_of].tolist(),
-                plan.destination.tolist(),
-                strict=True,
-            )
-        )
-    )
+def _groups_per_rank(groups: np.ndarray, plan: ShufflePlan) -> int:
+    return len(np.unique([groups[plan.rows.sample_of], plan.destination], axis=1).T)
 
 
 def test_pieces_under_max_tokens_keep_groups_together():
@@ -114,8 +112,8 @@ def test_pieces_under_max_tokens_keep_groups_together():
         assert np.array_equal(plan.rows.columns["groups"], groups[plan.rows.sample_of])
         assert np.bincount(plan.destination, plan.rows.tokens).max() <= cap
         assert _imbalance(plan) <= max(_imbalance(alone), 1.011)
-        apart += _groups_per_rank(with_groups, alone)
-        together += _groups_per_rank(with_groups, plan)
+        apart += _groups_per_rank(groups, alone)
+        together += _groups_per_rank(groups, plan)
     assert 0 < together < 0.9 * apart
 
 
