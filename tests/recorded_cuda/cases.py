@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory, IdentityShuffler
@@ -102,7 +101,7 @@ def steps(pipeline: Any, loader: Iterator[Any], count: int | None = None) -> Res
             output = pipeline.progress(loader)
         except StopIteration:
             break
-        results.append((getattr(pipeline, "loss_sum", None), output))  # TorchRec's has none
+        results.append((pipeline.loss_sum, output))
     return results
 
 
@@ -112,20 +111,6 @@ def parameters(model: torch.nn.Module) -> Results:
         value.local_shards()[0].tensor if hasattr(value, "local_shards") else value
         for value in model.state_dict().values()
     ]
-
-
-def torchrec_alone(place: Place, kind: Any = TrainPipelineSparseDist) -> Results:
-    """The control: TorchRec's own pipelines; the one that prefetches does not run on the CPU."""
-    model, optimizer = sharded_ranking_model()
-    place.adopt(model)
-    kind = kind if place.on_cuda else TrainPipelineSparseDist
-
-    def forward(batch: Any) -> tuple[torch.Tensor, Any]:
-        losses, output = model(batch)
-        return losses.sum(), output
-
-    pipeline = kind(model, optimizer, place.device, custom_model_fwd=forward)
-    return [steps(pipeline, place.load(histories(4))), parameters(model)]
 
 
 def native(
@@ -145,20 +130,10 @@ def native(
 class LabelsFirst(RankingModel):
     """Reads labels before it looks tables up."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = _Labels()
-
     def forward(self, batch: Any) -> tuple[torch.Tensor, Any]:
-        labels = self.first(batch)
+        labels = batch.labels.values().float()
         losses, output = self.dense(self.tables(batch.features), batch)
         return losses + 0 * labels, output
-
-
-class _Labels(torch.nn.Module):
-    def forward(self, batch: Any) -> torch.Tensor:
-        """Returns the labels as floats."""
-        return batch.labels.values().float()
 
 
 class OfDicts(torch.nn.Module):
@@ -198,20 +173,17 @@ class SquaresShuffler(BatchShuffler):
         return features.lengths().view(3, -1).sum(0) ** 2
 
 
-def of_torchrec_batches(place: Place) -> Results:
-    """Batches are TorchRec's, which records its tensors itself."""
-    pipeline, model = place.training(SquaresShuffler(), made=sharded(OfTorchRecBatches()))
+def of_containers(place: Place, of_torchrec: bool = False, kind: str = "native") -> Results:
+    """Batches are dicts of two tensors, or TorchRec's, which records its tensors itself."""
+    make_model = OfTorchRecBatches if of_torchrec else OfDicts
+    pipeline, model = place.training(SquaresShuffler(), kind, sharded(make_model()))
+    weight = torch.arange(1.0, 1 + ROWS)
     batches = (
-        TorchRecBatch(torch.ones(ROWS, 1), batch.features, torch.arange(1.0, 1 + ROWS))
+        TorchRecBatch(torch.ones(ROWS, 1), batch.features, weight.clone())
+        if of_torchrec
+        else {"features": batch.features, "weight": weight.clone()}
         for batch in histories(4)
     )
-    return [steps(pipeline, place.load(batches)), parameters(model)]
-
-
-def of_dicts(place: Place, kind: str = "native") -> Results:
-    """Batches are dicts of a KeyedJaggedTensor and a tensor."""
-    pipeline, model = place.training(SquaresShuffler(), kind, sharded(OfDicts()))
-    batches = ({"features": batch.features, "weight": torch.arange(1.0, 1 + ROWS)} for batch in histories(4))
     return [steps(pipeline, place.load(batches)), parameters(model)]
 
 
@@ -288,18 +260,13 @@ def failing(place: Place, kind: str = "native") -> Results:
     return [results, errors, parameters(model)]
 
 
-def group_alone() -> Any:
-    """Makes a group for each rank, and returns this rank's."""
-    return [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-
-
-def own_loop(place: Place, among_all: bool = True, micro: bool = False) -> Results:
+def own_loop(place: Place, micro: bool = False) -> Results:
     """Copy and exchange run on a stream of their own, one batch ahead, as `own-loop.md` has it."""
     model, optimizer = sharded_ranking_model()
     place.adopt(model)
     unshuffle = Unshuffle()
     extensions = [unshuffle, *([MicroBatches(40)] if micro else [])]
-    shuffler = TokenShuffler(None if among_all else group_alone(), extensions=extensions)
+    shuffler = TokenShuffler(extensions=extensions)
     stream = torch.cuda.Stream() if place.on_cuda else None
     results: Results = []
     for batch, plan in shuffler.plan_ahead(place.load(histories(4))):
@@ -391,19 +358,19 @@ def kinds_of_fields(place: Place) -> Results:
 
 
 CASES: dict[str, Callable[[Place], Results]] = {
-    "torchrec alone": torchrec_alone,
     "native": native,
     "native, labels first": partial(native, make=LabelsFirst),
     "native, all-gather": partial(native, exchange="all_gather"),
     "native, off": partial(native, enabled=False),
-    "native among some": lambda place: native(place, process_group=group_alone()),
-    "TorchRec's prefetch alone": partial(torchrec_alone, kind=PrefetchTrainPipelineSparseDist),
+    "native among some": lambda place: native(
+        place, process_group=dist.new_subgroups_by_enumeration([[0], [1]])[0]
+    ),
     "prefetch": partial(native, kind="prefetch"),
     "prefetch, labels first": partial(native, make=LabelsFirst, kind="prefetch"),
     "prefetch, evaluation": partial(evaluated, kind="prefetch"),
     "prefetch, reset": partial(reset, kind="prefetch"),
     "prefetch, failing loaders": partial(failing, kind="prefetch"),
-    "prefetch, dicts": partial(of_dicts, kind="prefetch"),
+    "prefetch, dicts": partial(of_containers, kind="prefetch"),
     "prefetch, micro-batches": lambda place: native(place, [MicroBatches(40)], kind="prefetch"),
     "prefetch, pieces": lambda place: native(
         place, [DrawnCuts(0)], RankingOnPieces, "prefetch", equal_rows=False
@@ -412,11 +379,10 @@ CASES: dict[str, Callable[[Place], Results]] = {
     "evaluation": evaluated,
     "reset": reset,
     "failing loaders": failing,
-    "dicts": of_dicts,
-    "TorchRec's batches": of_torchrec_batches,
+    "dicts": of_containers,
+    "TorchRec's batches": partial(of_containers, of_torchrec=True),
     "unbounded ids": unbounded,
     "own loop": own_loop,
-    "own loop among some": partial(own_loop, among_all=False),
     "own loop, micro-batches": partial(own_loop, micro=True),
     "micro-batches": lambda place: native(place, [MicroBatches(40)]),
     "pieces": lambda place: native(place, [DrawnCuts(0)], RankingOnPieces, equal_rows=False),

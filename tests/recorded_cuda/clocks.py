@@ -49,23 +49,19 @@ class Stream:
         self.clock: Clock = {}
 
     def wait_stream(self, other: Stream) -> None:
-        """Orders what follows on this stream after what is on the other one."""
         with _lock:
             merge(self.clock, other.clock)
 
     def wait_event(self, event: Event) -> None:
-        """Orders what follows on this stream after an event."""
         with _lock:
             merge(self.clock, event.clock)
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Returns an event after what is on this stream."""
         event = event or Event()
         event.record(self)
         return event
 
     def synchronize(self) -> None:
-        """Has the host wait for what is on this stream."""
         DEVICE.wait("Stream.synchronize", self.clock)
 
 
@@ -83,11 +79,9 @@ class Event:
             self.clock = dict((stream or DEVICE.current).clock)
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Orders what follows on a stream after this event."""
         (stream or DEVICE.current).wait_event(self)
 
     def synchronize(self) -> None:
-        """Has the host wait for this event."""
         DEVICE.wait("Event.synchronize", self.clock)
 
     def query(self) -> bool:
@@ -164,13 +158,11 @@ class Device:
         self._names: dict[int, str] = {}
 
     def clear(self) -> None:
-        """Forgets what was found so far."""
         for found in (self.findings, self.waits, self.kernels, self.launches):
             found.clear()
 
     @property
     def current(self) -> Stream:
-        """The current stream of this thread."""
         return getattr(self._of_thread, "stream", self.default)
 
     @contextmanager
@@ -184,7 +176,6 @@ class Device:
             self._of_thread.stream = before
 
     def find(self, fault: str) -> None:
-        """Notes a fault, where it is."""
         self.findings[f"{call_site()}: {fault}"] += 1
 
     def wait(self, what: str, clock: Clock | None = None) -> None:

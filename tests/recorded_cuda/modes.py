@@ -410,12 +410,11 @@ def adopt(model: torch.nn.Module) -> torch.nn.Module:
 def recorded_cuda() -> Iterator[Any]:
     """While active, the process has a GPU; yields its record."""
     DEVICE.clear()
-    stream_context = lambda stream: DEVICE.on(stream)  # noqa: E731
     patches: dict[Any, dict[str, Any]] = {
         torch.cuda: {
             "Stream": Stream,
             "Event": Event,
-            "stream": stream_context,
+            "stream": DEVICE.on,
             "current_stream": lambda device=None: DEVICE.current,
             "default_stream": lambda device=None: DEVICE.default,
             "synchronize": lambda device=None: DEVICE.wait("torch.cuda.synchronize"),

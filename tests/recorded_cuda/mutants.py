@@ -59,14 +59,6 @@ def _does_not_wait(on_default: bool) -> Callable[[Any], Any]:
     return make
 
 
-_NOT_AT_STEP = _instead(torchrec_pipelines, "_wait_for_batch", _does_not_wait(on_default=True))
-_NOT_AT_LOOKUP = _instead(
-    Stream,
-    "wait_stream",
-    lambda wait: lambda self, other: None if "runtime_forwards" in call_site() else wait(self, other),
-)
-
-
 def _records(chosen: Callable[[list[str]], list[str]]) -> Mutant:
     """Records the chosen fields of a batch alone."""
 
@@ -182,11 +174,15 @@ MUTANTS: dict[str, Mutant] = {
     "data_dist does not wait for memcpy": _instead(
         torchrec_pipelines, "_wait_for_batch", _does_not_wait(on_default=False)
     ),
-    "default does not wait at the step": _NOT_AT_STEP,
-    "default does not wait at the lookup": _NOT_AT_LOOKUP,
-    "default never waits": _both(_NOT_AT_STEP, _NOT_AT_LOOKUP),
+    "default does not wait at the step": _instead(
+        torchrec_pipelines, "_wait_for_batch", _does_not_wait(on_default=True)
+    ),
+    "default does not wait at the lookup": _instead(
+        Stream,
+        "wait_stream",
+        lambda wait: lambda self, other: None if "runtime_forwards" in call_site() else wait(self, other),
+    ),
     "a batch is not recorded": _instead(Step, "record_stream", lambda _: lambda self, stream: None),
-    "labels are not recorded": _records(lambda names: [name for name in names if name != "labels"]),
     "a tensor is not recorded": _records(lambda names: names[:-1]),
     "a tensor of TorchRec's batch is not recorded": _records(
         lambda names: [name for name in names if "sparse" in name]
