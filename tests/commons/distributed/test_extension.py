@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from commons.distributed import PARTITIONERS, Extension, ShufflerSettings
 from commons.distributed.placement import arguments_of, place_at_home, place_rows, token_tolerance
-from commons.distributed.rank_group import RankGroup
 from commons.distributed.row_table import RowTable
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
 from tests.commons.distributed.loaded_batches import lopsided_batch, sample_ids
@@ -272,31 +271,6 @@ def test_a_partitioner_gets_the_columns_and_arguments_that_it_names(monkeypatch)
     assert token_tolerance(rows, ShufflerSettings(token_tolerance=0.5)) is None
 
 
-class RanksSeen(Named):
-    """Notes how many ranks exchange."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.of_shuffler, self.of_rows = [], []
-
-    def setup(self, shuffler):
-        self.of_shuffler.append(shuffler.group.num_ranks)
-
-    def place(self, rows, place):
-        self.of_rows.append(rows.num_ranks)
-        return place(rows)
-
-
-@on_ranks(3)
-def test_an_extension_places_the_ranks_that_exchange():
-    seen, (own, _) = RanksSeen(), dist.new_subgroups_by_enumeration([[0, 2], [1]])
-    shuffler = FieldShuffler(own, extensions=[seen])
-    shuffler.plan_over(RankGroup.of())
-    shuffler.plan(lopsided_batch())
-    num_ranks = 1 if dist.get_rank() == 1 else 2
-    assert seen.of_shuffler == [num_ranks] * 2 and seen.of_rows == [num_ranks]
-
-
 class Handling(Named):
     """Looks at the rows that are exchanged, and wraps the batch after it."""
 
@@ -382,7 +356,6 @@ def test_columns_that_cannot_be_gathered_are_the_same_error_on_all_ranks():
     shuffler.plan(lopsided_batch())
     for column, message in (
         (torch.arange(3), "given.columns()['known'] is torch.int64 of (3,); expected torch.int64"),
-        (torch.arange(8).view(4, 2), "given.columns()['known'] is torch.int64 of (4, 2); expected"),
         (torch.arange(4).int(), "given.columns()['known'] is torch.int32 of (4,); expected"),
     ):
         later.given_columns = {"known": column} if dist.get_rank() == 1 else good

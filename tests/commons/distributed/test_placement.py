@@ -113,7 +113,6 @@ UNEQUAL = [[0], [1, 2, 3, 4, 5, 6, 7]]
         (UNEQUAL, {"equal_rows": False, "max_tokens": 5}, "a part of 7 tokens, above max_tokens=5"),
         ([[0, 1, 2, 3], [4, 5, 6]], {}, "partition has 7 indices, expected each of the 8 samples once"),
         ([[0, 1, 2, 3], [4, 5, 6, 6]], {}, "expected each of the 8 samples once"),
-        ([[0, 1, 2], [3, 4, 5], [6, 7]], {}, "3 parts, expected one for each of 2 ranks"),
         ([[0, 1, 2, 3, 4, 5, 6, 7]], {"equal_rows": False}, "1 parts, expected one for each of 2 ranks"),
         ([0, 0, 0, 0, 1, 1, 1, 1], {}, "expected each of the 8 samples once"),
         (np.zeros(7, dtype=np.int64), {}, "ranks of 7 rows, expected 8"),

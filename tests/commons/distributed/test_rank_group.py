@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import IdentityShuffler, rank_group
-from commons.distributed.rank_group import RankGroup, ranks_text
+from commons.distributed.rank_group import RankGroup
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
@@ -115,14 +115,6 @@ def test_ranks_that_do_not_come_in_time_are_named():
     assert "new_subgroups_by_enumeration" in results[3] and "dist.barrier()" in results[3]
 
 
-def test_a_rank_that_does_not_come_to_all_ranks_is_named():
-    pool = ProcessPool(2)
-    waiting, absent = pool.run(_agreed_sets, [None, None], [0.0, None], 1.0)
-    pool.close(kill=True)
-    assert absent == "(1,)"
-    assert waiting.startswith("RuntimeError: rank 1 has not made a shuffler within 1 s: making one for all")
-
-
 @on_ranks(2)
 def test_ranks_on_which_torch_has_counted_other_groups_are_named():
     own, _ = dist.new_subgroups_by_enumeration([[0], [1]])
@@ -146,12 +138,6 @@ def test_the_host_of_a_job_on_gpus_uses_the_group_for_planning():
         assert group.group_for("another use", CPU) is group.control
 
 
-def test_ranks_are_listed_in_words():
-    texts = [ranks_text(range(count)) for count in (1, 2, 3)]
-    assert texts == ["rank 0", "ranks 0 and 1", "ranks 0, 1 and 2"]
-    assert ranks_text(range(100), most=3) == "ranks 0, 1 and 98 more"
-
-
 # What ranks do that leave their job, and join others in the same processes.
 
 
@@ -173,13 +159,8 @@ def _join_another_job() -> None:
     dist.init_process_group("gloo", timeout=timedelta(hours=2))
 
 
-def _one_job_after_another() -> None:
-    for _ in range(2):
-        _check_connected(None, range(3))
-        _join_another_job()
-
-
 def _other_jobs_on_some_ranks() -> None:
+    _check_connected(None, range(3))
     port, rank = _next_port(), dist.get_rank()
     _leave_the_job()
     if rank < 2:
@@ -240,7 +221,6 @@ def leaving() -> Iterator[ProcessPool]:
 @pytest.mark.parametrize(
     "scenario",
     [
-        _one_job_after_another,
         _other_jobs_on_some_ranks,
         _shufflers_from_before_the_job,
         _two_groups_for_each_set,
