@@ -1,6 +1,6 @@
-"""Gives each module an argument, as `python -m MODULE ARGUMENT` does, and writes how it ended to a file.
+"""Asks each module for help, as `python -m MODULE --help` does, and writes how it ended to a file.
 
-python tests/benchmarks/command_lines.py OUTPUT.json ARGUMENT MODULE...
+python tests/benchmarks/command_lines.py OUTPUT.json MODULE...
 """
 
 import contextlib
@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    output, argument, *modules = sys.argv[1:]
+    output, *modules = sys.argv[1:]
     ended = {}
     for module in modules:
-        sys.argv = [module, argument]
+        sys.argv = [module, "--help"]
         code, printed = None, io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             try:

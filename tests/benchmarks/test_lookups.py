@@ -10,7 +10,7 @@ from torch import nn
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 
 from benchmarks.lookup_model import UniqueLookups
-from benchmarks.lookup_streams import LENGTHS, ROWS, SHARED, STREAMS, draw_batches
+from benchmarks.lookup_streams import LENGTHS, SHARED, STREAMS, draw_batches
 from commons.training import OptimizerArgs, shard_model
 from tests.on_ranks import on_ranks
 
@@ -74,13 +74,6 @@ def test_the_samples_of_a_user_share_the_ids_that_the_stream_claims(stream, leng
         shared = round(SHARED * num_items)
         own = per_user * (num_items - shared)
         assert sorted(samples_of_item.values()) == sorted([per_user] * shared + [1] * own)
-
-
-def test_users_stay_together_until_they_are_shuffled():
-    in_order = [user for user, _ in _samples("user-major", "uniform in [20, 200]", 0)]
-    assert in_order == [user for user in in_order[::4] for _ in range(4)]
-    shuffled = {user for user, _ in _samples("shuffled", "uniform in [20, 200]", 0)}
-    assert shuffled != set(in_order) and len(shuffled) > ROWS // 4
 
 
 def _samples(stream: str, lengths: str, rank: int) -> list[tuple[int, np.ndarray]]:
