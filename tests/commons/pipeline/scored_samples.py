@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tensordict import TensorDict
 from torch import nn
 from torch.distributed.nn.functional import all_reduce
 from torchrec.datasets.utils import Batch as TorchRecBatch
@@ -24,7 +23,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler, IdentityShuffler, ShufflePlan
-from commons.sequence_batch import BaseBatch, register_batch_type
+from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.pipeline.click_models import DIM, KEYS, NUM_IDS, Clicks, sharding, shards_of
 from tests.commons.pipeline.ranking_pipelines import CPU, pipeline_of, steps_of
@@ -49,25 +48,6 @@ class Nested:
 class Named(NamedTuple):
     features: KeyedJaggedTensor
     targets: JaggedTensor
-
-
-class Opaque:
-    """Known by its adapter alone."""
-
-    def __init__(self, features: KeyedJaggedTensor, targets: JaggedTensor) -> None:
-        self._inside = features, targets
-
-    def get(self) -> tuple[KeyedJaggedTensor, JaggedTensor]:
-        return self._inside
-
-
-register_batch_type(
-    Opaque,
-    parts=lambda batch: dict(zip(("features", "targets"), batch.get(), strict=True)),
-    replaced=lambda batch, parts: Opaque(
-        parts.get("features", batch.get()[0]), parts.get("targets", batch.get()[1])
-    ),
-)
 
 
 @dataclass(kw_only=True)
@@ -99,24 +79,6 @@ def _read_torchrec(batch: TorchRecBatch) -> tuple[KeyedJaggedTensor, JaggedTenso
     return batch.sparse_features, JaggedTensor.from_dense_lengths(batch.dense_features, batch.labels)
 
 
-def _tensordict(features: KeyedJaggedTensor, targets: JaggedTensor) -> TensorDict:
-    fields = {name: _nested(of) for name, of in features.to_dict().items()}
-    return TensorDict({**fields, "user": {"targets": _nested(targets)}}, batch_size=[features.stride()])
-
-
-def _nested(jagged: JaggedTensor) -> torch.Tensor:
-    return torch.nested.nested_tensor_from_jagged(jagged.values(), jagged.offsets().long())
-
-
-def _jagged(nested: torch.Tensor) -> JaggedTensor:
-    return JaggedTensor(nested.values(), lengths=nested.offsets().diff())
-
-
-def _read_tensordict(batch: TensorDict) -> tuple[KeyedJaggedTensor, JaggedTensor]:
-    features = KeyedJaggedTensor.from_jt_dict({name: _jagged(batch[name]) for name in KEYS})
-    return features, _jagged(batch["user", "targets"])
-
-
 # For each kind how to make a batch of ids and targets, and how to read both of them.
 Parts = tuple[Any, Any]
 MAKE: dict[str, Callable[[KeyedJaggedTensor, JaggedTensor], Any]] = {
@@ -125,9 +87,6 @@ MAKE: dict[str, Callable[[KeyedJaggedTensor, JaggedTensor], Any]] = {
         Inner({"ids": {"all": features}}), (targets,), torch.tensor([1.0, 1.0, 1.0])
     ),
     "named tuple": Named,
-    "list": lambda features, targets: [features, targets],
-    "tensordict": _tensordict,
-    "opaque": Opaque,
     "torchrec": _of_torchrec,
     "base": _based,
 }
@@ -135,9 +94,6 @@ READ: dict[str, Callable[[Any], Parts]] = {
     "dict": lambda batch: (batch["features"], batch["more"]["targets"]),
     "dataclass": lambda batch: (batch.sparse.ids["ids"]["all"], batch.targets[0]),
     "named tuple": lambda batch: (batch[0], batch[1]),
-    "list": lambda batch: (batch[0], batch[1]),
-    "tensordict": _read_tensordict,
-    "opaque": lambda batch: batch.get(),
     "torchrec": _read_torchrec,
     "base": lambda batch: (batch.features, batch.targets),
 }
@@ -252,12 +208,11 @@ def gradients_of(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 
-def on_whole_batch(samples: Sequence[int]) -> tuple[float, int, list[torch.Tensor]]:
-    """Mean loss over all loss tokens, their number, and its gradients, in one process on the whole batch."""
-    model, batch = Scorer("list", "mean"), draw("list", samples)
-    loss, _ = model(batch)
-    loss.backward()
-    return float(loss.detach()), len(batch[1].values()), gradients_of(model)
+def on_whole_batch(samples: Sequence[int]) -> list[torch.Tensor]:
+    """Gradients of the mean loss over all loss tokens, in one process on the whole batch."""
+    model = Scorer("dict", "mean")
+    model(draw("dict", samples))[0].backward()
+    return gradients_of(model)
 
 
 def samples_of(rank: int, rows: Sequence[int], step: int = 0) -> list[int]:
@@ -338,7 +293,6 @@ class Trained:
 
     losses: list[float] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
-    num_samples: list[int] = field(default_factory=list)
     scores: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
     parameters: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
@@ -377,7 +331,6 @@ def trained(run: Run, of_output: Read = as_computed, partner: Partner = ALONE) -
         dist.all_reduce(loss_sum)
         result.losses.append(float(loss_sum) / max(tokens, 1e-9))
         result.tokens.append(tokens)
-        result.num_samples.append(len(plan.computed_by(dist.get_rank())))
         result.scores.append(of_output(shuffler, plan, output))
         result.parts.append(len(output) if isinstance(output, list) else 1)
         if scheduler:
@@ -436,7 +389,6 @@ def check_trained(results: Sequence[Trained], run: Run, partner: Partner = ALONE
     """Checks that the ranks have learned what one process learns with the whole batches."""
     expected, start = trained_alone(run, partner), shards_of(Scorer(run.kind, "mean"))
     for step, (numbers, scores) in enumerate(expected.scores):
-        assert sum(of_rank.num_samples[step] for of_rank in results) == len(numbers), run
         of_ranks = [of_rank.scores[step] for of_rank in results]
         order = [number for of_rank, _ in of_ranks for number in of_rank]
         assert sorted(order) == numbers, run

@@ -46,7 +46,7 @@ RUNS = {
     ],
     "a rank without samples": [
         Run(kind, reduction, rows, settings=settings)
-        for kind, reduction in product(("dict", "dataclass", "tensordict", "base"), REDUCTIONS[:2])
+        for kind, reduction in product(("dict", "dataclass", "base"), REDUCTIONS[:2])
         for rows, settings in ((FEW, {}), (ALL_ON_ONE, {"equal_rows": False}))
     ],
     "more ranks than samples": [Run(rows=((0, 0, 0, 3), (0, 0, 0, 2)))],

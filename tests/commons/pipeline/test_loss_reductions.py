@@ -47,19 +47,12 @@ def test_wrong_reductions_are_refused_on_all_ranks(declared, returned, rows, ena
     assert value in error and remedy in error
 
 
-def test_a_mean_is_one_number_and_a_mean_of_none_is_finite():
-    with pytest.raises(ValueError, match=r"losses of shape \(1,\), but 'mean' is one number"):
-        loss_sum(torch.ones(1), "mean", 1, 1.0)
+def test_the_mean_of_none_is_finite():
     assert float(loss_sum(torch.tensor(1.0), "mean", 0, 1.0)) == 0
     assert float(loss_sum(torch.tensor(torch.nan), "sum", 0, 1.0)) == 0
     for reduction, mean_tokens in (("mean", 1.0), ("global_mean", 0.0)):
         with pytest.raises(MeanOfNoneError, match=r'Clamp .*use "sum"'):
             loss_sum(torch.tensor(torch.nan), reduction, 0, mean_tokens)
-
-
-@on_ranks(2)
-def test_a_mean_over_none_that_is_not_finite_is_an_error_on_all_ranks():
-    check_means_over_none([])
 
 
 @on_ranks(2)
@@ -72,6 +65,11 @@ def test_scale_raises_it_on_the_rank_without_loss_tokens():
         assert bool(shuffler.scale(loss, plan, "mean").isfinite())
     else:
         assert "MeanOfNoneError" in error_of(shuffler.scale, loss, plan, "mean")
+
+
+@on_ranks(2)
+def test_a_mean_over_none_that_is_not_finite_is_an_error_on_all_ranks():
+    check_means_over_none([])
 
 
 @on_ranks(2)

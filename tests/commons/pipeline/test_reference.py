@@ -10,6 +10,7 @@ import torch.distributed as dist
 from commons.distributed import PARTITIONERS
 from tests import reference
 from tests.commons.histories import HistoryBatch, TokenShuffler, histories
+from tests.commons.pipeline.click_models import shards_of
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model, steps_of
 from tests.on_ranks import on_ranks
 
@@ -53,12 +54,4 @@ def test_every_partitioner_trains_as_the_reference(partitioner, name):
     plain, optimizer = sharded_ranking_model(learning_rate=0.5)
     expected = [reference.step(plain, optimizer, batch, shuffler.get_workloads(batch)) for batch in batches()]
     assert losses == pytest.approx(expected, rel=1e-5) and len(set(losses)) == STEPS
-    for got, wanted in zip(local_tensors(model), local_tensors(plain), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
-
-
-def local_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Returns this rank's parameters, sharded ones included."""
-    values = model.state_dict().values()
-    shards = [value.local_shards() if hasattr(value, "local_shards") else [value] for value in values]
-    return [getattr(shard, "tensor", shard).detach() for of_value in shards for shard in of_value]
+    torch.testing.assert_close(shards_of(model), shards_of(plain), rtol=1e-5, atol=1e-6)
