@@ -73,11 +73,7 @@ SAME: dict[str, list[Callable[[Any], Any]]] = {
         lambda parts: tuple(part[::-1] for part in parts),
     ],
     **{name: [np.int8, np.uint32, np.int64] for name in COUNTS},
-    "max_tokens": [
-        np.uint32,
-        lambda cap: np.int8(127),
-        *(lambda cap, far=far: far for far in (2**53, 2**62, 2**70)),
-    ],
+    "max_tokens": [np.uint32, lambda cap: np.int8(127), lambda cap: 2**53, lambda cap: 2**70],
 }
 
 # What is taken, though it is as far as can be; the first argument says for which functions.
@@ -125,7 +121,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         ([], "num_partitions is 0"),
         ([[0], [1]], "partition has 2 indices, expected each of the 3 samples once"),
         ([[0, 1, 2], [2]], "partition has 4 indices"),
-        *(([[0, 1], [third]], "partition has 3 indices") for third in (0, 3, -1, 2.5, NAN)),
+        *(([[0, 1], [third]], "partition has 3 indices") for third in (0, 3, -1, 2.5)),
     ],
     "tokens": [
         *_numbers("tokens"),
@@ -139,9 +135,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         ([0, 1, -1], r"home\[2\] is -1"),
         ([0.5, 0, 1], r"home\[0\] is 0.5"),
         ([0, NAN, 1], r"home\[1\] is nan"),
-        ([0, 1], r"home has shape \(2,\)"),
         ([[0, 1, 1]], r"home has shape \(1, 3\)"),
-        (0, r"home has shape \(\)"),
         (["a", "b", "c"], r"home has shape \(3,\) and dtype <U1"),
     ],
     "sizes": [*_numbers("sizes"), ([1], "sizes has 1 values for 3 workloads")],

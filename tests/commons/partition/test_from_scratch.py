@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from commons.partition import imbalance, karmarkar_karp, longest_processing_time, lower_bound, refine, refined
+from commons.partition import imbalance, karmarkar_karp, longest_processing_time, lower_bound, refined
 from tests.commons.partition.checks import SLACK, as_lists, check_partition
 from tests.commons.partition.drawn_workloads import PARTS, TOLERANCES, WORKLOADS
 from tests.commons.partition.heavy_tails import ROWS, draw_flops
@@ -50,8 +50,3 @@ def test_a_giant_is_alone_and_what_costs_nothing_is_spread_evenly_when_sizes_are
     for parts in (2, 3, 4, 8, 13):
         if function is not karmarkar_karp:
             check_partition(function([0] * 64, parts, equal_size=False), 64, parts, equal_size=True)
-
-
-def test_refine_makes_the_one_swap_that_reaches_the_bound():
-    partition = as_lists(refine([10001, 9999, 10000, 10000], [[0, 2], [1, 3]]))
-    assert sorted(partition) == [[0, 1], [2, 3]]

@@ -59,7 +59,7 @@ def total_time(workloads, window, speeds=1):
     return sum((loads(workloads, step) / speeds).max() for step in window)
 
 
-def time_over_ideal(ranks, steps, ratio, lengths="lognormal", draws=5):
+def time_over_ideal(ranks, steps, ratio, lengths, draws):
     rng = np.random.default_rng(0)
     times = []
     for _ in range(draws):
@@ -120,19 +120,16 @@ def test_takes_less_time_if_it_knows_the_speeds(ratio):
     assert times[True] < 0.75 * times[False]
 
 
-@pytest.mark.parametrize(
-    ("workloads", "parts", "steps", "ratio", "equal_size"),
-    [
+def test_a_ratio_that_an_even_division_keeps_is_kept():
+    for workloads, parts, steps, ratio, equal_size in (
         ([100, 100], 2, 2, 1.5, False),
         ([100, 100, 1, 1], 2, 2, 1.5, True),
         ([100] * 4, 4, 2, 1.1, False),
         ([7] * 29, 5, 5, 1.1, True),
-    ],
-)
-def test_a_ratio_that_an_even_division_keeps_is_kept(workloads, parts, steps, ratio, equal_size):
-    window = balance_window(workloads, parts, steps, ratio, equal_size)
-    assert step_ratios(workloads, window).max() <= ratio
-    check_partition(parts_of(window), len(workloads), parts * steps, equal_size)
+    ):
+        window = balance_window(workloads, parts, steps, ratio, equal_size)
+        assert step_ratios(workloads, window).max() <= ratio
+        check_partition(parts_of(window), len(workloads), parts * steps, equal_size)
 
 
 @pytest.mark.parametrize("equal_size", [True, False])
@@ -150,36 +147,23 @@ def test_giants_are_divided_among_steps_where_nothing_else_keeps_the_ratio(equal
         check_partition(parts_of(window), count, parts * steps, equal_size)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "steps", "ratio", "expected"),
-    [(8, 8, None, 1.01), (8, 8, 1.5, 1.05), (64, 4, None, 1.01), (64, 4, 1.5, 1.1)],
-)
-def test_heavy_tails_reach_nearly_the_ideal_time(ranks, steps, ratio, expected):
-    assert time_over_ideal(ranks, steps, ratio) <= expected
-
-
 @pytest.mark.parametrize("lengths", ["lognormal", "zipf"])
-@pytest.mark.parametrize("ratio", [None, 1.25, 1.5, 2.0])
+@pytest.mark.parametrize("ratio", [None, 1.25, 1.5])
 def test_no_step_is_above_the_ratio_and_eight_are_no_worse_than_four(ratio, lengths):
     for ranks in (8, 64):
         four, eight = (time_over_ideal(ranks, steps, ratio, lengths, 64 // ranks) for steps in (4, 8))
         assert eight <= four + 1e-3, ranks
+        if lengths == "lognormal" and ratio in (None, 1.5):
+            assert (eight if ranks == 8 else four) <= (1.01 if ratio is None else 1.05 if ranks == 8 else 1.1)
 
 
 @pytest.mark.parametrize("ratio", [None, 1.25, 1.5])
-@pytest.mark.parametrize(
-    ("workloads", "shortest"),
-    [([], 0), ([5], 5), ([0] * 50, 0), ([7] * 48, 4 * 28), ([0] * 49 + [10**15], 10**15)],
-)
-def test_corner_cases_take_as_little_time_as_can_be(workloads, shortest, ratio):
-    window = balance_window(workloads, 3, 4, ratio)
-    assert total_time(workloads, window) == pytest.approx(shortest)
-    assert step_ratios(workloads, window).mean() == pytest.approx(1)
-
-
-def test_giants_that_are_alike_share_a_step():
-    workloads = [1, 10, 10, 1, 10, 10, 10, 10]
-    assert total_time(workloads, balance_window(workloads, 2, 2)) == 31
+def test_corner_cases_take_as_little_time_as_can_be(ratio):
+    corners = ([], 0), ([5], 5), ([0] * 50, 0), ([7] * 48, 4 * 28), ([0] * 49 + [10**15], 10**15)
+    for workloads, shortest in corners:
+        window = balance_window(workloads, 3, 4, ratio)
+        assert total_time(workloads, window) == pytest.approx(shortest)
+        assert step_ratios(workloads, window).mean() == pytest.approx(1)
 
 
 def test_many_workloads_of_1e15_do_not_overflow():
