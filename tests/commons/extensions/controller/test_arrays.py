@@ -5,13 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from commons.distributed import BatchShuffler
 from commons.extensions.controller import merge, split_balanced
@@ -20,37 +16,6 @@ from commons.sequence_batch.rows import Rows
 from tests.drawn_batches import draw_batch
 
 REPOSITORY = Path(__file__).parents[4]
-
-
-def make_prompts(num_samples: int) -> dict[str, Any]:
-    """Returns tensors and arrays of objects, as of a language model's rollouts; sample r is made of r."""
-    names = np.array([f"prompt {row}" for row in range(num_samples)], dtype=object)
-    turns = np.empty((num_samples, 2), dtype=object)
-    for row in range(num_samples):
-        turns[row] = [{"row": row}, None]
-    return {
-        "ids": torch.arange(num_samples),
-        "non_tensor": {"names": names, "turns": turns, "rewards": np.arange(num_samples) / 2},
-        "temperature": 0.7,
-    }
-
-
-@settings(max_examples=20, deadline=None)
-@given(num_samples=st.integers(0, 12), num_chunks=st.integers(1, 6))
-def test_arrays_travel_with_their_samples(num_samples, num_chunks):
-    batch = make_prompts(num_samples)
-    chunks, order = split_balanced(batch, num_chunks, np.arange(num_samples))
-    for chunk, samples in zip(chunks, order.partition, strict=True):
-        assert chunk["ids"].tolist() == samples.tolist() and chunk["temperature"] == 0.7
-        for name, array in batch["non_tensor"].items():
-            assert chunk["non_tensor"][name].dtype == array.dtype
-            assert chunk["non_tensor"][name].tolist() == array[samples].tolist()
-    merged = merge(chunks, order)
-    assert merged["ids"].equal(batch["ids"])
-    for name, array in batch["non_tensor"].items():
-        assert merged["non_tensor"][name].tolist() == array.tolist()
-    texts = [chunk["non_tensor"]["names"] for chunk in chunks]
-    assert merge(texts, order).tolist() == batch["non_tensor"]["names"].tolist()
 
 
 def test_merged_arrays_have_nothing_in_padding_rows():
@@ -101,14 +66,6 @@ def test_a_registered_kind_of_array_moves_by_its_parts():
     moved = view.replaced(flipped, 3, 3).batch
     assert moved["scores"].tolist() == [2, 1, 0] == moved["ids"].tolist()
     assert type(moved["scores"]) is Scores
-
-
-def test_masked_arrays_and_those_of_other_lengths_are_refused():
-    masked = np.ma.masked_array([1, 2], [True, False])
-    with pytest.raises(TypeError, match="MaskedArray, which would stay behind"):
-        split_balanced({"x": masked, "ids": torch.arange(2)}, 2, [1, 2])
-    with pytest.raises(ValueError, match=r"fields have different numbers of rows: .*'names .array.': 2"):
-        split_balanced({"ids": torch.arange(3), "names": np.array(["a", "b"])}, 2, [1, 2, 3])
 
 
 WITHOUT_TORCHREC = """

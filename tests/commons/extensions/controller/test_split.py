@@ -241,22 +241,23 @@ HOLES = JaggedTensor(torch.arange(5), lengths=torch.tensor([1, 1, 1]))
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        *(({"num_chunks": count}, ValueError, f"num_chunks is {count}") for count in (0, 1.5)),
+        ({"num_chunks": 0}, ValueError, "num_chunks is 0"),
         ({"workloads": [1, 2]}, ValueError, r"workloads has shape \(2,\), expected one for each of 3"),
-        ({"workloads": np.ones((3, 1))}, ValueError, r"workloads has shape \(3, 1\)"),
-        ({"workloads": 7}, ValueError, r"workloads has shape \(\)"),
         ({"workloads": [1, float("nan"), 2]}, ValueError, r"workloads\[1\] is nan, expected a finite"),
         ({"workloads": torch.ones(3).int()}, ValueError, r"workloads is of int32, .* overflow"),
-        ({"workloads": torch.tensor([1 + 3j, 2, 3])}, ValueError, "workloads is of complex64"),
-        ({"workloads": np.ma.array([1, 2, 3], mask=[0, 1, 0])}, ValueError, "workloads is a masked array"),
         ({"workloads": TokenShuffler}, TypeError, "an object, not the class"),
         ({"workloads": WrongShuffler()}, ValueError, "WrongShuffler.get_workloads returned 2.5"),
         ({"groups": ["a", "b"]}, ValueError, r"groups has shape \(2,\), expected one for each of 3"),
         ({"groups": [0, 1, 0.5]}, TypeError, r"groups\[2\] is 0.5, expected an integer or a string"),
-        ({"groups": np.ones((3, 2))}, TypeError, r"groups\[0\] is \[1.0, 1.0\], expected an integer"),
         ({"groups": "abc"}, TypeError, "groups is 'abc'"),
         ({"batch": "three"}, TypeError, "str has no rows to place"),
         ({"batch": {"jagged": HOLES}}, ValueError, "field 'jagged' has 5 values, its lengths"),
+        ({"batch": {"x": np.ma.array([1, 2, 3], mask=[0, 1, 0])}}, TypeError, "MaskedArray, .* stay behind"),
+        (
+            {"batch": {"ids": torch.arange(3), "names": np.array(["a", "b"])}},
+            ValueError,
+            "fields have different numbers of rows: .*'names .array.': 2",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, error, message):
@@ -274,7 +275,6 @@ def test_wrong_arguments_are_refused(arguments, error, message):
         ([{"x": torch.zeros(1)}, {"x": torch.zeros(1)}], ValueError, "batch 1 has 1 rows, expected 2"),
         ([{"x": torch.zeros(1)}, {"x": torch.zeros(2).half()}], ValueError, "'x' has dtype torch.float16"),
         ([{"x": torch.zeros(1)}, {"y": torch.zeros(2)}], ValueError, "differ: field 'x' is missing"),
-        ([{"x": np.zeros(1)}, {"x": torch.zeros(2)}], ValueError, "differ: field 'x .array.' is missing"),
         ([[0.0, 0.0], [0.0, 0.0]], TypeError, "list has no rows to place"),
         *(
             ([{"x": torch.zeros(1), name: torch.tensor(1.0)}] * 2, ValueError, f"'{name}', a tensor without")

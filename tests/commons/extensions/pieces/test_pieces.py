@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from commons.balance_meter import BalanceMeter
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
 from commons.extensions.pieces import Pieces
 from commons.extensions.pieces.cut_rules import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
@@ -19,12 +20,14 @@ from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH
 from tests.commons.extensions.pieces.cut_samples import RULES, AheadBatch, ahead_batch
 from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
-from tests.commons.histories import TokenShuffler
+from tests.commons.extensions.pieces.ranking_on_pieces import sharded_model_for_pieces
+from tests.commons.histories import TokenShuffler, histories
+from tests.commons.pipeline.ranking_pipelines import pipeline_of
 from tests.on_ranks import on_ranks
 
 
-def splitting(shuffler: type[TokenShuffler] = TokenShuffler) -> TokenShuffler:
-    return shuffler(extensions=[Pieces()], equal_rows=False)
+def splitting(shuffler: type[TokenShuffler] = TokenShuffler, **settings: Any) -> TokenShuffler:
+    return shuffler(extensions=[Pieces()], equal_rows=False, **settings)
 
 
 def cutting_anywhere(seed: int, **settings: Any) -> TokenShuffler:
@@ -136,6 +139,17 @@ def test_a_model_that_takes_pieces_for_samples_is_an_error():
     assert read == "no error"
 
 
+@on_ranks(3)
+def test_the_meter_counts_samples_that_a_set_has_cut_once_on_all_ranks():
+    group = [dist.new_group(ranks) for ranks in ([0], [1, 2])][dist.get_rank() > 0]
+    pipeline = pipeline_of("none", *sharded_model_for_pieces(), splitting(process_group=group))
+    meter = BalanceMeter(pipeline)
+    pipeline.progress(iter([histories([300, 3, 4] if dist.get_rank() == 2 else [3, 4])]))
+    meter.add()
+    figures = meter.close()
+    assert (figures["samples_cut"], figures["pieces"]) == (1, 2) and "imbalance_bound" not in figures
+
+
 class WithoutCost(TokenShuffler):
     prefix_cost = None
 
@@ -172,25 +186,23 @@ def test_what_cannot_be_cut_and_contracts_that_do_not_fit_are_errors():
     rank = dist.get_rank()
     rng = np.random.default_rng(rank)
     batch = draw_history(rng, 2, 2, longest=400 if rank else 20)  # a sample of rank 1 has to be cut
-    unlabeled, dense = replace(batch, labels=None), replace(batch, labels=torch.ones(2, 1))
+
+    def decreasing(tokens, of_all):
+        return np.where(tokens == of_all, tokens**2, of_all**2 + 1 - tokens)
+
     for shuffler, loaded, expected in (
         (partial(splitting, WithoutCost), batch, "prefix_cost: give WithoutCost this method"),
         (partial(splitting, WithoutRules), batch, "cut_rules: give WithoutRules this method"),
         (partial(TokenShuffler, extensions=[Pieces()]), batch, "equal_rows=True with Pieces"),
         (partial(splitting, CostShuffler), {"cost": torch.ones(3).long()}, "make it a BaseBatch"),
-        *((splitting, each, "without jagged labels") for each in (unlabeled, dense)),
-        *(
-            (partial(WithOtherCosts, cost), batch, f"prefix_cost {wrong}")
-            for cost, wrong in (
-                (lambda tokens, of_all: tokens**2 // 2, "is"),
-                (lambda tokens, of_all: tokens**2 / 2, "returned float64"),
-                (lambda tokens, of_all: np.where(tokens == of_all, tokens**2, -1 - tokens), "returned -"),
-                (
-                    lambda tokens, of_all: np.where(tokens == of_all, tokens**2, of_all**2 + 1 - tokens),
-                    "decreases from",
-                ),
-            )
+        (splitting, replace(batch, labels=None), "without jagged labels"),
+        (partial(WithOtherCosts, lambda tokens, of_all: tokens**2 // 2), batch, "prefix_cost is"),
+        (
+            partial(WithOtherCosts, lambda tokens, of_all: tokens**2 / 2),
+            batch,
+            "prefix_cost returned float64",
         ),
+        (partial(WithOtherCosts, decreasing), batch, "prefix_cost decreases from"),
         (partial(WithOtherRules, head=()), batch, "check head"),
         (partial(WithOtherRules, items=(ItemGroup("features.item", tokens=2),)), batch, "each ItemGroup"),
         (partial(WithOtherRules, {"loss_tokens": TO_EVERY}), batch, "check the rule of 'loss_tokens'"),

@@ -113,8 +113,6 @@ def test_hashes_name_groups_whatever_their_sign():
 @on_ranks(2)
 def test_errors():
     batch = _batch([1, 2], [3, 4])
-    rank = dist.get_rank()
-    differing = [SampleGroups("user")] if rank else []
     for call, parts in (
         (
             lambda: TokenShuffler(extensions=[SampleGroups("users")]).plan(batch),
@@ -122,11 +120,9 @@ def test_errors():
         ),
         (
             lambda: _Wrong(torch.tensor([1, 2, 3])).plan(batch),
-            ("_Wrong.get_groups", "(3,)", "int64 or int32"),
+            ("_Wrong.get_groups", "(3,)", "int64"),
         ),
-        (lambda: _Wrong(torch.tensor([1.0, 2.0])).plan(batch), ("_Wrong.get_groups", "float32")),
         (lambda: _Wrong([1, 2]).plan(batch), ("_Wrong.get_groups", "list")),
-        (lambda: TokenShuffler(extensions=differing), ("rank 1's", "['sample_groups']", "rank 0's has []")),
         (lambda: UserShuffler(extensions=[SampleGroups("user")]), ("no effect", "UserShuffler.get_groups")),
         (
             lambda: TokenShuffler(partitioner="karmarkar_karp", extensions=[SampleGroups("user")]),
