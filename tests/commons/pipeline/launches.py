@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,22 +16,6 @@ from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model, steps_of
 
 LOADED = (7, 2, 0)  # batches of each rank
-
-
-def _nothing(*_: Any) -> None:
-    """Does nothing."""
-
-
-@dataclass(frozen=True)
-class Launching:
-    """The parts of a step besides the pipeline: functions that can be imported."""
-
-    make_model: Callable[[], tuple[Any, Any]] = sharded_ranking_model
-    prepare: Callable[[BatchShuffler], None] = _nothing
-    after_step: Callable[[BatchShuffler, Any], None] = _nothing
-
-
-WHOLE = Launching()
 
 
 class Launches(TorchDispatchMode):
@@ -51,13 +34,16 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def launches(name: str, settings: dict[str, Any], by: Launching = WHOLE) -> list[str]:
+def launches(
+    name: str,
+    settings: dict[str, Any],
+    make_model: Callable[[], tuple[Any, Any]] = sharded_ranking_model,
+    after_step: Callable[[BatchShuffler, Any], None] | None = None,
+) -> list[str]:
     """Trains on loaders of different lengths, with an evaluation after two steps; returns the launches."""
-    model, optimizer = by.make_model()
+    model, optimizer = make_model()
     # Each has features of its own.
     shuffler, of_evaluation = (TokenShuffler(**copy.deepcopy(settings)) for _ in range(2))
-    for one in (shuffler, of_evaluation):
-        by.prepare(one)
     training = pipeline_of(name, model, optimizer, shuffler)
     evaluation = pipeline_of(name, model, optimizer, of_evaluation)
     rng = np.random.default_rng(dist.get_rank())
@@ -66,7 +52,8 @@ def launches(name: str, settings: dict[str, Any], by: Launching = WHOLE) -> list
     with Launches() as recorded:
         for step in range(max(LOADED)):
             training.progress(batches)
-            by.after_step(shuffler, training)
+            if after_step:
+                after_step(shuffler, training)
             if step == 1:
                 model.eval()
                 with torch.no_grad():

@@ -12,6 +12,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import IdentityShuffler
+from commons.extensions.micro_batches.looked_up import LookedUp
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.extensions.micro_batches.divided import in_micro_batches
 from tests.commons.pipeline.click_models import Clicks, sharding, shards_of
@@ -57,6 +58,20 @@ def test_a_model_of_tables_alone_trains_where_a_rank_has_fewer_samples(name):
     changed = {name for name, row in before if not torch.equal(before[name, row], trained[0][name, row])}
     assert tables and changed == tables
     torch.testing.assert_close(*trained)
+
+
+def test_gradients_of_looked_up_tensors_come_to_their_rows_past_copies_of_a_row():
+    # The third part has no samples, and runs copies of the first row, whose loss counts for nothing.
+    parts, weights = [torch.tensor(rows) for rows in ([0, 3], [2, 1], [0, 0, 0])], (1.0, 1.0, 0.0)
+    given = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    looked_up = LookedUp((given, None), parts)
+    for number in (2, 0, 1):
+        part, none = looked_up.part(number)
+        (weights[number] * part.square().sum()).backward()
+        looked_up.collect_gradients()
+        assert none is None
+    (tensor,) = looked_up.tensors
+    torch.testing.assert_close(tensor.gradient, 2 * given.detach())
 
 
 class Rebuilding(Scorer):

@@ -13,7 +13,8 @@ from commons.extensions.unshuffle import Unshuffle
 from commons.extensions.verification import Verification
 from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
 from tests.commons.extensions.pieces.ranking_on_pieces import sharded_model_for_pieces
-from tests.commons.pipeline.launches import Launching, check_launches, launches
+from tests.commons.pipeline.launches import check_launches, launches
+from tests.commons.pipeline.ranking_pipelines import sharded_ranking_model
 
 
 def _unshuffles(shuffler: BatchShuffler, training: Any) -> None:
@@ -21,20 +22,18 @@ def _unshuffles(shuffler: BatchShuffler, training: Any) -> None:
     unshuffle.unshuffle(torch.arange(training.num_samples), training.plan)
 
 
-WHOLE = Launching(after_step=_unshuffles)
-IN_PIECES = Launching(sharded_model_for_pieces, after_step=_unshuffles)
-
-
 @pytest.mark.parametrize(
-    ("settings", "by", "num_groups"),
+    ("settings", "make_model", "num_groups"),
     [
-        ({"extensions": [Unshuffle()]}, WHOLE, 2),
-        ({"extensions": [Unshuffle(), MicroBatches(16), Verification()]}, WHOLE, 2),
-        ({"extensions": [Unshuffle(), DrawnCuts(0)], "equal_rows": False}, IN_PIECES, 3),
+        ({"extensions": [Unshuffle()]}, sharded_ranking_model, 2),
+        ({"extensions": [Unshuffle(), MicroBatches(16), Verification()]}, sharded_ranking_model, 2),
+        ({"extensions": [Unshuffle(), DrawnCuts(0)], "equal_rows": False}, sharded_model_for_pieces, 3),
     ],
     ids=["whole", "micro-batches", "pieces"],
 )
 @pytest.mark.parametrize("name", ["none", "native"])
-def test_all_ranks_launch_the_same_collectives_in_the_same_order(pools, name, settings, by, num_groups):
+def test_all_ranks_launch_the_same_collectives_in_the_same_order(
+    pools, name, settings, make_model, num_groups
+):
     # The job's, the exchange's, and that of pieces.
-    check_launches(pools(3).run(launches, name, settings, by), num_groups)
+    check_launches(pools(3).run(launches, name, settings, make_model, _unshuffles), num_groups)

@@ -80,29 +80,15 @@ def test_values_of_other_micro_batches_are_refused():
     shuffler = agreed(FieldShuffler(extensions=extensions_with(13)))
     plan = shuffler.plan(lopsided_batch())
     values = [torch.zeros(len(rows)) for rows in rows_of_micro_batches(plan, dist.get_rank())]
-    assert plan.num_parts == len(values) > 1
-    wrong = [
-        values[1:],
-        [*values, torch.zeros(1)],
-        [],
-        [*values[:-1], torch.zeros(len(values[-1]) + 7)],
-        [*values[:-1], values[-1].int()],
-        [[each, each] for each in values],
-    ]
-    errors, count = (
-        [error_of(back, shuffler, given, plan) for given in wrong],
-        plan.num_parts,
-    )
-    expected = [
-        f"values of {count - 1} micro-batches, the plan has {count}",
-        f"values of {count + 1} micro-batches, the plan has {count}",
-        f"values of 0 micro-batches, the plan has {count}",
-        "give join_values a row for each row of the part",
-        f"batches 0 and {count - 1} differ: ",
-        "list of 2 similar entries: they may be fields or samples",
-    ]
-    for error, part in zip(errors, expected, strict=True):
-        assert error.startswith(("ValueError", "TypeError")) and part in error
+    count = plan.num_parts
+    assert count == len(values) > 1
+    for wrong, words in (
+        (values[1:], f"values of {count - 1} micro-batches, the plan has {count}"),
+        ([*values[:-1], torch.zeros(len(values[-1]) + 7)], "give join_values a row for each row of the part"),
+        ([*values[:-1], values[-1].int()], f"batches 0 and {count - 1} differ: "),
+        ([[each, each] for each in values], "list of 2 similar entries"),
+    ):
+        assert words in error_of(back, shuffler, wrong, plan)
 
 
 def _collectives_back(exchange: str, cap: int | None) -> list[list[str]]:
