@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.partition import rebalance, refine
-from tests.commons.partition.checks import check_partition, is_no_worse, keeps, parts_at
+from tests.commons.partition.checks import as_lists, check_partition, is_no_worse, keeps, parts_at
 from tests.commons.partition.drawn_workloads import TOLERANCES, per_sample, samples_at_home
 from tests.commons.partition.every_function import FUNCTIONS
 
@@ -76,3 +76,11 @@ def test_a_home_that_keeps_to_the_cap_is_kept_where_nothing_else_does():
     home = np.repeat(np.arange(4), 3)
     partition = rebalance(tokens**2, home, 4, tolerance=0.0, tokens=tokens, max_tokens=1000)
     assert max(tokens[part].sum() for part in partition) == 1000
+
+
+@pytest.mark.parametrize("name", WITH_CAPS)
+def test_a_cap_changes_nothing_where_it_is_far_away(name):
+    rng = np.random.default_rng(0)
+    workloads, tokens = rng.integers(0, 1000, 64), rng.integers(0, 100, 64)
+    expected = as_lists(place(name, workloads, 4, False))
+    assert as_lists(place(name, workloads, 4, False, tokens=tokens, max_tokens=10**6)) == expected

@@ -18,8 +18,11 @@ MIXTURE = replace(DENSE, num_experts=5, experts_per_token=2)
 DECODERS = {
     "dense": DENSE,
     "grouped heads": replace(DENSE, num_kv_heads=2),
+    "one key and value head": replace(DENSE, num_kv_heads=1),
     "gated": replace(DENSE, gated_mlp=True),
     "experts": MIXTURE,
+    "one of the experts": replace(MIXTURE, experts_per_token=1),
+    "all experts": replace(MIXTURE, experts_per_token=5),
     "gated and shared experts": replace(MIXTURE, gated_mlp=True, num_shared_experts=2),
     "language-model head": replace(DENSE, vocab_size=101),
     "heads narrower than the token": replace(DENSE, head_dim=5),

@@ -126,3 +126,10 @@ def test_a_speed_comes_to_what_was_measured_and_stays_there(ratio):
         trace.append(speed)
     assert speed == pytest.approx(ratio, rel=0.05)
     assert np.ptp(trace[-20:]) <= 0.05 * ratio  # no oscillation
+
+
+def test_noise_changes_no_speed():
+    rng = np.random.default_rng(7)
+    for noise in (0.01, 0.05, 0.2):
+        speeds = [followed_speed(1.0, rng.lognormal(0, noise, 12)) for _ in range(300)]
+        assert np.mean(np.array(speeds) != 1.0) < 0.1

@@ -143,6 +143,15 @@ def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
     assert fewer >= 6
 
 
+def _fingerprint() -> int:
+    _, samples, cutting = _drawn(0, "history", 32, 16)
+    return _placed(samples, cutting).fingerprint
+
+
+def test_all_processes_cut_alike(pools):
+    assert len({_fingerprint(), _fingerprint(), *pools(2).run(_fingerprint)}) == 1
+
+
 def test_few_samples_are_cut_as_far_as_pieces_are_of_use():
     for lengths, num_ranks, most in (
         ([10_000], 64, 1.02),
