@@ -55,7 +55,8 @@ def _parts_of(value: Any) -> dict[Any, Any] | None:
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return dict(value)
+        is_plain = not hasattr(value, "__dict__")
+        return dict(value) if is_plain else {"entries": dict(value), "attributes": dict(vars(value))}
     return dict(enumerate(value)) if isinstance(value, list | tuple) else None
 
 
