@@ -3,8 +3,8 @@
 from importlib import import_module
 from importlib.util import find_spec
 
-from commons.distributed.placement import compile_from_scratch, warm_up
-from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed import ShufflerSettings
+from tests.commons.distributed.internals import compile_from_scratch, warm_up
 
 # Extensions that compile something, with their arguments.
 _COMPILING = {

@@ -8,8 +8,7 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.leaf_fields import Leaf
-from commons.sequence_batch.tree import take_apart
+from tests.commons.sequence_batch.internals import Leaf, take_apart
 
 
 @dataclass

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.datasets import HSTUBatch, SIDBatch
@@ -17,6 +17,7 @@ from hstu.batch_shuffler import HSTUBatchShuffler
 from sid_gr.batch_shuffler import SIDGRBatchShuffler
 from tests.commons.extensions.pieces.cut_samples import check_drawn_cuts
 from tests.commons.histories import keyed
+from tests.few_examples import few_examples
 from tests.hstu import hstu_samples
 from tests.hstu.hstu_samples import hstu_batch
 from tests.on_ranks import on_ranks
@@ -112,7 +113,7 @@ def _drawn_sid_batch(items: np.ndarray) -> SIDBatch:
 
 
 @pytest.mark.parametrize("kind", ["plain", "candidates", "negatives", "sid_gr"])
-@settings(max_examples=20)
+@few_examples
 @given(seed=st.integers(0, 10**6), num_ranks=st.integers(2, 12), rows=st.sampled_from([2, 8, 32]))
 def test_pieces_are_those_of_the_batch(kind, seed, num_ranks, rows):
     make_batch, shuffler = partial(_drawn_hstu_batch, kind), HSTUBatchShuffler

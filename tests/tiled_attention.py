@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from commons.perf_model.token_counts import ATTENTION_TILE
+from tests.commons.perf_model.internals import ATTENTION_TILE
 
 
 def tiled_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from benchmarks.partition.plans_at_size import (
     count_sent,
 )
 from commons.distributed import ShufflerSettings
-from commons.distributed.placement import place_rows
+from tests.commons.distributed.internals import place_rows
 
 RANKS = 16
 LENGTHS = draw_lognormal(np.random.default_rng(0), ROWS_PER_RANK * RANKS)

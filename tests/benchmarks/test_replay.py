@@ -12,7 +12,7 @@ from commons.datasets import HSTUBatch
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops
 from commons.training import TrainerArgs
-from commons.training.balance_flags import make_extensions
+from tests.commons.training.internals import make_extensions
 
 RANKS, ROWS = 2, 8
 LENGTHS = np.random.default_rng(0).lognormal(5, 1.2, RANKS * ROWS).clip(1, 2048).astype(int).tolist()

@@ -11,7 +11,7 @@ import torch
 
 from commons.checks import require_integer, require_type
 from commons.datasets import DynamicEmbeddingArgs, EmbeddingArgs, FeatureArgs, RandomDistribution
-from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed import ShufflerSettings
 from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
 from hstu.training import model_args as hstu
 from sid_gr.training import model_args as sid_gr

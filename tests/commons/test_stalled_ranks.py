@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.stalled_ranks import main, ranks_text, read_stalls, report
-from commons.training.hang_watch import HangWatch
+from tests.commons.training.internals import HangWatch
 
 REPOSITORY = Path(__file__).parents[2]
 ASLEEP = 5

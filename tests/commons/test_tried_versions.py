@@ -14,9 +14,9 @@ from packaging.version import Version
 
 from benchmarks.harness import read_result
 from ci.versions import Outcome, table
-from commons.distributed.rank_group import RankGroup
 from commons.tried_versions import TRIED, note_on_untried, warn_of_untried
 from tests.commons.distributed.errors_and_warnings import warnings_of
+from tests.commons.distributed.internals import RankGroup
 from tests.on_ranks import on_ranks
 
 REPOSITORY = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from commons.advisor.command_line import parser as advisor_parser
 from commons.perf_model import Cost
+from tests.commons.advisor.internals import parser as advisor_parser
 from tests.docs.gin_checks import ENTRY_POINTS, in_folder, problem_of_command, problems_of_gin_text
 from tests.docs.messages import is_in_code
 from tests.docs.pages import PAGES, REPOSITORY, blocks, blocks_of, commands

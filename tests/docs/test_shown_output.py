@@ -6,7 +6,7 @@ import subprocess
 
 from benchmarks import getting_started
 from benchmarks.harness import BENCHMARKS
-from commons.advisor.__main__ import main
+from tests.commons.advisor.internals import main
 from tests.docs.pages import REPOSITORY, blocks, blocks_of, commands
 
 PAGE = "docs/advisor.md"

@@ -23,11 +23,11 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShuffler
-from commons.extensions.pieces.key_fetch import InFlight, KeyFetch
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, train
 from hstu.models.hstu_encoder import HSTUEncoder
 from hstu.training.ranking_task import ranking_task
+from tests.commons.extensions.pieces.internals import InFlight, KeyFetch
 
 
 def is_last_rank() -> bool:

@@ -20,9 +20,7 @@ from commons.extensions.unshuffle import Unshuffle
 from commons.extensions.verification import Verification
 from commons.pipeline import TrainPipelineFactory
 from commons.received_ids import ReceivedIds
-from commons.sequence_batch.rows import Rows
 from commons.training import OptimizerArgs, shard_model
-from commons.training.step_vote import StepVote
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
 from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
 from tests.commons.extensions.pieces.ranking_on_pieces import RankingOnPieces
@@ -34,6 +32,8 @@ from tests.commons.pipeline.ranking_pipelines import (
     sharded,
     sharded_ranking_model,
 )
+from tests.commons.sequence_batch.internals import Rows
+from tests.commons.training.internals import StepVote
 from tests.commons.unbounded_ids.sharded_tables import Summed
 from tests.gradient_models import CASES as MODELS
 

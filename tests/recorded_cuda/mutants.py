@@ -13,14 +13,13 @@ import torch.distributed as dist
 import torchrec.distributed.train_pipeline.train_pipelines as torchrec_pipelines
 
 from commons.distributed import exchange, plan_ahead
-from commons.distributed.step import Step
 from commons.extensions.learned_costs import learning
 from commons.perf_model import compute_clock
 from commons.pipeline import train_pipelines
 from commons.sequence_batch import leaf_fields, packed_rows
-from commons.sequence_batch.packed_rows import Selection
-from commons.sequence_batch.rows import Rows
 from commons.training import step_vote
+from tests.commons.distributed.internals import Step
+from tests.commons.sequence_batch.internals import Rows, Selection
 
 from . import modes
 from .clocks import DEVICE, Stream, call_site

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from commons.distributed.channel import Channel
 from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.internals import Channel
 
 _COMMUNICATES = re.compile(
     "gather|reduce|scatter|broadcast|send|recv|all_to_all|barrier|new_group|new_subgroups|split_group"

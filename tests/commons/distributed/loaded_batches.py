@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from commons.distributed.shuffler_settings import EXCHANGE_NAMES
+from tests.commons.distributed.internals import EXCHANGE_NAMES
 from tests.drawn_batches import draw_batch
 from tests.process_pool import rank_device
 

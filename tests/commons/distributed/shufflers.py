@@ -11,9 +11,7 @@ import numpy as np
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from commons.distributed import BatchShuffler, Extension
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+from commons.distributed import PARTITIONERS, BatchShuffler, Extension, ShufflePlan, ShufflerSettings
 from tests.commons.distributed.loaded_batches import BOTH, agreed
 from tests.drawn_batches import MixedBatch, draw_batch
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed.rank_group import RankGroup
 from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.internals import RankGroup
 from tests.on_ranks import on_ranks
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed.channel import Channel
 from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
+from tests.commons.distributed.internals import Channel
 from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, agreed, check_identical, many_fields
 from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler
 from tests.commons.histories import FlopsShuffler, histories

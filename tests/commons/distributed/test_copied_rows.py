@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from commons.distributed import BatchShuffler, empty_rank
-from commons.distributed.empty_rank import check_runs_copies
+from tests.commons.distributed.internals import check_runs_copies
 from tests.commons.histories import histories
 from tests.commons.pipeline.ranking_pipelines import RankingModel, pipeline_of, sharded, steps_of
 from tests.commons.pipeline.runs import Costs

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
-from commons.distributed.rank_group import RankGroup
 from commons.perf_model import HSTUFlops
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.counted_collectives import wrong_counts_on_host
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
 from tests.commons.distributed.field_kinds import naming
+from tests.commons.distributed.internals import RankGroup
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.on_ranks import on_ranks
 

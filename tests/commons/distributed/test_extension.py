@@ -12,16 +12,22 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.distributed import PARTITIONERS, Extension, ShufflerSettings
-from commons.distributed.placement import arguments_of, place_at_home, place_rows, token_tolerance
-from commons.distributed.row_table import RowTable
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
+from tests.commons.distributed.internals import (
+    RowTable,
+    arguments_of,
+    place_at_home,
+    place_rows,
+    token_tolerance,
+)
 from tests.commons.distributed.loaded_batches import lopsided_batch, sample_ids
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
 from tests.drawn_batches import sample_contents
+from tests.few_examples import few_examples
 from tests.on_ranks import on_ranks
 
 
@@ -234,7 +240,7 @@ def _placed(case: Case, kind: type[Extension]) -> tuple[list, list, int, bool] |
     return sample_contents(brought), sample_contents(moved), plan.fingerprint, plan.moves
 
 
-@settings(max_examples=20)  # each exchanges
+@few_examples  # each exchanges
 @given(case=cases(2), kind=st.sampled_from([Columns, Choosing, Staying]))
 def test_columns_travel_with_rows_that_are_placed_once_several_times_or_not_at_all(pools, case, kind):
     results = pools(2).run(_placed, case, kind)

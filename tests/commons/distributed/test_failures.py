@@ -16,9 +16,8 @@ import pytest
 import torch.distributed as dist
 
 from commons.distributed import Extension, show_first_cause_only
-from commons.distributed.channel import raised_on
-from commons.distributed.rank_group import RankGroup
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
+from tests.commons.distributed.internals import RankGroup, raised_on
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.histories import TokenShuffler

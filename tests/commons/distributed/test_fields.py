@@ -16,9 +16,7 @@ from tensordict import MemoryMappedTensor, NonTensorStack, TensorDict, tensorcla
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from commons.distributed import IdentityShuffler
-from commons.distributed.rank_group import RankGroup
 from commons.sequence_batch import BaseBatch, register_batch_type
-from commons.sequence_batch.rows import Rows
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all, warnings_of
 from tests.commons.distributed.field_kinds import (
     CONTAINERS,
@@ -36,7 +34,9 @@ from tests.commons.distributed.field_kinds import (
     own_ids,
     unfilled_memory,
 )
+from tests.commons.distributed.internals import RankGroup
 from tests.commons.distributed.loaded_batches import BOTH, check_identical
+from tests.commons.sequence_batch.internals import Rows
 from tests.on_ranks import on_ranks
 
 IDS, ONES = torch.arange(ROWS), torch.ones(ROWS, dtype=torch.int64)

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed.loaded_memory import LoadedBatch
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.rows import Rows
 from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.internals import LoadedBatch
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
+from tests.commons.sequence_batch.internals import Rows
 from tests.on_ranks import on_ranks
 
 BATCHES = 12

@@ -13,12 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from commons.distributed import PARTITIONERS, ShufflerSettings
-from commons.distributed.placement import place, place_rows, relative_speeds
-from commons.distributed.rank_group import ranks_per_node
-from commons.distributed.row_table import RowTable
 from commons.partition import rebalance
 from tests.commons.distributed.compiled_kernels import before_and_after_placing
 from tests.commons.distributed.errors_and_warnings import error_of_all
+from tests.commons.distributed.internals import RowTable, place, place_rows, ranks_per_node, relative_speeds
 from tests.commons.distributed.shufflers import LIMITED, FieldShuffler
 from tests.drawn_batches import draw_batch
 from tests.on_ranks import on_ranks

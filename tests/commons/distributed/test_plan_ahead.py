@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler, Extension
-from commons.distributed.plan_ahead import PlanAhead
-from commons.distributed.step import Step
+from tests.commons.distributed.internals import PlanAhead, Step
 from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler, Posting
 from tests.drawn_batches import MixedBatch, draw_batch
 from tests.on_ranks import on_ranks

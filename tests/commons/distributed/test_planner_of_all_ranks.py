@@ -9,10 +9,10 @@ import pytest
 import torch.distributed as dist
 
 from commons.distributed import BalanceReport, Extension, IdentityShuffler
-from commons.distributed.rank_group import RankGroup
 from commons.perf_model import Cost
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
+from tests.commons.distributed.internals import RankGroup
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler, Posting
 from tests.on_ranks import on_ranks

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import IdentityShuffler, rank_group
-from commons.distributed.rank_group import RankGroup
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
+from tests.commons.distributed.internals import RankGroup
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.on_ranks import on_ranks

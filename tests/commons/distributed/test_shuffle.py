@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -23,8 +23,7 @@ from commons.distributed import (
     ShufflePlan,
     register_batch_shuffler,
 )
-from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.tree import move_to
+from commons.sequence_batch import BaseBatch, move_to
 from tests.commons.distributed.container_batches import (
     KINDS,
     ContainerShuffler,
@@ -182,7 +181,7 @@ def test_each_sample_is_computed_once_bit_for_bit(pools, num_ranks: int, data: A
     _check(case, kind, pools(num_ranks).run(_run, case, kind))
 
 
-@settings(max_examples=6)  # each makes process groups
+@few_examples  # each makes process groups
 @given(case=cases(2), ranks=st.sampled_from([[1, 3], [0, 3], [1, 2]]))
 def test_a_subgroup_balances_among_its_own_ranks(pools, case: Case, ranks: list[int]):
     results = pools(4).run(_run, case, "mixed", ranks)

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.distributed import ShufflePlan
-from commons.distributed.exchange import route_of
-from commons.distributed.row_table import RowTable
-from commons.sequence_batch.row_schema import Field, Schema
+from tests.commons.distributed.internals import RowTable, route_of
+from tests.commons.sequence_batch.internals import Field, Schema
 
 PIECE = np.dtype([("first", np.int64), ("last", np.int64)])
 

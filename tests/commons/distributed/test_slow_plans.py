@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from commons.distributed import PARTITIONERS, BatchShuffler, Extension
-from commons.distributed.slow_start import show_if_slow
 from commons.partition import longest_processing_time
 from tests.commons.distributed.errors_and_warnings import warnings_of
+from tests.commons.distributed.internals import show_if_slow
 
 STEPS = 80  # 10 do not count, and then each 32 are looked at together
 ROWS = 4

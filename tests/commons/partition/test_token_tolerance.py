@@ -6,15 +6,15 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.partition import imbalance, loads, rebalance
-from commons.partition.problem import Problem
 from commons.perf_model import HSTUFlops
 from tests.commons.partition.checks import ROUNDING, as_lists, check_partition, keeps, or_none, part_of
 from tests.commons.partition.drawn_workloads import TOLERANCES, per_sample, problems
 from tests.commons.partition.every_function import FUNCTIONS
+from tests.commons.partition.internals import Problem
 
 MORE_MOVED = 0.04
 ROWS, DRAWS = 32, 5
@@ -27,7 +27,6 @@ def allowed_imbalance(drawn, tolerance):
 
 
 @pytest.mark.parametrize("name", ["rebalance", "refined"])
-@settings(max_examples=150)  # few draws have tokens to level within their limits
 @given(data=st.data(), tolerance=TOLERANCES, token_tolerance=TOLERANCES)
 def test_tokens_are_evened_out_within_limits_and_target(name, data, tolerance, token_tolerance):
     problem = data.draw(problems(FUNCTIONS[name].takes - {"tolerance", "token_tolerance"}))

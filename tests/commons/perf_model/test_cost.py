@@ -6,12 +6,12 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.perf_model import Cost
-from commons.perf_model.calibrate import WARM_UP_STEPS, MeasuredSteps, main, summary
-from commons.perf_model.cost import LINEAR, is_linear
+from tests.commons.perf_model.internals import LINEAR, WARM_UP_STEPS, MeasuredSteps, is_linear, main, summary
+from tests.few_examples import few_examples
 
 # Of a sample, a token, and two columns, in nanoseconds.
 COST = Cost((1e5, 1e3, 0.5, 2.0), per_step=2e6)
@@ -62,7 +62,7 @@ def test_the_sum_of_columns_is_exact_and_ends_where_integers_do():
 seconds = st.floats(0, 1e9, allow_nan=False)
 
 
-@settings(max_examples=30)
+@few_examples
 @given(st.tuples(*[seconds] * 5).filter(lambda parts: sum(parts[:4]) > 1e6))
 def test_a_fit_to_what_a_cost_predicts_predicts_the_same(parts):
     true = Cost(parts[:4], per_step=parts[4])

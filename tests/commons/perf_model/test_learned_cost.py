@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from commons.perf_model import Cost
-from commons.perf_model.cost import median_error, sum_counts
-from commons.perf_model.learned_cost import (
+from tests.commons.perf_model.internals import (
     LEAST_TIMES,
     MOST_CHANGE,
+    fitted,
     followed_speed,
     follows_workloads,
+    median_error,
     refitted,
     speeds_then,
+    sum_counts,
 )
-from commons.perf_model.nonnegative_fit import fitted
 
 RANKS, ROWS, STEPS = 4, 8, 48
 # Seconds per sample, token, and unit of a linear and a quadratic column.

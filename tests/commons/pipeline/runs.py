@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 
 from commons.distributed import IdentityShuffler
-from commons.perf_model.compute_clock import ComputeClock
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.histories import VOCABULARY, histories
+from tests.commons.perf_model.internals import ComputeClock
 from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, pipeline_of, sharded, steps_of
 
 SAMPLES, BATCH_SIZE = 257, 32

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from commons.distributed.empty_rank import COPIES, without_copies
+from tests.commons.distributed.internals import COPIES, without_copies
 from tests.commons.pipeline.runs import check_summed, summed_outputs
 
 

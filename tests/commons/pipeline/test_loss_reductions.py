@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed.loss_reduction import MeanOfNoneError, loss_sum
 from commons.pipeline import shuffle_stage
 from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.internals import MeanOfNoneError, loss_sum
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
 from tests.commons.pipeline.scored_samples import Run, ScoredShuffler, Scorer, ddp, draw
 from tests.commons.pipeline.weighted_means import (

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.sequence_batch.row_schema import FieldValue
+from tests.commons.sequence_batch.internals import FieldValue
 
 DTYPES = [
     torch.bool,

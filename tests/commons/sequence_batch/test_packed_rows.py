@@ -5,21 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.sequence_batch.packed_rows import (
+from tests.commons.sequence_batch.drawn_fields import bytes_of_rows, draw_fields
+from tests.commons.sequence_batch.internals import (
+    BUFFER_ALIGNMENT,
     PackedRows,
+    Schema,
     Selection,
     gather_fields,
     read_lengths,
     select_rows,
     to_chunks,
 )
-from commons.sequence_batch.row_schema import BUFFER_ALIGNMENT, Schema
-from tests.commons.sequence_batch.drawn_fields import bytes_of_rows, draw_fields
 from tests.drawn_batches import tensors_of
 from tests.own_memory import check_own_memory
 
@@ -44,7 +45,6 @@ def through_bytes(rows: PackedRows, chunks: list[np.ndarray]) -> list[PackedRows
     return [PackedRows.from_bytes(part, rows.schema, of) for part, of in received]
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 10**6), data=st.data())
 def test_rows_of_any_fields_arrive_bit_for_bit_and_every_tensor_is_aligned(seed, data):
     rng = np.random.default_rng(seed)

@@ -3,18 +3,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.row_schema import Schema
+from tests.commons.sequence_batch.internals import Schema
 from tests.drawn_batches import draw_batch, sample_contents
+from tests.few_examples import few_examples
 
 LABELS = st.sampled_from(["keyed", "dense", "flat", "none"])
 
 
-@settings(max_examples=30, deadline=None)
+@few_examples
 @given(data=st.data(), seed=st.integers(0, 10**6), labels=LABELS)
 def test_selected_rows_are_those_rows(data, seed, labels):
     num_real = data.draw(st.integers(0, 6))

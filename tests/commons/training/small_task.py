@@ -22,7 +22,7 @@ from commons.gin_values import from_gin
 from commons.perf_model import HSTUFlops
 from commons.training import EvaluationMetrics, OptimizerArgs, TrainerArgs, TrainingTask, train
 from hstu import batch_shuffler  # noqa: F401  registers "hstu"
-from hstu.models.ranking import RankingOutput
+from hstu.models import RankingOutput
 from tests.hstu.hstu_samples import NUM_CLASSES, VOCABULARY, ranking_model
 
 FLOPS = HSTUFlops(2, 16, 2, 4)

@@ -8,10 +8,9 @@ import torch.distributed as dist
 
 from commons.check_equal import check_equal
 from commons.perf_model import Cost
-from commons.perf_model.calibrate import MeasuredSteps
 from commons.training import OptimizerArgs, TrainerArgs
-from commons.training.calibration import LEAST_STEPS, measure_steps
-from commons.training.entry_point import UNBALANCED, _pipelines
+from tests.commons.perf_model.internals import MeasuredSteps
+from tests.commons.training.internals import LEAST_STEPS, UNBALANCED, _pipelines, measure_steps
 from tests.commons.training.small_task import (
     CPU,
     lines_in,

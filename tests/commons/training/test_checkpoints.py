@@ -15,9 +15,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from commons.training.checkpoints import CONTENTS_FILE, Checkpoints
-from commons.training.plain_reader import PlainReader
-from commons.training.training_state import TrainingState
+from tests.commons.training.internals import CONTENTS_FILE, Checkpoints, PlainReader, TrainingState
 from tests.on_ranks import on_ranks
 from tests.process_pool import RankError
 

@@ -9,8 +9,8 @@ from commons.extensions.micro_batches import MicroBatches
 from commons.extensions.verification import Verification
 from commons.pipeline import TrainPipelineFactory
 from commons.training import OptimizerArgs, shard_model
-from commons.training.host_copies import HostCopies
 from commons.unbounded_ids import ShardedUnboundedEmbeddingCollection
+from tests.commons.training.internals import HostCopies
 from tests.commons.training.small_task import CPU, FLOPS, small_dataset
 from tests.hstu.hstu_samples import VOCABULARY, ranking_model
 from tests.on_ranks import on_ranks

@@ -4,7 +4,7 @@ import ctypes
 import time
 
 from commons.stalled_ranks import read_stalls
-from commons.training.hang_watch import HangWatch
+from tests.commons.training.internals import HangWatch
 from tests.on_ranks import on_ranks
 
 

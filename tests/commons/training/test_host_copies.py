@@ -7,9 +7,7 @@ import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from commons.training import OptimizerArgs, shard_model
-from commons.training.checkpoints import Checkpoints
-from commons.training.host_copies import HostCopies
-from commons.training.training_state import TrainingState
+from tests.commons.training.internals import Checkpoints, HostCopies, TrainingState
 from tests.commons.training.small_task import CPU
 from tests.hstu.hstu_samples import ranking_model
 from tests.on_ranks import on_ranks

@@ -16,9 +16,9 @@ from torchrec import EmbeddingCollection, EmbeddingConfig
 
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, shard_model
-from commons.training.sharded_model import initialize_rows
 from commons.unbounded_ids import UnboundedEmbeddingCollection
 from hstu.training.ranking_task import ranking_task
+from tests.commons.training.internals import initialize_rows
 from tests.e2e.gin_files import RANDOM_DATA
 from tests.process_pool import ProcessPool
 

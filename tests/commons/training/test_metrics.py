@@ -15,7 +15,7 @@ from commons.training import (
     catalogue_metrics,
     shard_model,
 )
-from hstu.models.ranking import RankingOutput
+from hstu.models import RankingOutput
 from tests.hstu.retrieval_samples import VOCABULARY, Sample, item_vectors, retrieval_batch, retrieval_model
 from tests.on_ranks import on_ranks
 

@@ -12,8 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from commons.training.checkpoints import CheckpointFolder, Checkpoints
-from commons.training.step_vote import StepVote
+from tests.commons.training.internals import CheckpointFolder, Checkpoints, StepVote
 from tests.commons.training.small_task import lines_in, small_run
 from tests.process_pool import RankError
 

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from commons.balance_meter import figures_of_rank, window_figures
 from commons.distributed import BalanceReport
-from commons.training.run_log import RunRecord, interval_figures, text_of
+from tests.commons.training.internals import RunRecord, interval_figures, text_of
 from tests.commons.training.small_task import lines_in, small_run
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed.rank_group import RankGroup
 from commons.training import NonFiniteLossError, OptimizerArgs, TrainerArgs, train
-from commons.training.step_vote import StepVote
 from tests.commons.distributed.errors_and_warnings import warnings_of
+from tests.commons.distributed.internals import RankGroup
+from tests.commons.training.internals import StepVote
 from tests.commons.training.small_task import CPU, small_dataset, small_task
 from tests.hstu.hstu_samples import ranking_model
 from tests.on_ranks import on_ranks

@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from commons.pipeline.train_pipelines import SparseDistTrainPipeline
-from commons.training.synchronized_gc import SynchronizedGC
+from commons.pipeline import SparseDistTrainPipeline
+from tests.commons.training.internals import SynchronizedGC
 from tests.commons.training.small_task import small_run
 from tests.on_ranks import on_ranks
 

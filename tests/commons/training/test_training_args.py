@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory
-from commons.extensions.learned_costs.learned_costs import SPEED_LIMIT
-from commons.extensions.micro_batches.divided_batch import COLUMN
 from commons.extensions.unshuffle import Unshuffle
 from commons.perf_model import Cost
 from commons.training import TrainerArgs, TrainingTask
-from commons.training.step_vote import StepVote
+from tests.commons.extensions.learned_costs.internals import SPEED_LIMIT
+from tests.commons.extensions.micro_batches.internals import COLUMN
+from tests.commons.training.internals import StepVote
 from tests.commons.training.small_task import small_task
 from tests.hstu.hstu_samples import Sample, hstu_batch
 from tests.on_ranks import on_ranks

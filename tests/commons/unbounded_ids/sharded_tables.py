@@ -9,9 +9,9 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.training import OptimizerArgs, shard_model
-from commons.training.training_state import TrainingState
 from commons.unbounded_ids import ShardedUnboundedEmbeddingCollection, UnboundedEmbeddingCollection
-from commons.unbounded_ids.id_mix import mixed, owners
+from tests.commons.training.internals import TrainingState
+from tests.commons.unbounded_ids.internals import mixed, owners
 
 WIDTH = 4
 

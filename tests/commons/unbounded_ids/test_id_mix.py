@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from commons.unbounded_ids.id_mix import MARK_OF_FREE_ROW, NO_ID, fresh_rows, mixed, owners, unmixed
+from commons.unbounded_ids import NO_ID
+from tests.commons.unbounded_ids.internals import MARK_OF_FREE_ROW, fresh_rows, mixed, owners, unmixed
 
 LARGEST = torch.iinfo(torch.int64).max
 GENERATOR = torch.Generator().manual_seed(1)

@@ -4,10 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.training.checkpoints import Checkpoints
-from commons.unbounded_ids.id_mix import fresh_rows, mixed, owners
-from commons.unbounded_ids.id_rows import id_rows
 from tests.commons.distributed.errors_and_warnings import warnings_of
+from tests.commons.training.internals import Checkpoints
+from tests.commons.unbounded_ids.internals import fresh_rows, id_rows, mixed, owners
 from tests.commons.unbounded_ids.sharded_tables import WIDTH, Table, owned_by
 from tests.on_ranks import on_ranks
 

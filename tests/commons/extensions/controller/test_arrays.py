@@ -12,7 +12,7 @@ import torch
 from commons.distributed import BatchShuffler
 from commons.extensions.controller import merge, split_balanced
 from commons.sequence_batch import register_batch_type
-from commons.sequence_batch.rows import Rows
+from tests.commons.sequence_batch.internals import Rows
 from tests.drawn_batches import draw_batch
 
 REPOSITORY = Path(__file__).parents[4]

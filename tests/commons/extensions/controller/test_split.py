@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
@@ -19,11 +19,12 @@ from commons.distributed import BatchShuffler, BatchShufflerFactory, Extension, 
 from commons.extensions.controller import SplitOrder, merge, split_balanced
 from commons.partition import imbalance, refined
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.rows import Rows
 from tests.commons.distributed.container_batches import KINDS, check_shared, contents, make_batch
 from tests.commons.distributed.loaded_batches import check_identical, outputs_of
 from tests.commons.partition.checks import as_lists, part_of
+from tests.commons.sequence_batch.internals import Rows
 from tests.drawn_batches import draw_batch, tensors_of
+from tests.few_examples import few_examples
 
 LABELS = ["keyed", "dense", "flat", "none"]
 
@@ -132,7 +133,7 @@ def ids_of(chunk: Any, samples: np.ndarray) -> list[int]:
     return dense.long().tolist()[: len(samples)]
 
 
-@settings(max_examples=20)
+@few_examples
 @given(
     seed=st.integers(0, 10**6),
     num_real=st.integers(0, 12),

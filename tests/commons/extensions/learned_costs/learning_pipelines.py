@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from commons.distributed import BatchShuffler, Extension
 from commons.extensions.learned_costs import LearnedCosts
-from commons.extensions.learned_costs.learning import _DELAY
 from commons.sequence_batch import BaseBatch
+from tests.commons.extensions.learned_costs.internals import _DELAY
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShuffler, Extension, IdentityShuffler
-from commons.distributed.rank_group import RankGroup
-from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed import BatchShuffler, Extension, IdentityShuffler, ShufflePlan
 from commons.extensions.learned_costs import LearnedCosts
 from commons.perf_model import Cost
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.commons.distributed.internals import RankGroup
 from tests.commons.extensions.learned_costs.learning_pipelines import learned
 from tests.on_ranks import on_ranks
 

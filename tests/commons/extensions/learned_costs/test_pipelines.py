@@ -17,7 +17,6 @@ from torch import nn
 from commons.balance_meter import BalanceMeter
 from commons.distributed import BatchShuffler
 from commons.extensions.learned_costs import LearnedCosts
-from commons.perf_model.compute_clock import ComputeSpan
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.extensions.learned_costs.learning_pipelines import (
@@ -28,6 +27,7 @@ from tests.commons.extensions.learned_costs.learning_pipelines import (
     learning_pipeline,
 )
 from tests.commons.histories import TokenShuffler
+from tests.commons.perf_model.internals import ComputeSpan
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
 from tests.commons.pipeline.scored_samples import ScoredShuffler, Scorer, ddp, draw
 from tests.on_ranks import on_ranks

@@ -6,7 +6,7 @@ import numpy as np
 
 from commons.distributed import ShufflePlan
 from commons.extensions.micro_batches import MicroBatches
-from commons.extensions.micro_batches.divided_batch import rows_of_micro_batches
+from tests.commons.extensions.micro_batches.internals import rows_of_micro_batches
 
 
 def check_divided(plan: ShufflePlan, cap: int) -> None:

@@ -12,9 +12,9 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import IdentityShuffler
-from commons.extensions.micro_batches.looked_up import LookedUp
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.extensions.micro_batches.divided import in_micro_batches
+from tests.commons.extensions.micro_batches.internals import LookedUp
 from tests.commons.pipeline.click_models import Clicks, sharding, shards_of
 from tests.commons.pipeline.ranking_pipelines import CPU, pipeline_of
 from tests.commons.pipeline.scored_samples import ScoredShuffler, Scorer, draw

@@ -15,14 +15,14 @@ from commons.extensions.micro_batches import (
     divide_into_micro_batches,
     micro_batch_imbalance,
 )
-from commons.extensions.micro_batches.division import number_micro_batches
 from commons.partition import imbalance, loads, lower_bound, pack_micro_batches, refined
-from commons.partition.packing import check_samples
 from commons.perf_model import HSTUFlops
+from tests.commons.extensions.micro_batches.internals import number_micro_batches
 from tests.commons.partition.arguments import check_kinds_of_arguments, check_wrong_arguments
 from tests.commons.partition.checks import as_lists, check_partition, is_even, part_of, parts_at
 from tests.commons.partition.drawn_workloads import WORKLOADS, homes, per_sample
 from tests.commons.partition.every_function import Function, check_properties, problems_of
+from tests.commons.partition.internals import check_samples
 from tests.commons.partition.recorded_plans import checksum, problems
 
 RANKS, SAMPLES, CAP, SEEDS = 8, 256, 8192, 20

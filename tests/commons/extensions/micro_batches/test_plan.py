@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -18,14 +18,9 @@ from commons.distributed import (
     BatchShuffler,
     IdentityShuffler,
     ShufflePlan,
+    ShufflerSettings,
 )
-from commons.distributed.placement import arguments_of, token_tolerance
-from commons.distributed.rank_group import RankGroup
-from commons.distributed.row_table import RowTable
-from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.extensions.micro_batches import MicroBatches
-from commons.extensions.micro_batches.divided_batch import micro_batches, rows_of_micro_batches
-from commons.extensions.micro_batches.micro_batches import micro_batch_loads
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.compiled_kernels import before_and_after_placing
 from tests.commons.distributed.container_batches import (
@@ -41,12 +36,19 @@ from tests.commons.distributed.counted_collectives import (
     wrong_counts_on_host,
 )
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all, warnings_of
+from tests.commons.distributed.internals import RankGroup, RowTable, arguments_of, token_tolerance
 from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch, many_fields
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
 from tests.commons.extensions.micro_batches.divided import check_divided
+from tests.commons.extensions.micro_batches.internals import (
+    micro_batch_loads,
+    micro_batches,
+    rows_of_micro_batches,
+)
 from tests.commons.histories import TokenShuffler, draw_histories, histories, keyed
 from tests.commons.histories import contents as contents_of_histories
 from tests.drawn_batches import sample_contents
+from tests.few_examples import few_examples
 from tests.on_ranks import on_ranks
 from tests.own_memory import check_own_memory
 
@@ -127,7 +129,7 @@ def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> 
     return plan.num_parts
 
 
-@settings(max_examples=15)  # each runs on three ranks
+@few_examples  # each runs on three ranks
 @given(
     kind=st.sampled_from(KINDS),
     seed=st.integers(0, 10**6),

@@ -10,27 +10,24 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.distributed import ShufflePlan, ShufflerSettings
-from commons.distributed.extension import Extension
-from commons.distributed.placement import arguments_of, make_plan, place
-from commons.distributed.row_table import RowTable
-from commons.extensions.pieces.cut_batch import cut_rows
-from commons.extensions.pieces.cut_rules import (
+from commons.distributed import Extension, ShufflePlan, ShufflerSettings
+from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.internals import RowTable, arguments_of, make_plan, place
+from tests.commons.extensions.pieces.internals import (
     FROM_END,
+    MIN_TOKENS,
     TO_EVERY,
     WITH_FIRST,
     WITH_LAST,
     CutRules,
+    Cutting,
     FieldRule,
     ItemGroup,
+    cut_and_place,
+    cut_rows,
 )
-from commons.extensions.pieces.cut_search import cut_and_place
-from commons.extensions.pieces.cutting import MIN_TOKENS, Cutting
-from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.packed_rows import read_lengths
-from commons.sequence_batch.row_schema import Schema
-from commons.sequence_batch.rows import Rows
 from tests.commons.histories import FLOPS, TokenShuffler, drawn_lengths, histories
+from tests.commons.sequence_batch.internals import Rows, Schema, read_lengths
 
 KINDS = ("history", "history with candidates", "ahead")
 RULES = CutRules(

@@ -6,12 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from commons.distributed.extension import Place
-from commons.distributed.placement import make_plan
-from commons.distributed.row_table import RowTable
-from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed import ShufflePlan
 from commons.extensions.pieces import Pieces
-from commons.extensions.pieces.cutting import Cutting
+from tests.commons.distributed.internals import Place, RowTable, make_plan
+from tests.commons.extensions.pieces.internals import Cutting
 
 # Of samples as loaded: for each cut the sample and the items before it, and for each row the rank.
 Cuts = Callable[[RowTable, Cutting], tuple[np.ndarray, np.ndarray, np.ndarray]]

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.extensions.pieces.cut_batch import check_cut, cut_rows
-from commons.extensions.pieces.cut_rules import (
+from tests.commons.extensions.pieces.internals import (
     PIECE,
     CutRules,
     FieldRule,
     ItemGroup,
+    check_cut,
+    cut_rows,
     own_spans,
     spans,
 )
-from commons.sequence_batch.row_schema import Schema
-from commons.sequence_batch.rows import Rows
 from tests.commons.sequence_batch.drawn_fields import bytes_of_rows, draw_fields
+from tests.commons.sequence_batch.internals import Rows, Schema
 
 
 def drawn_pieces(rng: np.random.Generator, num_rows: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,13 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from commons.distributed.row_table import RowTable
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+from commons.distributed import PARTITIONERS, ShufflePlan, ShufflerSettings
 from commons.extensions.pieces import Pieces
-from commons.extensions.pieces.cut_rules import ALONG_ITEMS, FROM_END, CutRules, ItemGroup
-from commons.extensions.pieces.cut_search import cut_and_place
-from commons.extensions.pieces.cutting import MIN_TOKENS, Cutting
 from commons.partition import lower_bound
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.column_costs import (
@@ -25,6 +20,7 @@ from tests.commons.distributed.column_costs import (
     planned_by_one_column_and_two,
 )
 from tests.commons.distributed.compiled_kernels import compiled
+from tests.commons.distributed.internals import RowTable
 from tests.commons.distributed.shufflers import LIMITED
 from tests.commons.extensions.pieces.cut_samples import (
     KINDS,
@@ -34,6 +30,15 @@ from tests.commons.extensions.pieces.cut_samples import (
     flops,
     loaded_by,
     placed,
+)
+from tests.commons.extensions.pieces.internals import (
+    ALONG_ITEMS,
+    FROM_END,
+    MIN_TOKENS,
+    CutRules,
+    Cutting,
+    ItemGroup,
+    cut_and_place,
 )
 from tests.commons.histories import TokenShuffler, drawn_lengths
 from tests.process_pool import ProcessPool

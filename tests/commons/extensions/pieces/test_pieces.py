@@ -14,12 +14,12 @@ import torch.distributed as dist
 from commons.balance_meter import BalanceMeter
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
 from commons.extensions.pieces import Pieces
-from commons.extensions.pieces.cut_rules import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
 from commons.sequence_batch import move_to
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH
 from tests.commons.extensions.pieces.cut_samples import RULES, AheadBatch, ahead_batch
 from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
+from tests.commons.extensions.pieces.internals import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
 from tests.commons.extensions.pieces.ranking_on_pieces import sharded_model_for_pieces
 from tests.commons.histories import TokenShuffler, histories
 from tests.commons.pipeline.ranking_pipelines import pipeline_of

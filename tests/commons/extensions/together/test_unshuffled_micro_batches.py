@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.distributed import BatchShuffler, Extension, ShufflePlan
 from commons.extensions.micro_batches import MicroBatches
-from commons.extensions.micro_batches.divided_batch import rows_of_micro_batches
 from commons.extensions.unshuffle import Unshuffle
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
@@ -25,6 +24,8 @@ from tests.commons.distributed.loaded_batches import (
     model_outputs,
 )
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
+from tests.commons.extensions.micro_batches.internals import rows_of_micro_batches
+from tests.few_examples import few_examples
 from tests.on_ranks import on_ranks
 
 
@@ -64,7 +65,7 @@ def _there_and_back(case: Case, padded: bool) -> None:
         check_identical(back(shuffler, values, plan), expected[alone], alone)
 
 
-@settings(max_examples=25, deadline=None)
+@few_examples
 @given(
     case=st.sampled_from([2, 3, 3, 4]).flatmap(
         lambda ranks: cases(ranks, extensions=[extensions_with(cap) for cap in CAPS])

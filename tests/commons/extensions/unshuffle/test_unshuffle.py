@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.distributed import BatchShuffler, ShufflePlan
@@ -30,6 +30,7 @@ from tests.commons.distributed.loaded_batches import (
 )
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
 from tests.drawn_batches import draw_batch
+from tests.few_examples import few_examples
 from tests.on_ranks import on_ranks
 
 
@@ -59,7 +60,6 @@ def _there_and_back(case: Case, padded: bool) -> None:
     check_identical(back_of(shuffler)(outputs[alone], plan), expected[alone], alone)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     case=st.sampled_from([2, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, extensions=[[Unshuffle()]])),
     padded=st.booleans(),
@@ -80,7 +80,7 @@ def _container_there_and_back(kind: str, seed: int, rows: tuple[int | None, ...]
         check_identical(*((vars(back), vars(batch)) if kind == "torchrec" else (back, batch)))
 
 
-@settings(max_examples=12, deadline=None)
+@few_examples
 @given(
     kind=st.sampled_from(KINDS),
     seed=st.integers(0, 10**6),

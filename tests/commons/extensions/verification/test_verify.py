@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -24,6 +24,7 @@ from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, lopsided_bat
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
 from tests.commons.sequence_batch.drawn_fields import draw_fields
 from tests.drawn_batches import MixedBatch
+from tests.few_examples import few_examples
 from tests.on_ranks import on_ranks
 
 
@@ -34,7 +35,7 @@ def _verified(case: Case) -> None:
         assert moved.num_samples == plan.num_placed[dist.get_rank()]
 
 
-@settings(max_examples=20)  # three processes each
+@few_examples  # three processes each
 @given(case=st.sampled_from([2, 3]).flatmap(lambda ranks: cases(ranks, extensions=[[Verification()]])))
 def test_right_steps_pass(pools, case):
     pools(len(case.batches)).run(_verified, case)

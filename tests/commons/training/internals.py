@@ -1,0 +1,14 @@
+"""Names that `commons.training` does not export: the one place where tests know its files."""
+
+from commons.training.balance_flags import make_extensions
+from commons.training.calibration import LEAST_STEPS, measure_steps
+from commons.training.checkpoints import CONTENTS_FILE, CheckpointFolder, Checkpoints
+from commons.training.entry_point import UNBALANCED, _pipelines
+from commons.training.hang_watch import HangWatch
+from commons.training.host_copies import HostCopies
+from commons.training.plain_reader import PlainReader
+from commons.training.run_log import RunRecord, interval_figures, text_of
+from commons.training.sharded_model import initialize_rows
+from commons.training.step_vote import StepVote
+from commons.training.synchronized_gc import SynchronizedGC
+from commons.training.training_state import TrainingState
