@@ -25,7 +25,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
-from commons.distributed import BatchShuffler, empty_rank
+from commons.distributed import empty_rank
 from tests.commons.distributed.internals import check_runs_copies
 from tests.commons.histories import histories
 from tests.commons.pipeline.ranking_pipelines import RankingModel, pipeline_of, sharded, steps_of
@@ -125,19 +125,15 @@ class Tables(nn.Module):
         return self.tables(batch["features"])["item"].values().sum(), None
 
 
-class Lengths(BatchShuffler):
-    def get_workloads(self, batch):
-        return batch["features"].lengths().view(3, -1).sum(0) ** 2
-
-
 @pytest.mark.parametrize("name", ["none", "native"])
 @on_ranks(2)
 def test_pipelines_evaluate_copied_rows_of_any_table_and_train_those_that_stay(name):
     def run(trains: bool) -> int:
         model, optimizer = sharded(Tables())
-        pipeline = pipeline_of(name, model.train(trains), optimizer, Lengths())
+        pipeline = pipeline_of(name, model.train(trains), optimizer, Costs())
         batches = [histories([1 + step]) for step in range(1 if dist.get_rank() else 3)]
-        return len([*steps_of(pipeline, [{"features": batch.features} for batch in batches])])
+        columns = [{"features": batch.features, "cost": batch.num_tokens()} for batch in batches]
+        return len([*steps_of(pipeline, columns)])
 
     assert run(trains=True) == 3
     # Stands in for tables with Adam, which are for GPUs.
@@ -159,18 +155,14 @@ class SparseRows(nn.Module):
         return (self.table(batch["id"]) ** 2).sum(1), None
 
 
-class Equal(BatchShuffler):
-    def get_workloads(self, batch):
-        return torch.ones_like(batch["id"])
-
-
 @on_ranks(2)
 def test_a_pipeline_with_sparse_adam_trains_until_a_rank_has_no_sample():
     model = DistributedDataParallel(SparseRows())
     table = model.module.table.weight
     before, moved = table.detach().clone(), []
-    pipeline = pipeline_of("none", model, keyed([*model.parameters()]), Equal())
-    batches = [{"id": torch.tensor(ids)} for ids in [[[1, 2], [5]], [[3, 4]]][dist.get_rank()]]
+    pipeline = pipeline_of("none", model, keyed([*model.parameters()]), Costs())
+    ids_of_rank = [[torch.tensor([1, 2]), torch.tensor([5])], [torch.tensor([3, 4])]][dist.get_rank()]
+    batches = [{"id": ids, "cost": torch.ones_like(ids)} for ids in ids_of_rank]
     with pytest.raises(ValueError, match="whose rows SparseAdam changes"):
         for _ in steps_of(pipeline, batches):
             moved.append((table != before).any(1).nonzero().flatten().tolist())

@@ -2,55 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.internals import LoadedBatch
-from tests.commons.distributed.shufflers import FieldShuffler
-from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
+from tests.commons.histories import HistoryBatch, TokenShuffler, histories
+from tests.commons.pipeline.ranking_pipelines import ranking_pipeline, steps_of
 from tests.commons.sequence_batch.internals import Rows
 from tests.on_ranks import on_ranks
 
 BATCHES = 12
 
 
-@dataclasses.dataclass(eq=False)
-class Scored(BaseBatch):
-    """A batch with a score per row."""
-
-    scores: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0))
+def _batch(seed: int) -> HistoryBatch:
+    return histories([1, 2, 9], np.random.default_rng(seed))
 
 
-def _batch(seed: int) -> Scored:
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(1000, (6,), generator=generator)
-    features = KeyedJaggedTensor(["item"], ids, lengths=torch.tensor([1, 2, 3]))
-    return Scored(features, 3, {}, scores=torch.rand(3, 4, generator=generator))
+def _in_place(batch: HistoryBatch, fresh: HistoryBatch) -> None:
+    batch.labels.values().copy_(fresh.labels.values())
 
 
-def _in_place(batch: Scored, fresh: Scored) -> None:
-    batch.scores.copy_(fresh.scores)
-
-
-def _as_an_array(batch: Scored, fresh: Scored) -> None:
+def _as_an_array(batch: HistoryBatch, fresh: HistoryBatch) -> None:
     batch.features.values().numpy()[:] = fresh.features.values().numpy()
 
 
-def _in_the_object(batch: Scored, fresh: Scored) -> None:
+def _in_the_object(batch: HistoryBatch, fresh: HistoryBatch) -> None:
     batch.features = fresh.features
 
 
 # How rank 1 fills a batch again, in how many batches in turn, and the field that has changed, if any does.
-LOADERS: dict[str, tuple[Callable[[Scored, Scored], None], int, str]] = {
-    "in place": (_in_place, 1, "scores"),
+LOADERS: dict[str, tuple[Callable[[HistoryBatch, HistoryBatch], None], int, str]] = {
+    "in place": (_in_place, 1, "labels.values()"),
     "as an array": (_as_an_array, 1, "features.values()"),
     "same object": (_in_the_object, 1, "features.values()"),
     "again": (lambda batch, fresh: None, 1, ""),
@@ -58,7 +45,7 @@ LOADERS: dict[str, tuple[Callable[[Scored, Scored], None], int, str]] = {
 }
 
 
-def _loader(how: str) -> Iterator[Scored]:
+def _loader(how: str) -> Iterator[HistoryBatch]:
     fill, count, _ = LOADERS[how]
     batches = [_batch(100 * dist.get_rank() + number) for number in range(count)]
     for number in range(BATCHES):
@@ -68,31 +55,13 @@ def _loader(how: str) -> Iterator[Scored]:
         yield batch
 
 
-class _Tokens(FieldShuffler):
-    def get_workloads(self, batch: Scored) -> torch.Tensor:
-        return batch.num_tokens()
-
-
-class _Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(4))
-
-    def forward(self, batch: Scored) -> tuple[torch.Tensor, None]:
-        return (batch.scores @ self.weight)[: batch.num_samples], None
-
-
-def _pipeline() -> Any:
-    model = _Model()
-    return pipeline_of("none", model, torch.optim.SGD(model.parameters(), 0.1), _Tokens())
-
-
 @pytest.mark.parametrize("own_loop", [False, True])
 @pytest.mark.parametrize("how", LOADERS)
 @on_ranks(2)
 def test_memory_that_changes_too_early_ends_all_ranks_and_no_other_does(how, own_loop):
     field, steps = LOADERS[how][2], []
-    loop = _Tokens().plan_ahead(_loader(how)) if own_loop else steps_of(_pipeline(), _loader(how))
+    shuffler, loader = TokenShuffler(), _loader(how)
+    loop = shuffler.plan_ahead(loader) if own_loop else steps_of(ranking_pipeline("none", shuffler), loader)
     error = error_of(steps.extend, loop)
     assert len(steps) == (1 if field else BATCHES)  # the one runs on wrong data
     expected = f"ValueError: {field} of a batch changed after the loader gave it" if field else "no error"
@@ -119,7 +88,7 @@ def test_containers_may_get_equal_tensors_and_no_others():
     batch = _batch(0)
     loaded = LoadedBatch(Rows(batch))
     for _ in range(3):
-        batch.scores.copy_(_batch(0).scores)
+        batch.labels.values().copy_(_batch(0).labels.values())
         batch.features = _batch(0).features
         loaded.check_unchanged(LoadedBatch(Rows(batch)))
     for make in (dict, lambda values: [*values.values()]):
@@ -136,18 +105,19 @@ class _FailsOnce:
     def __init__(self) -> None:
         self._number, self._batch = 0, _batch(4)
 
-    def __next__(self) -> Scored:
+    def __next__(self) -> HistoryBatch:
         self._number += 1
         if self._number == 2:
             raise ValueError("no file")
         if self._number < 4:
             return _batch(self._number)
-        self._batch.scores.fill_(self._number)
+        self._batch.labels.values().fill_(self._number - 4)
         return self._batch
 
 
+@on_ranks(1)
 def test_memory_is_looked_at_after_an_error_of_the_loader_too():
-    pipeline, loader = _pipeline(), _FailsOnce()
+    pipeline, loader = ranking_pipeline("none", TokenShuffler()), _FailsOnce()
     errors = [error_of(lambda: pipeline.progress(loader)) for _ in range(5)]
     assert errors[:2] == ["no error", "ValueError: no file"]
-    assert any("scores of a batch changed" in error for error in errors[2:]), errors
+    assert any("labels.values() of a batch changed" in error for error in errors[2:]), errors

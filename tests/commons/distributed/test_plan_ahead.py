@@ -224,18 +224,6 @@ def test_an_error_of_a_dropped_batch_is_logged_and_forgotten(caplog):
     assert ahead.next_step(loader) is None
 
 
-def test_steps_go_on_with_the_batches_after_one_that_failed():
-    ahead, loader, numbers = _ahead(), _numbers(9, broken=5), []
-    for _ in range(11):
-        try:
-            step = ahead.next_step(loader)
-        except OSError as error:
-            assert str(error) == "file 5 cannot be read"
-        else:
-            numbers += [] if step is None else [_number(step)]
-    assert numbers == [number for number in range(9) if number != 5]
-
-
 class Checking(Extension):
     """Prepares each step but one."""
 

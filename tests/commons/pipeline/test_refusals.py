@@ -141,6 +141,12 @@ def given_nothing_on_rank_1() -> None:
     made("none", IdentityShuffler()).progress(iter([None if dist.get_rank() else {"x": torch.ones(2)}]))
 
 
+def ended_by_the_model(name: str) -> None:
+    model, optimizer = sharded_ranking_model()
+    model.module.dense.forward = ended
+    pipeline_of(name, model, optimizer, TokenShuffler()).progress(iter([histories([1, 2])] * 3))
+
+
 # Older versions of TorchRec have fewer.
 BASES = ("TrainPipelineSemiSync", "TrainPipelineFusedSparseDist", "TrainPipelineSparseDistLite")
 OTHERS = [getattr(train_pipelines, name) for name in BASES if hasattr(train_pipelines, name)]
@@ -159,7 +165,6 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] 
     "enqueues by itself": (partial(run_over, EnqueuesByItself), TypeError, (TAKE,)),
     "calls the model": (partial(run_over, CallsTheModel), TypeError, ("call self._model_fwd(batch)",)),
     "no shuffler": (made, TypeError, ("batch_shuffler is None", "MyShuffler()")),
-    "no shuffler, native": (partial(made, "native"), TypeError, ("batch_shuffler is None", "MyShuffler()")),
     "a shuffler's name": (partial(made, "none", "identity"), TypeError, ("'identity'", "BatchShuffler")),
     "TorchRec's argument": (
         lambda: made("none", IdentityShuffler(), pipeline_postproc=True),
@@ -175,21 +180,19 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] 
         TypeError,
         ("a Parameter of shape ()", EXPECTED, "return loss, None"),
     ),
-    "a dict of losses": (
-        lambda: run("none", Returning(lambda loss: {"ctr": loss})),
-        TypeError,
-        ("a dict", EXPECTED),
-    ),
     "three outputs": (
         lambda: run("none", Returning(lambda loss: (loss, None, None))),
         TypeError,
         ("a tuple of Parameter, NoneType, NoneType", EXPECTED),
     ),
-    "a StopIteration of the model": (
-        lambda: run("none", Returning(ended)),
-        RuntimeError,
-        ("the model, or an extension, raised StopIteration()",),
-    ),
+    **{
+        f"a StopIteration of the model, {name}": (
+            partial(ended_by_the_model, name),
+            RuntimeError,
+            ("raised StopIteration() in a step",),
+        )
+        for name in ("none", "native")
+    },
     **{
         f"a field named {name}": (
             partial(run, "native", RankingModel(), **{name: torch.ones(1)}),
@@ -215,11 +218,3 @@ def test_a_field_may_be_named_scale_or_plan_where_no_step_hides_it():
     ids = KeyedJaggedTensor(["item"], torch.arange(3), lengths=torch.tensor([3]))
     run("native", OfScale(), scale=ids)
     run("none", Returning(lambda loss: (loss, None)), plan=torch.ones(1), let_go=torch.ones(1))
-
-
-@on_ranks(2)
-def test_a_native_model_that_raises_stop_iteration_does_not_end_the_epoch():
-    model, optimizer = sharded_ranking_model()
-    model.module.dense.forward = ended
-    with pytest.raises(RuntimeError, match=r"raised StopIteration\(\) in a step"):
-        pipeline_of("native", model, optimizer, TokenShuffler()).progress(iter([histories([1, 2])] * 3))

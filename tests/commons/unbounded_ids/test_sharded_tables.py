@@ -39,10 +39,9 @@ def test_new_ids_evict_those_used_least_recently_or_frequently(eviction, steps, 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
 @on_ranks(2)
 def test_recycled_row_is_that_of_a_fresh_id(optimizer):
-    eviction = "lru"
     found = []
     for others in ([A, B, C], []):
-        table = Table(8, eviction, optimizer)
+        table = Table(8, "lru", optimizer)
         for _ in range(3):
             table.step(others, others)
         table.step([D], [])
