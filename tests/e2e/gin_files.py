@@ -22,57 +22,22 @@ OptimizerArgs.learning_rate = 1e-2
 """
 )
 
-# Settings that recsys-examples' ranking benchmarks have beyond those of its generator.
-RECSYS_EXAMPLES = """
-batch_size = 16
-TrainerArgs.eval_batch_size = %batch_size
-uniform/RandomDistribution.dist_type = "uniform"
-uniform/RandomDistribution.low = 0
-uniform/RandomDistribution.high = 1000
-user/FeatureArgs.value_dists = {"user_id": @uniform/RandomDistribution()}
-BenchmarkDatasetArgs.max_num_candidates = 10
-NetworkArgs.dtype_str = "bfloat16"
-NetworkArgs.is_causal = True
-NetworkArgs.target_group_size = 1
-NetworkArgs.num_position_buckets = 8192
-NetworkArgs.recompute_input_silu = True
-NetworkArgs.embedding_backend = "DYNAMIC"
-RankingArgs.prediction_head_act_type = "gelu"
-RankingArgs.eval_metrics = ("AUC",)
-"""
-
-# Settings of a semantic-ID training in recsys-examples.
-RECSYS_EXAMPLES_SID_GR = """
-TrainerArgs.train_batch_size = 128
-TrainerArgs.eval_batch_size = 128
-TrainerArgs.eval_interval = 100
-TrainerArgs.log_interval = 100
-TrainerArgs.max_train_iters = 1000
+# Settings of a semantic-ID training in recsys-examples, beyond those of a file that ships for the model.
+RECSYS_EXAMPLES_SID_GR = f"""
+include '{REPOSITORY}/sid_gr/training/configs/sid_amazon.gin'
 TrainerArgs.max_eval_iters = 10
 TrainerArgs.seed = 1234
 TrainerArgs.profile = False
 TrainerArgs.ckpt_save_interval = -1
 TrainerArgs.pipeline_type = "prefetch"
-TrainerArgs.top_k_for_generation = 10
 TrainerArgs.eval_metrics = ("NDCG@5", "NDCG@10", "Recall@10", "HitRate@5")
 TrainerArgs.enable_balanced_shuffler = True
-
 DatasetArgs.dataset_name = "shop"
-DatasetArgs.dataset_type_str = "sid_sequence_dataset"
 DatasetArgs.sequence_features_training_data_path = "training.parquet"
 DatasetArgs.sequence_features_testing_data_path = "testing.parquet"
 DatasetArgs.item_to_sid_mapping_path = "item_to_sid.pt"
-DatasetArgs.max_history_length = 128
 DatasetArgs.max_candidate_length = 1
-DatasetArgs.shuffle = True
 DatasetArgs.deduplicate_label_across_hierarchy = True
-DatasetArgs.num_hierarchies = 4
-DatasetArgs.codebook_sizes = [256, 256, 256, 256]
-
-NetworkArgs.num_layers = 8
-NetworkArgs.hidden_size = 1024
-NetworkArgs.num_attention_heads = 8
-NetworkArgs.kv_channels = 128
 NetworkArgs.hidden_dropout = 0.1
 NetworkArgs.norm_epsilon = 1e-5
 NetworkArgs.is_causal = True
@@ -80,8 +45,6 @@ NetworkArgs.dtype_str = "bfloat16"
 NetworkArgs.kernel_backend = "triton"
 NetworkArgs.scaling_seqlen = 128
 NetworkArgs.item_embedding_dim = 64
-NetworkArgs.share_lm_head_across_hierarchies = False
-
 OptimizerArgs.optimizer_str = "adam"
 OptimizerArgs.learning_rate = 1e-3
 OptimizerArgs.adam_beta1 = 0.9
@@ -90,18 +53,33 @@ OptimizerArgs.weight_decay = 0.01
 TensorModelParallelArgs.tensor_model_parallel_size = 1
 """
 
+# Other choices of the generator, and what recsys-examples' ranking benchmarks have beyond them.
+RECSYS_EXAMPLES = """
+TrainerArgs.pipeline_type = "prefetch"
+TrainerArgs.enable_balanced_shuffler = True
+batch_size = 16
+TrainerArgs.eval_batch_size = %batch_size
+uniform/RandomDistribution.dist_type = "uniform"
+uniform/RandomDistribution.low = 0
+uniform/RandomDistribution.high = 1000
+user/FeatureArgs.value_dists = {"user_id": @uniform/RandomDistribution()}
+users/DynamicEmbeddingArgs.evict_strategy = "lfu"
+users/DynamicEmbeddingArgs.dist_type = "hash_roundrobin"
+BenchmarkDatasetArgs.max_num_candidates = 10
+NetworkArgs.dtype_str = "bfloat16"
+NetworkArgs.is_causal = True
+NetworkArgs.target_group_size = 1
+NetworkArgs.num_position_buckets = 8192
+NetworkArgs.kernel_backend = "cutlass"
+NetworkArgs.recompute_input_layernorm = True
+NetworkArgs.recompute_input_silu = True
+NetworkArgs.embedding_backend = "DYNAMIC"
+RankingArgs.prediction_head_act_type = "gelu"
+RankingArgs.eval_metrics = ("AUC",)
+"""
 
-def generated_benchmark(
-    *,
-    pipeline_type: str = "none",
-    balanced: bool = False,
-    kernel_backend: str = "triton",
-    recompute: bool = False,
-    caching: bool = False,
-    evict_strategy: str = "lru",
-    dist_type: str = "roundrobin",
-    zipf_values: float | None = None,
-) -> str:
+
+def generated_benchmark(*, caching: bool = False, zipf_values: float | None = None) -> str:
     """Returns a ranking benchmark as recsys-examples' generator writes it; its choices are the arguments.
 
     Source: their examples/hstu/training/benchmark/scripts/generate_gin_config.py.
@@ -112,9 +90,9 @@ def generated_benchmark(
 {name}/DynamicEmbeddingArgs.table_name = '{feature}'
 {name}/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 50000000
 {name}/DynamicEmbeddingArgs.item_vocab_gpu_capacity_ratio = {0.1 if caching else 0.0}
-{name}/DynamicEmbeddingArgs.evict_strategy = '{evict_strategy}'
+{name}/DynamicEmbeddingArgs.evict_strategy = 'lru'
 {name}/DynamicEmbeddingArgs.caching = {caching}
-{name}/DynamicEmbeddingArgs.dist_type = '{dist_type}'
+{name}/DynamicEmbeddingArgs.dist_type = 'roundrobin'
 """
         for name, feature in (("items", "item"), ("users", "user_id"))
     )
@@ -135,9 +113,7 @@ def generated_benchmark(
         f"""
 of_{feature}/RandomDistribution.dist_type = 'zipf'
 of_{feature}/RandomDistribution.alpha = {zipf_values}
-{group}/FeatureArgs.value_dists = {{
-    '{feature}': @of_{feature}/RandomDistribution(),
-}}
+{group}/FeatureArgs.value_dists = {{'{feature}': @of_{feature}/RandomDistribution()}}
 """
         for group, feature in (("history", "item"), ("user", "user_id"))
         if zipf_values is not None
@@ -150,8 +126,7 @@ TrainerArgs.eval_interval = 1001
 TrainerArgs.max_train_iters = 1000
 TrainerArgs.max_eval_iters = 50
 TrainerArgs.seed = 1234
-TrainerArgs.pipeline_type = '{pipeline_type}'
-{"TrainerArgs.enable_balanced_shuffler = True" if balanced else ""}
+TrainerArgs.pipeline_type = 'none'
 TrainerArgs.profile = True
 TrainerArgs.profile_step_start = 150
 TrainerArgs.profile_step_end = 170
@@ -172,17 +147,9 @@ category/FeatureArgs.feature_names = ['item_category_l1']
 category/FeatureArgs.max_sequence_length = 1
 category/FeatureArgs.is_jagged = False
 {values}
-BenchmarkDatasetArgs.feature_args = [
-    @history/FeatureArgs(),
-    @user/FeatureArgs(),
-    @category/FeatureArgs(),
-]
+BenchmarkDatasetArgs.feature_args = [@history/FeatureArgs(), @user/FeatureArgs(), @category/FeatureArgs()]
 BenchmarkDatasetArgs.item_feature_name = 'item'
-BenchmarkDatasetArgs.contextual_feature_names = [
-    'user_id',
-    'user_age',
-    'item_category_l1',
-]
+BenchmarkDatasetArgs.contextual_feature_names = ['user_id', 'user_age', 'item_category_l1']
 BenchmarkDatasetArgs.action_feature_name = 'action'
 BenchmarkDatasetArgs.max_num_candidates = 0
 BenchmarkDatasetArgs.num_generated_batches = 100
@@ -201,8 +168,8 @@ NetworkArgs.num_layers = 8
 NetworkArgs.num_attention_heads = 4
 NetworkArgs.hidden_size = 1024
 NetworkArgs.kv_channels = 256
-NetworkArgs.kernel_backend = '{kernel_backend}'
-NetworkArgs.recompute_input_layernorm = {recompute}
+NetworkArgs.kernel_backend = 'triton'
+NetworkArgs.recompute_input_layernorm = False
 NetworkArgs.recompute_input_silu = False
 
 RankingArgs.prediction_head_arch = [512, 8]

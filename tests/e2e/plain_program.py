@@ -1,8 +1,6 @@
-"""A program of a user's own, in which a part fails on the last rank, for tests.
+"""A program of a user's own, in which the loader may fail on the last rank, for tests.
 
-torchrun ... tests/e2e/plain_program.py PART
-
-PART is loader, workloads, partitioner, forward, or none.
+torchrun ... tests/e2e/plain_program.py loader|none
 """
 
 import sys
@@ -18,30 +16,15 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from commons.distributed import PARTITIONERS, BatchShuffler, show_first_cause_only
-from commons.partition import karmarkar_karp
+from commons.distributed import BatchShuffler, show_first_cause_only
 from commons.pipeline import TrainPipelineFactory
 
 STEPS = 12
-calls = count(1)
-
-
-def may_fail(part: str) -> None:
-    """Fails at the fourth call for the part that was asked for, on the last rank."""
-    if part == sys.argv[1] and dist.get_rank() == dist.get_world_size() - 1 and next(calls) == 4:
-        Path("failed").touch()
-        raise ValueError(f"the {part} fails")
 
 
 class Shuffler(BatchShuffler):
     def get_workloads(self, batch):
-        may_fail("workloads")
         return batch.sparse_features.lengths() ** 2
-
-
-def partitioner(workloads, num_partitions, equal_size=True):
-    may_fail("partitioner")
-    return karmarkar_karp(workloads, num_partitions, equal_size)
 
 
 class Head(torch.nn.Module):
@@ -50,7 +33,6 @@ class Head(torch.nn.Module):
         self.linear = torch.nn.Linear(8, 1)
 
     def forward(self, embeddings, labels):
-        may_fail("forward")
         pooled = torch.stack([rows.sum(0) for rows in embeddings["item"].to_dense()])
         losses = (self.linear(pooled).squeeze(1) - labels) ** 2
         return losses.sum(), losses.detach()
@@ -68,8 +50,10 @@ class Model(torch.nn.Module):
 
 
 def load(rows=8):
-    while True:
-        may_fail("loader")
+    for step in count():
+        if step == 3 and sys.argv[1] == "loader" and dist.get_rank() == dist.get_world_size() - 1:
+            Path("failed").touch()
+            raise ValueError("the loader fails")
         lengths = torch.randint(1, 20, (rows,))
         features = KeyedJaggedTensor(["item"], torch.randint(100, (int(lengths.sum()),)), lengths=lengths)
         yield Batch(torch.randn(rows, 1), features, torch.rand(rows))
@@ -83,13 +67,12 @@ def main():
     plan = construct_module_sharding_plan(model.embeddings, {"table": row_wise(compute_kernel="fused")})
     optimizer = torch.optim.SGD(model.head.parameters(), 0.01)
     model = DistributedModelParallel(model, device=device, plan=ShardingPlan({"embeddings": plan}))
-    PARTITIONERS["mine"] = partitioner
     pipeline = TrainPipelineFactory.create(
         "native",
         model=model,
         optimizer=optimizer,
         device=device,
-        batch_shuffler=Shuffler(partitioner="mine"),
+        batch_shuffler=Shuffler(partitioner="karmarkar_karp"),  # which compiles least
         loss_reduction="sum",
     )
     batches = load()

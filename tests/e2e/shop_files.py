@@ -31,5 +31,3 @@ def prepare_shop(directory: Path, lengths: Sequence[int], split: Sequence[int]) 
     sid_preprocess.main([*files, "--split", *map(str, split)])
     codes = torch.randint(0, CODEBOOK_SIZE, (NUM_HIERARCHIES, NUM_ITEMS), generator=torch.manual_seed(0))
     torch.save(codes, directory / "item_to_sid.pt")
-    mapping = {str(item): item_codes for item, item_codes in enumerate(codes.T.tolist())}
-    (directory / "item_to_sid.json").write_text(json.dumps(mapping))

@@ -24,24 +24,14 @@ SMALL = bind(
     "NetworkArgs.hidden_size = 16",
     "NetworkArgs.kv_channels = 8",
 )
-# By name: the generator's choices, and the warnings about settings without effect.
+# By name: a file, and the warnings about its settings without effect.
 FILES = {
-    "baseline": ({}, ['NetworkArgs.kernel_backend = "triton"']),
     "serial": (
-        {"pipeline_type": "sw_serial", "balanced": True, "zipf_values": 1.05},
-        ['TrainerArgs.pipeline_type = "sw_serial"'],
+        generated_benchmark(zipf_values=1.05) + "TrainerArgs.pipeline_type = 'sw_serial'\n",
+        ['TrainerArgs.pipeline_type = "sw_serial"', 'NetworkArgs.kernel_backend = "triton"'],
     ),
     "everything": (
-        {
-            "pipeline_type": "prefetch",
-            "balanced": True,
-            "kernel_backend": "cutlass",
-            "recompute": True,
-            "caching": True,
-            "evict_strategy": "lfu",
-            "dist_type": "hash_roundrobin",
-            "zipf_values": 1.2,
-        },
+        generated_benchmark(caching=True, zipf_values=1.2) + RECSYS_EXAMPLES,
         [
             'TrainerArgs.pipeline_type = "prefetch"',
             'NetworkArgs.kernel_backend = "cutlass"',
@@ -62,9 +52,8 @@ def _train(kept_ranks: KeptRanks, directory: Path, *bindings: str) -> tuple[str,
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_generated_file_trains_twice_in_a_row(kept_ranks, tmp_path, name):
-    choices, announced = FILES[name]
-    by_hand = RECSYS_EXAMPLES if name == "everything" else ""
-    (tmp_path / "generated.gin").write_text(generated_benchmark(**choices) + by_hand)
+    text, announced = FILES[name]
+    (tmp_path / "generated.gin").write_text(text)
     (output, first), (_, second) = _train(kept_ranks, tmp_path), _train(kept_ranks, tmp_path)
     assert not (tmp_path / "checkpoints").exists()
     assert [line["kind"] for line in first] == ["start", "train", "train", "train", "eval"]
@@ -89,7 +78,7 @@ def _check_auc(figures: dict, output: str) -> None:
 
 def test_a_file_without_an_optimizer_evaluates_a_checkpoint(kept_ranks, tmp_path):
     file = tmp_path / "generated.gin"
-    file.write_text(generated_benchmark(balanced=True))
+    file.write_text(generated_benchmark() + "TrainerArgs.enable_balanced_shuffler = True\n")
     _, trained = _train(kept_ranks, tmp_path, "TrainerArgs.ckpt_save_interval = 2")
     file.write_text(for_inference(file.read_text()))
     saved = "checkpoints/generated_exp"
