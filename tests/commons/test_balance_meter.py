@@ -13,30 +13,18 @@ import torch.distributed as dist
 
 from commons.balance_meter import BalanceMeter
 from tests.commons.histories import TokenShuffler, histories
-from tests.commons.pipeline.ranking_pipelines import (
-    RankingDense,
-    RankingModel,
-    pipeline_of,
-    sharded,
-    steps_of,
-)
+from tests.commons.pipeline.ranking_pipelines import RankingModel, pipeline_of, sharded, steps_of
 from tests.on_ranks import on_ranks
 
 WINDOW = 4
 
 
-class SlowDense(RankingDense):
+class SlowModel(RankingModel):
     """Takes 100 ms more on rank 1."""
 
-    def attend(self, q, k, v, lengths, batch):
-        time.sleep(0.1 * dist.get_rank())
-        return super().attend(q, k, v, lengths, batch)
-
-
-class SlowModel(RankingModel):
     def __init__(self) -> None:
         super().__init__()
-        self.dense = SlowDense()
+        self.dense.register_forward_hook(lambda *_: time.sleep(0.1 * dist.get_rank()))
 
 
 def slowly(batches: Iterable[Any]) -> Iterator[Any]:

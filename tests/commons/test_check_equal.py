@@ -16,7 +16,7 @@ from commons.extensions.micro_batches import MicroBatches
 from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
 from tests.commons.extensions.pieces.ranking_on_pieces import RankingOnPieces
 from tests.commons.histories import TokenShuffler, histories
-from tests.commons.pipeline.ranking_pipelines import RankingDense, RankingModel, pipeline_of, sharded
+from tests.commons.pipeline.ranking_pipelines import RankingModel, pipeline_of, sharded
 from tests.on_ranks import on_ranks
 
 
@@ -38,19 +38,13 @@ class Changed(RankingModel):
 
     def __init__(self, change: Any) -> None:
         super().__init__()
-        dense = Changing(change)
-        dense.load_state_dict(self.dense.state_dict(), strict=False)
-        self.dense = dense
+        attend, self.dense.norm = self.dense.attend, change
 
+        def changed(q, k, v, lengths, batch):
+            attended = attend(q, k, v, lengths, batch)
+            return change(attended) if isinstance(change, nn.Module) else change(attended, v, lengths)
 
-class Changing(RankingDense):
-    def __init__(self, change: Any) -> None:
-        super().__init__()
-        self.norm = change
-
-    def attend(self, q, k, v, lengths, batch):
-        attended = super().attend(q, k, v, lengths, batch)
-        return self.norm(attended) if isinstance(self.norm, nn.Module) else self.norm(attended, v, lengths)
+        self.dense.attend = changed
 
 
 class ForgottenTokens(TokenShuffler):

@@ -7,7 +7,6 @@ import inspect
 import itertools
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -117,21 +116,13 @@ def test_every_argument_of_torchrecs_pipelines_is_passed_on_or_refused():
         assert set(inspect.signature(pipeline.__init__).parameters) <= PASSED_ON.keys() | OURS_OR_REFUSED
 
 
-@contextmanager
-def process_wide_state_restored() -> Iterator[None]:
-    """TorchRec keeps one of its pipeline's options on a class."""
-    before = getattr(PipelinedForward, "_use_main_stream_for_dist_init", False)
-    try:
-        yield
-    finally:
-        PipelinedForward._use_main_stream_for_dist_init = before
-
-
 @pytest.mark.parametrize("argument", PASSED_ON)
 @on_ranks(2)
 def test_arguments_do_what_they_do_with_torchrec_alone(argument):
     given = {argument: PASSED_ON[argument]}
-    with process_wide_state_restored():
+    with pytest.MonkeyPatch.context() as patch:
+        # TorchRec keeps one of its pipeline's options on a class.
+        patch.setattr(PipelinedForward, "_use_main_stream_for_dist_init", False, raising=False)
         model, optimizer = sharded_ranking_model()
         expected = learned_by(torchrecs(model, optimizer, scales_of(5), **given), model, 5)
         assert len(expected[0]) == 5
