@@ -23,22 +23,13 @@ def tables() -> dict[str, str]:
 
 @pytest.mark.parametrize("page", WITH_TABLES)
 def test_marked_tables_are_those_of_the_results(tables, page):
-    shown = marked(WITH_TABLES[page])
-    assert len(shown) == len(re.findall(r"<!-- [^>]+: begin -->", WITH_TABLES[page]))
-    for name, table in shown.items():
-        assert table.splitlines() == tables[name].splitlines(), f"{page}, {name}: run make tables"
-    assert filled(WITH_TABLES[page], tables) == WITH_TABLES[page]
+    assert len(marked(WITH_TABLES[page])) == len(re.findall(r"<!-- [^>]+: begin -->", WITH_TABLES[page]))
+    assert filled(WITH_TABLES[page], tables) == WITH_TABLES[page], "run make tables"
 
 
 def test_every_table_is_on_a_page(tables):
     shown = [name for page in WITH_TABLES.values() for name in marked(page)]
     assert sorted(shown) == sorted(tables)
-
-
-@pytest.mark.parametrize("page", WITH_TABLES)
-def test_markers_within_a_sentence_do_not_begin_a_line(page):
-    """Markdown takes such a line for HTML, and ends the paragraph."""
-    assert not re.search(r"^ *<!-- [^>]+: begin -->[^\n]", WITH_TABLES[page], re.MULTILINE)
 
 
 @pytest.mark.parametrize("model", TITLES)
