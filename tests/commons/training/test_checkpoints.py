@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import resource
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,23 +14,11 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.commons.distributed.errors_and_warnings import error_of_all
 from tests.commons.training.internals import CONTENTS_FILE, Checkpoints, PlainReader, TrainingState
 from tests.on_ranks import on_ranks
-from tests.process_pool import RankError
 
 MB = 2**20
-
-
-@pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
-    """A file system of 10 MB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", path], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.decode().strip()}")
-    yield path
-    subprocess.run(["umount", path], check=True)
 
 
 def _state(num_bytes: int) -> dict[str, torch.Tensor]:
@@ -39,28 +26,29 @@ def _state(num_bytes: int) -> dict[str, torch.Tensor]:
 
 
 @on_ranks(2)
-def test_a_disk_that_is_full_for_a_moment_costs_one_checkpoint(small_disk):
-    filler, checkpoints = small_disk / "filler", Checkpoints(small_disk, keep=1)
+def test_a_disk_that_is_full_for_a_moment_costs_one_checkpoint(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
 
-    def save(step):  # 4 MB
-        checkpoints.save(step, _state(2 * MB))
-        checkpoints.finish()
-        dist.barrier()
+    def saved_files(step: int) -> list[str]:
+        try:
+            checkpoints.save(step, _state(4 * MB))
+            checkpoints.finish()
+        finally:
+            dist.barrier()
+        return [path.name for path in tmp_path.iterdir()]
 
-    save(2)
-    if dist.get_rank() == 0:
-        filler.write_bytes(bytes(3 * MB))
+    assert saved_files(2) == ["step_2"]
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MB, limit[1]))
+    try:
+        with pytest.raises(Exception, match="File too large"):
+            saved_files(4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_2"]
     dist.barrier()
-    with pytest.raises(Exception, match="No space left on device"):
-        save(4)
-    dist.barrier()
-    assert sorted(path.name for path in small_disk.iterdir()) == ["filler", "step_2"]
-    dist.barrier()
-    if dist.get_rank() == 0:
-        filler.unlink()
-    dist.barrier()
-    save(6)
-    assert [path.name for path in small_disk.iterdir()] == ["step_6"]
+    assert saved_files(6) == ["step_6"]
 
 
 def _save_two(path: str, marker: Path | None = None) -> None:
@@ -110,7 +98,6 @@ OLD_FORMAT = {".metadata": 2310, "settings.json": 12}
         (CONTENTS_FILE, None, "contents.json cannot be read"),
         (CONTENTS_FILE, b"[]", "contents.json does not list its files"),
         (CONTENTS_FILE, json.dumps(OLD_FORMAT).encode(), "contents.json has 2310 for .metadata, expected"),
-        (".metadata", b"random", ".metadata has 6 bytes"),
         ("__1_0.distcp", b"", "__1_0.distcp has 0 bytes"),
         ("__0_0.distcp", None, "__0_0.distcp cannot be read"),
     ],
@@ -167,11 +154,11 @@ def _keys(checkpoint: str) -> set[str]:
 def test_a_checkpoint_that_would_run_a_command_is_refused(pools, tmp_path):
     marker, newest = tmp_path / "ran", tmp_path / "crafted/step_4"
     pools(2).run(_save_two, str(newest.parent), marker)
-    with pytest.raises(RankError, match="value is refused: it is not plain data"):
-        pools(2).run(_load, str(newest.parent))
+    refused, _ = pools(2).run(error_of_all, _load, str(newest.parent))
+    assert "value is refused: it is not plain data" in refused
     (newest / ".metadata").write_bytes(pickle.dumps(_Command(marker)))
-    with pytest.raises(RankError, match=r"\.metadata is refused: it names posix.system"):
-        pools(2).run(_keys, str(newest))
+    refused, _ = pools(2).run(error_of_all, _keys, str(newest))
+    assert ".metadata is refused: it names posix.system" in refused
     assert not marker.exists()
 
 
@@ -181,7 +168,6 @@ def test_a_checkpoint_that_would_run_a_command_is_refused(pools, tmp_path):
         (b"cbuiltins\neval\n(S'1'\ntR.", "builtins.eval"),
         (b"cbuiltins\ngetattr\n(ctorch\nSize\nS'count'\ntR.", "it holds a GenericAlias"),
         (b"ctorch.distributed.checkpoint.metadata\nMetadata.__init__\n.", "Metadata.__init__"),
-        (b"ctorch\nload\n.", "torch.load"),
         (pickle.dumps(7), "int"),
         (b"random", ""),
     ],
@@ -198,22 +184,6 @@ def test_an_enum_pickled_by_name_is_read(tmp_path):
     metadata = b"ctorch.distributed.checkpoint.metadata\nMetadata\n((d" + member + b"tR."
     (tmp_path / ".metadata").write_bytes(metadata)
     assert PlainReader(tmp_path).read_metadata().planner_data.name == "TORCH_CHANNELS_LAST"
-
-
-@on_ranks(2)
-def test_a_checkpoint_without_one_of_its_tensors_is_not_published(tmp_path):
-    state = _state(4096) | {f"large.{dist.get_rank()}": torch.ones(2 * MB // 4)}
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    checkpoints = Checkpoints(tmp_path)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MB, limit[1]))
-    try:
-        with pytest.raises(Exception, match="File too large"):
-            checkpoints.save(2, state)
-            checkpoints.finish()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    dist.barrier()
-    assert list(tmp_path.iterdir()) == []
 
 
 class _Learned:

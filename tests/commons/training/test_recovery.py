@@ -1,6 +1,5 @@
 """A training that was stopped resumes as if it had never stopped."""
 
-import logging
 import re
 import shutil
 from collections.abc import Callable
@@ -12,9 +11,9 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.commons.distributed.errors_and_warnings import error_of_all, warnings_of
 from tests.commons.training.internals import CheckpointFolder, Checkpoints, StepVote
 from tests.commons.training.small_task import lines_in, small_run
-from tests.process_pool import RankError
 
 EPOCH = 4  # steps of two ranks
 UNBOUNDED = {"optimizer": "adagrad", "num_samples": 120}
@@ -40,15 +39,13 @@ def _names(folder: Path) -> list[str]:
 
 def _warnings(run: Callable[[], Any]) -> tuple[Any, list[str]]:
     """The result of a run in this process, and what it warned of."""
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = records.append
-    logger = logging.getLogger("commons")
-    logger.addHandler(handler)
-    try:
-        return run(), [record.getMessage() for record in records]
-    finally:
-        logger.removeHandler(handler)
+    with warnings_of("commons") as said:
+        return run(), said
+
+
+def _all_fail(*runs: Callable[[], Any]) -> list[str]:
+    """The errors of runs in this process, which all ranks raise."""
+    return [error_of_all(run) for run in runs]
 
 
 def _dense_weights(checkpoint: str) -> float:
@@ -58,14 +55,13 @@ def _dense_weights(checkpoint: str) -> float:
     return float(weight["model"]["dense.head.0.weight"].sum())
 
 
-@pytest.mark.parametrize("num_samples", [24, 16])
-def test_a_run_whose_data_shrank_goes_on_with_the_next_epoch(pools, tmp_path, num_samples):
+def test_a_run_whose_data_shrank_goes_on_with_the_next_epoch(pools, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     pools(2).run(partial(_train, str(whole), 3, optimizer="adagrad", ckpt_save_interval=3))  # 24 of 27
     shutil.copytree(whole, parts)
-    shrunk = {"num_samples": num_samples, "optimizer": "adagrad"}
     for folder, last in ((whole, 9), (parts, 6), (parts, 9)):
-        losses, _ = pools(2).run(partial(_train, str(folder), last, **shrunk))
+        run = partial(_train, str(folder), last, num_samples=16, optimizer="adagrad")
+        losses, _ = pools(2).run(run)
         assert [step for step, _ in losses] == list(range(1, last + 1))
     assert losses == _train_losses(whole)
 
@@ -161,29 +157,25 @@ def test_a_run_stops_if_the_only_checkpoint_to_start_from_is_damaged(pools, copi
     folder, _ = copied
     shutil.rmtree(folder / "checkpoints/step_2")
     _damage(folder / "checkpoints/step_4")
-    for settings in ({}, {"ckpt_load_dir": f"{folder}/checkpoints", "ckpt_save_interval": -1}):
-        with pytest.raises(RankError) as error:
-            pools(2).run(partial(_train, str(folder), EPOCH, **settings))
-        found = r"\nValueError: .*checkpoints has no .*step_4 is damaged"
-        assert all(re.search(found, text) for text in error.value.by_rank)
+    reading = {"ckpt_load_dir": f"{folder}/checkpoints", "ckpt_save_interval": -1}
+    runs = [partial(_train, str(folder), EPOCH, **settings) for settings in ({}, reading)]
+    errors, _ = pools(2).run(_all_fail, *runs)
+    assert all(re.match("ValueError: .*checkpoints has no .*step_4 is damaged", error) for error in errors)
 
 
-@pytest.mark.parametrize(
-    ("settings", "difference"),
-    [
-        ({"num_layers": 1}, r"parameter dense.encoder.layers.1.* = 'absent', the checkpoint has 'float32"),
-        ({"hidden_size": 8}, r"= 'float32 \[8\]', the checkpoint has 'float32 \[16\]'"),
-        ({"optimizer": "adagrad"}, "OptimizerArgs.optimizer_str = 'adagrad', the checkpoint has 'adam'"),
-        ({"seed": 1}, "TrainerArgs.seed = 1, the checkpoint has 1234"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_a_checkpoint_of_another_training_is_refused_on_all_ranks(pools, saved, copied, settings, difference):
-    folder, _ = copied
-    with pytest.raises(RankError) as error:
-        pools(2).run(partial(_train, str(folder), 6, **settings))
-    found = rf"ValueError: {folder}/checkpoints/step_4 is of another training: .*{difference}"
-    assert all(re.search(found, text) for text in error.value.by_rank)
+def test_a_checkpoint_of_another_training_is_refused_on_all_ranks(pools, saved):
+    differences = {
+        r"parameter dense.encoder.layers.1.* = 'absent', the checkpoint has 'float32": {"num_layers": 1},
+        r"= 'float32 \[8\]', the checkpoint has 'float32 \[16\]'": {"hidden_size": 8},
+        "OptimizerArgs.optimizer_str = 'adagrad', the checkpoint has 'adam'": {"optimizer": "adagrad"},
+        "TrainerArgs.seed = 1, the checkpoint has 1234": {"seed": 1},
+    }
+    folder, _ = saved
+    runs = (partial(_train, str(folder), 6, **settings) for settings in differences.values())
+    errors, _ = pools(2).run(_all_fail, *runs)
+    for error, difference in zip(errors, differences, strict=True):
+        found = f"ValueError: {folder}/checkpoints/step_4 is of another training: .*{difference}"
+        assert re.match(found, error), error
     assert _names(folder) == ["step_2", "step_4"]
 
 
@@ -214,14 +206,10 @@ def test_old_checkpoints_and_leftovers_go(copied):
     assert _names(copied[0]) == ["notes", "step_4", "step_6"]
 
 
-@pytest.mark.parametrize("with_checkpoints", [False, True])
-def test_an_interval_beyond_the_run_neither_saves_nor_resumes(pools, saved, copied, with_checkpoints):
+def test_an_interval_beyond_the_run_neither_saves_nor_resumes(pools, copied):
     folder, first = copied
-    if not with_checkpoints:
-        shutil.rmtree(folder / "checkpoints")
-    before = _names(folder)
     steps = pools(2).run(partial(_train, str(folder), None, ckpt_save_interval=EPOCH + 1))[0]
-    assert steps == 2 * first and _names(folder) == before
+    assert steps == 2 * first and _names(folder) == ["step_2", "step_4"]
 
 
 @pytest.mark.parametrize("interval", [EPOCH, EPOCH + 1])
