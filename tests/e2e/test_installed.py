@@ -57,7 +57,7 @@ def test_two_ranks_exchange_batches_beside_a_foreign_commons(site, tmp_path):
         timeout=120,
     )
     *trained, exit_codes, foreign, refused = ran.stdout.splitlines() or [ran.stderr]
-    assert trained == ["trained"] * 2, ran.stderr
+    assert "".join(trained) == "trained" * 2, ran.stderr  # two ranks print at once, on any lines
     assert "terminate called" not in ran.stderr  # a program may leave while the next step is planned
     assert exit_codes == "[0, 0]" and foreign == FOREIGN
     assert refused.startswith("ImportError: this process has imported the library as workload_balancer")

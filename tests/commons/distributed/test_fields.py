@@ -489,7 +489,9 @@ def test_dtypes_whose_rows_cannot_be_sent_are_refused_by_all_ranks():
             assert re.match(f"TypeError: more: .*dtype torch.{name}, whose rows", error), error
 
 
-@pytest.mark.parametrize("more", [np.zeros(ROWS), [np.zeros(ROWS)], {"a": object()}], ids=["array", "list", "dict"])
+@pytest.mark.parametrize(
+    "more", [np.zeros(ROWS), [np.zeros(ROWS)], {"a": object()}], ids=["array", "list", "dict"]
+)
 def test_a_base_batch_refuses_what_would_stay_behind_when_it_is_made(more: Any):
     with pytest.raises(TypeError, match=r"Held.more\S* is a .*, which would stay behind.*per_sample"):
         held(IDS, more=more)
