@@ -8,6 +8,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gin
 import torch
@@ -84,15 +85,16 @@ def problem_of_command(module: str, arguments: list[str]) -> str:
         raise _Parsed
 
     gin.clear_config()
-    replaced = {"rank_process": here, "train": stop, "measure_steps": stop, "check_equal": stop}
-    kept = {name: getattr(entry_point, name) for name in replaced}
-    argv, errors = sys.argv, io.StringIO()
+    errors, main = io.StringIO(), importlib.import_module(module).main
     try:
-        for name, function in replaced.items():
-            setattr(entry_point, name, function)
-        sys.argv = [module, *arguments]
-        with contextlib.redirect_stderr(errors), contextlib.chdir(REPOSITORY):
-            main = importlib.import_module(module).main
+        with (
+            mock.patch.multiple(
+                entry_point, rank_process=here, train=stop, measure_steps=stop, check_equal=stop
+            ),
+            mock.patch.object(sys, "argv", [module, *arguments]),
+            contextlib.redirect_stderr(errors),
+            contextlib.chdir(REPOSITORY),
+        ):
             main()
         return "it never reached its training"
     except _Parsed:
@@ -104,10 +106,6 @@ def problem_of_command(module: str, arguments: list[str]) -> str:
         return errors.getvalue()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    finally:
-        sys.argv = argv
-        for name, function in kept.items():
-            setattr(entry_point, name, function)
 
 
 def in_folder(folder: Path, check: Any, *args: Any) -> Any:

@@ -2,7 +2,7 @@
 
 python -m tests.e2e.failing_rank GIN_FILE FAILURE
 
-FAILURE is bad_id, killed, stuck, forward, exchange, fetch_memory, fetch_slow, writing, terminated, or disk.
+FAILURE is bad_id, stuck, forward, exchange, fetch_memory, fetch_slow, writing, terminated, or disk.
 """
 
 import commons.quiet_logs  # noqa: F401  isort: skip
@@ -59,16 +59,12 @@ def before_call(owner: object, method: str, call: int, act: Callable[..., None])
 
 
 kill = partial(signal.raise_signal, signal.SIGKILL)  # like a machine that is lost
+never_come_back = partial(time.sleep, 300)  # for longer than the other ranks wait
 
 
 def linger() -> None:
     """Waits like for a slow file system."""
     time.sleep(3.5)
-
-
-def never_come_back() -> None:
-    """Waits for longer than the other ranks do."""
-    time.sleep(300)
 
 
 def wait_briefly(fetch: KeyFetch, *_: Any) -> None:
@@ -110,14 +106,12 @@ def prepare(failure: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (16384, resource.RLIM_INFINITY))
 
 
-def fail_at_third_batch(task: TrainingTask, failure: str) -> None:
-    """Gives the last rank's third batch an invalid id, or kills the rank when it checks that batch."""
+def fail_at_third_batch(task: TrainingTask) -> None:
+    """Gives the last rank's third batch an invalid id."""
     check, numbers = task.check_batch, count(1)
 
     def spoil_and_check(batch: HSTUBatch) -> None:
         if next(numbers) == 3 and is_last_rank():
-            if failure == "killed":
-                kill()
             batch.features.values()[0] = -1
         check(batch)
 
@@ -131,8 +125,8 @@ def main() -> None:
     trainer, optimizer = from_gin(TrainerArgs), from_gin(OptimizerArgs)
     with rank_process() as device:
         task = ranking_task(trainer, device)
-        if failure in ("bad_id", "killed"):
-            fail_at_third_batch(task, failure)
+        if failure == "bad_id":
+            fail_at_third_batch(task)
         train(task, trainer, optimizer, device)
 
 

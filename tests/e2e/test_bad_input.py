@@ -104,8 +104,10 @@ def assert_last_rank_failed_alone(output: str, ranks: int) -> None:
     assert sorted(ended) == sorted(set(ended) - {str(ranks - 1)}), output
 
 
-def test_torchrun_names_the_rank_that_was_killed(tmp_path, random_data):
-    output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", random_data, "killed", fails=True)
+def test_torchrun_names_the_rank_that_was_killed(tmp_path):
+    settings = "TrainerArgs.enable_balanced_shuffler = True\nTrainerArgs.max_train_iters = 9\n"
+    (tmp_path / "config.gin").write_text(RANDOM_DATA + settings)
+    output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", "config.gin", "exchange", fails=True)
     root_cause = output.split("Root Cause (first observed failure):")[-1]
     assert re.search(r"rank +: 1 ", root_cause) and "(SIGKILL)" in root_cause, output
     assert_other_ranks_are_silent(output, num_tracebacks=1)

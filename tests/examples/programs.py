@@ -9,7 +9,7 @@ import re
 import runpy
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,17 @@ def trained_alone(name: str, data: Rows) -> tuple[list[float], dict[str, torch.T
             optimizer.step()
         losses.append(loss.item())
     return losses, {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def losses_of_steps(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> list[float]:
+    """Takes a step after each loss, before the next is computed; returns them."""
+    optimizer, values = torch.optim.SGD(model.parameters(), lr=0.5), []
+    for loss in losses:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        values.append(loss.item())
+    return values
 
 
 def _global_batches(data: Rows, rows: int) -> Iterator[list[Any]]:

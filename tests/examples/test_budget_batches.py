@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from commons.partition import imbalance
-from tests.examples.programs import load, printed_losses
+from tests.examples.programs import load, losses_of_steps, printed_losses
 
 EXAMPLE = load("budget_batches")
 MOST_TOKENS = 60
@@ -87,16 +87,15 @@ def test_a_resumed_sampler_goes_on_as_one_that_was_not_interrupted(case, trained
     assert before + list(resumed) == whole == list(resumed)
 
 
-@pytest.mark.parametrize("trained", [1, 7])
-def test_workers_that_run_ahead_lose_nothing(trained):
+def test_workers_that_run_ahead_lose_nothing():
     def batches(sampler: Any, workers: int = 0) -> Any:
         return iter(DataLoader(range(700), batch_sampler=sampler, collate_fn=list, num_workers=workers))
 
     data = EXAMPLE.Histories()
     whole = list(batches(EXAMPLE.make_sampler(data, 1, 2)))
-    before = list(itertools.islice(batches(EXAMPLE.make_sampler(data, 1, 2), 2), trained))
+    before = list(itertools.islice(batches(EXAMPLE.make_sampler(data, 1, 2), 2), 7))
     resumed = EXAMPLE.make_sampler(data, 1, 2)
-    resumed.load_state_dict({"epoch": 0, "batches": trained})  # workers have loaded more
+    resumed.load_state_dict({"epoch": 0, "batches": 7})  # workers have loaded more
     assert before + list(batches(resumed, 2)) == whole
 
 
@@ -119,21 +118,17 @@ def test_the_ranks_batches_cost_nearly_the_same():
 
 def test_the_program_learns_what_a_single_process_does(tmp_path):
     """With the batches of both ranks, of which one ends before the other; it resumes in their midst."""
-    assert printed_losses("budget_batches", tmp_path) == pytest.approx(_train_alone(), abs=1e-4)
-
-
-def _train_alone() -> list[float]:
     torch.manual_seed(1)
     data, model = EXAMPLE.Histories(), EXAMPLE.LikeModel()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     of_ranks = [list(EXAMPLE.make_sampler(data, rank, 2)) for rank in range(2)]
     assert len(of_ranks[0]) != len(of_ranks[1])
-    losses = []
-    for step in itertools.zip_longest(*of_ranks, fillvalue=[]):
-        parts = [model(EXAMPLE.collate([data[user] for user in batch]))[0] for batch in step if batch]
-        loss = torch.cat(parts).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    alone = losses_of_steps(
+        model,
+        (
+            torch.cat(
+                [model(EXAMPLE.collate([data[user] for user in batch]))[0] for batch in step if batch]
+            ).mean()
+            for step in itertools.zip_longest(*of_ranks, fillvalue=[])
+        ),
+    )
+    assert printed_losses("budget_batches", tmp_path) == pytest.approx(alone, abs=1e-4)

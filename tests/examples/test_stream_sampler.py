@@ -6,13 +6,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from benchmarks.partition.dealing import DEALS, Events
 from commons.partition import imbalance
-from tests.examples.programs import load, printed_losses
+from tests.examples.programs import load, losses_of_steps, printed_losses
+from tests.few_examples import few_examples
 
 EXAMPLE = load("stream_sampler")
 ROWS, RANKS = 16, 4
@@ -41,7 +42,7 @@ def deal(rows: int = ROWS, ranks: int = RANKS) -> list[list[np.ndarray]]:
     return [[np.array(batch) for batch in step] for step in zip(*by_rank, strict=True)]
 
 
-@settings(max_examples=15)  # an example deals the whole stream
+@few_examples  # an example deals the whole stream
 @given(rows=st.integers(1, 40), ranks=st.integers(1, 9))
 def test_steps_have_the_samples_of_the_stream_in_order_and_ranks_equal_rows(rows, ranks):
     steps = deal(rows, ranks)
@@ -87,8 +88,7 @@ def test_unique_ids_are_the_different_events_before_samples():
         assert events.count_unique_ids(np.array(samples)) == expected
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("trained", [1, 10])
+@pytest.mark.parametrize(("workers", "trained"), [(0, 10), (2, 1)])
 def test_a_resumed_loader_goes_on_as_one_that_was_not_interrupted(workers, trained):
     sampler, resumed = sampler_of(1), sampler_of(1)
     uninterrupted = list(load_batches(sampler_of(1)))
@@ -112,19 +112,8 @@ def test_other_numbers_of_ranks_and_rows_resume():
 
 def test_the_program_learns_what_a_single_process_does(tmp_path):
     """In the order of the stream; in its midst it resumes from a checkpoint."""
-    alone = _train_alone(2 * EXAMPLE.ROWS)
-    assert printed_losses("stream_sampler", tmp_path) == pytest.approx(alone, abs=1e-4)
-
-
-def _train_alone(global_rows: int) -> list[float]:
     torch.manual_seed(1)
-    stream, model = EXAMPLE.Listens(), EXAMPLE.LikeModel()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    losses = []
-    for items, liked in DataLoader(stream, global_rows, drop_last=True, collate_fn=EXAMPLE.collate):
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(items), liked)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    model, loss_of = EXAMPLE.LikeModel(), torch.nn.functional.binary_cross_entropy_with_logits
+    batches = DataLoader(EXAMPLE.Listens(), 2 * EXAMPLE.ROWS, drop_last=True, collate_fn=EXAMPLE.collate)
+    alone = losses_of_steps(model, (loss_of(model(items), liked) for items, liked in batches))
+    assert printed_losses("stream_sampler", tmp_path) == pytest.approx(alone, abs=1e-4)

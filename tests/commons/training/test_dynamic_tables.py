@@ -13,7 +13,6 @@ from commons.unbounded_ids import ShardedUnboundedEmbeddingCollection
 from tests.commons.training.internals import HostCopies
 from tests.commons.training.small_task import CPU, FLOPS, small_dataset
 from tests.hstu.hstu_samples import VOCABULARY, ranking_model
-from tests.on_ranks import on_ranks
 
 SHUFFLER = {"type": "hstu", "flops": FLOPS}
 
@@ -74,11 +73,3 @@ def test_rows_and_losses_do_not_depend_on_where_a_sample_is_computed(
         assert all(torch.equal(before, after) for before, after in zip(one[1], two[1], strict=True))
         assert one[2][1] == VOCABULARY // 2 - 1  # items: all rows of ids in use, on both ranks
         assert one[2][0] > 15  # users
-
-
-@on_ranks(2)
-def test_there_are_far_more_ids_than_rows():
-    own = torch.cat([batch.features["item"].values() for batch in small_dataset(120, unbounded_ids=True)])
-    gathered = [own] * dist.get_world_size()
-    dist.all_gather_object(gathered, own)
-    assert len(torch.cat(gathered).unique()) > 10 * VOCABULARY

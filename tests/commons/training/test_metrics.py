@@ -73,11 +73,9 @@ def test_auc_is_that_of_all_logits_however_they_are_divided(scale):
 
 def _figures(places: list[int]) -> dict[str, float]:
     """Returns the metrics of targets at these places of their rankings, the first of which is 0."""
-    return {
-        name: sum(1 / np.log2(at + 2) if "NDCG" in name else 1.0 for at in places if at < int(name[-1]))
-        / len(places)
-        for name in NAMES
-    }
+    at = np.array(places)
+    gains = {name: 1 / np.log2(at + 2) if "NDCG" in name else np.ones(len(at)) for name in NAMES}
+    return {name: float((gain * (at < int(name[-1]))).mean()) for name, gain in gains.items()}
 
 
 def _evaluate(metrics, shares, **outputs) -> list[dict[str, float]]:
@@ -93,7 +91,7 @@ def _evaluate(metrics, shares, **outputs) -> list[dict[str, float]]:
     return evaluations
 
 
-@pytest.mark.parametrize("shares", [[[3, 4], [2]], [[9], []], [[0, 5], [4, 0]]])
+@pytest.mark.parametrize("shares", [[[3, 4], [2]], [[0, 5, 4], []]])
 @on_ranks(2)
 def test_every_sample_counts_once_on_any_rank(shares):
     rng = np.random.default_rng(3)
@@ -142,10 +140,8 @@ def _evaluate_catalogue(shares, chunk, block, catalogue) -> list[dict[str, float
 @pytest.mark.parametrize(
     ("shares", "sizes", "catalogue"),
     [
-        ([[30, 11]], (4, 5), CATALOGUE),
         ([[20, 3], [18]], (512, 1 << 15), CATALOGUE),
         ([[0, 5], [6, 10], [20]], (4, 5), CATALOGUE),
-        ([[], [41], []], (1, 50), CATALOGUE),
         ([[20], [1], [20]], (512, 1 << 15), CATALOGUE[:4]),  # smaller than k
     ],
 )

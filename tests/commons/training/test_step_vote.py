@@ -46,13 +46,11 @@ def test_the_first_bad_loss_stops_all_ranks_in_one_step(losses_of_ranks, last_st
 
 @on_ranks(2)
 def test_a_request_to_one_rank_reaches_all_with_the_next_plan_and_stays():
-    step = 3
-    vote = StepVote()
-    answers = []
+    vote, answers = StepVote(), []
     with vote.listening():
         for number in range(1, 6):
             _hand_out(vote)
-            if number == step and dist.get_rank() == 1:
+            if number == 3 and dist.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             answers.append(vote.after_step(number, torch.tensor(1.0)))
         vote.finish()

@@ -19,22 +19,16 @@ def test_python_collects_as_before_once_training_has_failed(enabled):
             assert not gc.isenabled() and gc.get_freeze_count()
             raise RuntimeError
         assert gc.isenabled() == enabled and not gc.get_freeze_count()
+        with SynchronizedGC(None) as collector:  # without an interval, Python collects when it sees fit
+            collector.after_step()
+            assert gc.isenabled() == enabled and not gc.get_freeze_count()
+        gc.freeze()  # what a program froze stays frozen
+        with SynchronizedGC(2):
+            pass
+        assert gc.get_freeze_count()
     finally:
+        gc.unfreeze()
         gc.enable()
-
-
-def test_what_a_program_froze_stays_frozen():
-    gc.freeze()
-    with SynchronizedGC(2):
-        pass
-    assert gc.get_freeze_count()
-    gc.unfreeze()
-
-
-def test_without_an_interval_python_collects_when_it_sees_fit():
-    with SynchronizedGC(None) as collector:
-        collector.after_step()
-        assert gc.isenabled() and not gc.get_freeze_count()
 
 
 @on_ranks(2)

@@ -50,11 +50,6 @@ def test_every_mode_trains_and_evaluates_the_same(run, settings):
     assert evaluations == (3 if "eval_interval" in settings else 1) * evaluation  # all labels, each once
 
 
-@pytest.mark.parametrize("settings", [{"pipeline_type": "none"}, {"pipeline_type": "native", **BALANCED}])
-def test_evaluating_in_between_does_not_change_training(run, settings):
-    assert run(**settings, **OFTEN)[0] == run(**settings)[0]
-
-
 def test_every_evaluation_label_counts_once_on_any_number_of_ranks(run):
     assert run(ranks=3, **BALANCED)[1] == run(pipeline_type="none")[1]
 

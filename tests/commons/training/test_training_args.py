@@ -9,12 +9,10 @@ import torch
 from commons.distributed import BatchShuffler, BatchShufflerFactory
 from commons.extensions.unshuffle import Unshuffle
 from commons.perf_model import Cost
-from commons.training import TrainerArgs, TrainingTask
+from commons.training import TrainerArgs
 from tests.commons.extensions.learned_costs.internals import SPEED_LIMIT
-from tests.commons.extensions.micro_batches.internals import COLUMN
 from tests.commons.training.internals import StepVote
-from tests.commons.training.small_task import small_task
-from tests.hstu.hstu_samples import Sample, hstu_batch
+from tests.commons.training.small_task import CPU, small_task
 from tests.on_ranks import on_ranks
 
 LEARNS = {"balance_cost": "learned"}
@@ -28,7 +26,6 @@ LEARNS = {"balance_cost": "learned"}
         ({"profile_step_end": 100}, "profile_step_end = 100: expected more than profile_step_start"),
         ({"single_rank_load": True}, "single_rank_load = True: expected False without enable_balanced_sh"),
         ({"balance_partitioner": "a"}, r"balance_partitioner = 'a'; there are \['karmarkar_karp'"),
-        ({"balance_tolerance": -0.1}, "balance_tolerance = -0.1: expected a finite number of at least 0"),
         ({"balance_window": 2}, r"balance_window = 2: expected its default.*\(Pieces\)"),
         ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch = 0: expected an integer of at"),
         ({"balance_speed_limit": 1.5}, "balance_speed_limit = 1.5: expected its default without balance_c"),
@@ -59,18 +56,6 @@ def test_settings_of_a_shuffler_that_is_off_have_no_effect():
     assert on.balance_settings == {"tolerance": 0.1}
 
 
-def _tokens_in_micro_batches(**settings) -> list[list[int]]:
-    """The tokens of each micro-batch's samples, as planned by the shuffler that the settings name."""
-    args = TrainerArgs(train_batch_size=1, **settings)
-    assert args.settings_without_effect() == []
-    rows = [Sample([], [], [1] * items, [1] * items, 0, [1] * items) for items in (3, 9, 4, 9, 8, 1, 5)]
-    plan = small_task().make_shuffler(args).plan(hstu_batch(rows))
-    division = plan.rows.columns.get(COLUMN)
-    if division is None:
-        return []
-    return [plan.rows.tokens[division == number].tolist() for number in range(plan.num_parts)]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -81,19 +66,22 @@ def _tokens_in_micro_batches(**settings) -> list[list[int]]:
     ids=["none", "the model's", "another"],
 )
 def test_any_shuffler_gets_the_setting_of_micro_batches(settings):
-    assert _tokens_in_micro_batches(**settings) == []
-    divided = _tokens_in_micro_batches(max_tokens_per_micro_batch=20, **settings)
-    assert sorted(tokens for micro_batch in divided for tokens in micro_batch) == [2, 6, 8, 10, 16, 18, 18]
-    assert max(map(sum, divided)) <= 20
+    for cap, expected in ((None, []), (20, [("micro_batches", 20)])):
+        args = TrainerArgs(train_batch_size=1, max_tokens_per_micro_batch=cap, **settings)
+        assert args.settings_without_effect() == []
+        extensions = small_task().make_shuffler(args).extensions
+        assert [(extension.name, extension.max_tokens) for extension in extensions] == expected
 
 
-@pytest.mark.parametrize(("has_cacheable_tables", "on_gpu"), [(True, "prefetch"), (False, "native")])
 @on_ranks(2)
-def test_a_model_without_tables_to_cache_is_not_prefetched(has_cacheable_tables, on_gpu):
-    task = TrainingTask(None, None, None, None, None, "hstu", {}, has_cacheable_tables=has_cacheable_tables)
+def test_pipelines_that_run_instead_of_others():
     args = TrainerArgs(train_batch_size=1, pipeline_type="prefetch")
-    names = [task.pipeline_name(args, torch.device(device)) for device in ("cpu", "cuda")]
-    assert names == ["native", on_gpu]
+    for has_cacheable_tables, on_gpu in ((True, "prefetch"), (False, "native")):
+        task = replace(small_task(), has_cacheable_tables=has_cacheable_tables)
+        names = [task.pipeline_name(args, torch.device(device)) for device in ("cpu", "cuda")]
+        assert names == ["native", on_gpu]
+    with pytest.raises(ValueError, match="pipeline_type = 'nothing': expected one of"):
+        small_task().pipeline_name(replace(args, pipeline_type="nothing"), CPU)
 
 
 def test_costs_that_a_run_has_learned_have_a_file(tmp_path):
@@ -152,15 +140,11 @@ def test_the_shufflers_own_groups_are_heeded():
     assert _shuffler().extensions == ()
 
 
-@on_ranks(2)
-def test_partitioners_that_take_no_groups_ignore_the_shufflers_own():
-    assert _shuffler(batch_shuffler="grouped", balance_partitioner="refined").extensions == ()
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "expected"),
     [
         ("grouped", {}, {"sample_groups", "step_vote"}),
+        ("grouped", {"balance_partitioner": "refined"}, {"step_vote"}),  # which takes no groups
         ("without arguments", {}, {"step_vote"}),
         ("with extensions", {"balance_partitioner": "refined"}, {"unshuffle", "step_vote"}),
     ],
