@@ -29,18 +29,14 @@ def test_the_advisor_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
 
 def test_make_alone_lists_every_target_and_writes_nothing(tmp_path):
     shutil.copy(REPOSITORY / "Makefile", tmp_path)
-    printed, *others = [
-        subprocess.run(["make", *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-        for words in ([], ["help"], ["bench"])
-    ]
-    assert others == [printed] * 2
+    made = subprocess.run(["make"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["Makefile"]
     targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     listed_targets, listed_benchmarks = (
-        dict(re.findall(r"^  ([a-z-]+) +(\S.*)$", part, re.MULTILINE)) for part in printed.split("NAME=...")
+        dict(re.findall(r"^  ([a-z-]+) +(\S.*)$", part, re.MULTILINE))
+        for part in made.stdout.split("NAME=...")
     )
     assert listed_targets.keys() == targets, listed_targets
-    assert "minutes" in listed_targets["demo"]
     assert listed_benchmarks.keys() == BENCHMARKS.keys()
 
 

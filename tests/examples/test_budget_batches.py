@@ -9,9 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
-from commons.partition import imbalance
 from tests.examples.programs import load, losses_of_steps, printed_losses
 
 EXAMPLE = load("budget_batches")
@@ -87,33 +85,9 @@ def test_a_resumed_sampler_goes_on_as_one_that_was_not_interrupted(case, trained
     assert before + list(resumed) == whole == list(resumed)
 
 
-def test_workers_that_run_ahead_lose_nothing():
-    def batches(sampler: Any, workers: int = 0) -> Any:
-        return iter(DataLoader(range(700), batch_sampler=sampler, collate_fn=list, num_workers=workers))
-
-    data = EXAMPLE.Histories()
-    whole = list(batches(EXAMPLE.make_sampler(data, 1, 2)))
-    before = list(itertools.islice(batches(EXAMPLE.make_sampler(data, 1, 2), 2), 7))
-    resumed = EXAMPLE.make_sampler(data, 1, 2)
-    resumed.load_state_dict({"epoch": 0, "batches": 7})  # workers have loaded more
-    assert before + list(batches(resumed, 2)) == whole
-
-
 def test_a_sample_above_the_cap_is_refused():
     with pytest.raises(ValueError, match="sample 1 has 9 tokens; max_tokens=8"):
         EXAMPLE.BudgetSampler(np.ones(3), np.array([1, 9, 3]), 4, 10, 8, 4, 0, 1)
-
-
-def test_the_ranks_batches_cost_nearly_the_same():
-    data = EXAMPLE.Histories()
-    costs = data.lengths**2 + 100 * data.lengths
-    filled = list(zip(*(EXAMPLE.make_sampler(data, rank, 4) for rank in range(4)), strict=False))
-    plain = np.random.default_rng(0).permutation(640).reshape(-1, 4, EXAMPLE.ROWS)
-    of_filled, of_plain = (
-        np.mean([imbalance(costs, [np.array(part) for part in step]) for step in steps])
-        for steps in (filled[:-2], plain)  # the last steps have what is left
-    )
-    assert of_filled < 1.02 and of_plain > 1.3
 
 
 def test_the_program_learns_what_a_single_process_does(tmp_path):
