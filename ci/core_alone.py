@@ -22,7 +22,14 @@ CORE = ("sequence_batch", "partition", "distributed", "pipeline")
 # Packages and modules that the core imports.
 BELOW = ("perf_model", "*.py")
 PROGRAM = "tests/e2e/plain_program.py"
-SUPPORT = ("tests/*.py", "tests/commons/*.py", "tests/e2e/__init__.py", PROGRAM, "pyproject.toml")
+SUPPORT = (
+    "tests/*.py",
+    "tests/commons/*.py",
+    "tests/commons/perf_model/*internals.py",
+    "tests/e2e/__init__.py",
+    PROGRAM,
+    "pyproject.toml",
+)
 
 
 def main() -> None:
