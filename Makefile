@@ -43,7 +43,7 @@ demo: $(INSTALLED)  ## train with and without balancing, replay 8 ranks, draw a 
 test: $(INSTALLED)  ## run all tests, on real gloo processes
 	$(RUN) -m pytest
 
-test-fast: $(INSTALLED)  ## run the tests that take a minute or so together, with fewer drawn cases
+test-fast: $(INSTALLED)  ## run the tests of the core and of extensions, with fewer drawn cases
 	$(RUN) -m pytest --hypothesis-profile=fast $(addprefix --ignore=tests/,$(SLOW))
 
 test-random: $(INSTALLED)  ## draw 500 new cases of each property, by today's date or SEED

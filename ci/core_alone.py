@@ -25,7 +25,7 @@ PROGRAM = "tests/e2e/plain_program.py"
 SUPPORT = (
     "tests/*.py",
     "tests/commons/*.py",
-    "tests/commons/perf_model/*internals.py",
+    "tests/commons/perf_model/internals.py",
     "tests/e2e/__init__.py",
     PROGRAM,
     "pyproject.toml",

@@ -6,8 +6,8 @@
 lines of code of three groups: distributed, sequence_batch, and pipeline; partition; and extensions. Comments,
 imports, messages, and signatures were left out. Each line got the first sensible fault of a list: a
 comparison or index off by one, a dropped or wrong operand, a changed sign, swapped values, a dropped
-statement, a forced condition. Lines without one, or with one that changes nothing, were drawn again. Faults
-of the kind "refusal" were chosen instead: each refuses something that is supported.
+statement, a forced condition. A line without one, or with one that changes nothing, gave way to the next.
+Faults of the kind "refusal" were chosen instead: each refuses something that is supported.
 
 Each fault is made in a copy. Its room, the tests of its package, runs first, and then the whole suite for
 what the rooms miss. An existing output is continued. A fault that only a timeout showed is `suspicious`: run

@@ -1,4 +1,4 @@
-"""What is written in any raw format is read: each event once, in order of time, with ids remapped alike."""
+"""Preprocessors read what any raw format has: each event once, in order of time, with ids remapped alike."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What ranks count of their rows: costs, tokens, loss tokens, and a batch's own counts."""
+"""Counts of ranks' rows: costs, tokens, loss tokens, and a batch's own counts."""
 
 from __future__ import annotations
 

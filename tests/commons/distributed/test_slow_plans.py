@@ -1,4 +1,4 @@
-"""What takes long is named on rank 0: a start that waits, and plans that take longer than a step."""
+"""Rank 0 names what takes long: a start that waits, and plans that take longer than a step."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ WORKLOADS = st.one_of(
 
 @dataclass(frozen=True)
 class Problem:
-    """What to partition from where, and options of the function."""
+    """Workloads, homes, and options of the function."""
 
     workloads: list
     home: list[int]

@@ -1,4 +1,4 @@
-"""What `rebalance` moves, and what it leaves at home."""
+"""Samples that `rebalance` moves, and those that it leaves at home."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch and TorchRec bring along, with micro-batches: it trains as without, or is refused."""
+"""Parts of torch and TorchRec with micro-batches: they train as without, or are refused."""
 
 from __future__ import annotations
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from commons.extensions.pieces import Pieces
@@ -28,12 +31,12 @@ class _Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _costs(split: bool) -> dict[str, list[str]]:
-    """Returns the collectives and operations of some steps, planning included."""
+def _costs(split: bool) -> dict[str, Any]:
+    """Returns the collectives, operations and allocations of some steps, planning included."""
     shuffler = TokenShuffler(equal_rows=False, extensions=[Pieces()] if split else [])
     model, optimizer = sharded_ranking_model()
     rng = np.random.default_rng(dist.get_rank())
-    batches = iter([draw_histories(rng, 8) for _ in range(STEPS + 1)])
+    batches = iter([draw_histories(rng, 8) for _ in range(2 * STEPS + 1)])
 
     def step() -> None:  # not in a pipeline, whose planning thread may be anywhere when the recording ends
         batch = next(batches)
@@ -48,7 +51,18 @@ def _costs(split: bool) -> dict[str, list[str]]:
     with recorded_collectives() as collectives, _Operations() as operations:
         for _ in range(STEPS):
             step()
-    return {"collectives": [name for name, _ in collectives], "operations": operations.names}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        for _ in range(STEPS):
+            step()
+    sizes = [
+        event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
+    return {
+        "collectives": [name for name, _ in collectives],
+        "operations": operations.names,
+        "allocations": len([size for size in sizes if size > 0]),
+        "bytes": sum(size for size in sizes if size > 0),
+    }
 
 
 @on_ranks(2)
@@ -56,4 +70,4 @@ def test_a_step_without_a_cut_costs_nothing_more():
     torch.manual_seed(0)
     without, with_split = [_costs(split) for split in (False, True)]
     assert with_split == without
-    assert len(without["operations"]) > 100
+    assert len(without["operations"]) > 100 and without["allocations"] > 100
