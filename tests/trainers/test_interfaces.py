@@ -1,15 +1,15 @@
 """Interfaces that other trainers rely on; `tests/examples` checks that the same programs learn the same."""
 
-import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
-from torchrec import KeyedJaggedTensor
 
-from commons.pipeline import TrainPipelineFactory
-from tests.examples.programs import BATCH_SIZE, MARK, load, rows_of, source, trained_alone
+from tests.docs.pages import blocks
+from tests.examples.programs import BATCH_SIZE, load, rows_of, trained_alone
 from tests.on_ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -24,66 +24,33 @@ def test_a_batch_keeps_the_bookkeeping_of_its_own_ranks_loader():
     assert model.positions == loaded
 
 
-@pytest.mark.parametrize("drops", [True, False])
 @on_ranks(2)
-def test_a_subclass_decides_when_data_ends(drops):
+def test_a_subclass_decides_when_data_ends():
     module, data = load("derived_pipeline"), rows_of("derived_pipeline", [5, 0], 4)
-    module.DROPS_REMAINDER = drops
+    module.DROPS_REMAINDER = False
     losses, _ = module.train(data[dist.get_rank()], CPU)
-    expected, _ = trained_alone("derived_pipeline", data)
-    assert losses.tolist() == pytest.approx(expected[: 3 if drops else 4], rel=1e-5)
+    assert losses.tolist() == pytest.approx(trained_alone("derived_pipeline", data)[0], rel=1e-5)
 
 
-class SamplesModel(torch.nn.Module):
-    """Returns what a pipeline expects."""
+class Positions:
+    """A loader whose state is the position of the batch that it loaded last."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
 
-    def forward(self, samples):
-        assert torch.equal(
-            samples.merged.values(),
-            KeyedJaggedTensor.concat([samples.history, samples.candidates]).values(),
-        )
-        losses, scores = self.model(samples.history, samples.candidates, samples.labels)
-        return losses["click"], scores
+    def __iter__(self) -> Iterator[Any]:
+        for self.position in range(5):
+            yield self._batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
 
 
 @on_ranks(2)
-def test_a_pipeline_takes_batches_that_move_in_place():
-    module = load("stream_loop")
-    data = rows_of("stream_loop", [5, 2], 3)
-    model, optimizer = module.shard(module.StreamModel(), CPU)
-    pipeline = TrainPipelineFactory.create(
-        "none",
-        model=SamplesModel(model),
-        optimizer=optimizer,
-        device=CPU,
-        batch_shuffler=module.SamplesShuffler(),
-        loss_reduction="mean",
-    )
-    batches = iter(DataLoader(data[dist.get_rank()], BATCH_SIZE, collate_fn=module.collate))
-    losses = []
-    for _ in range(3):
-        pipeline.progress(batches)
-        dist.all_reduce(pipeline.loss_sum)
-        losses.append(float(pipeline.loss_sum) / pipeline.loss_tokens)
-    assert losses == pytest.approx(trained_alone("stream_loop", data)[0], rel=1e-5)
-
-
-@pytest.mark.parametrize("name", ["pooled_dlrm", "loader_bookkeeping", "derived_pipeline"])
-def test_only_constructors_change(name):
-    """Apart from imports and classes: no loop changes, and outputs only lose a copied row.
-
-    A program may also ask for one traceback.
-    """
-    lines = [line for line in source(name).splitlines() if line.startswith(" ")]
-    marked = [line for line in lines if line.endswith(MARK) or "# before: " in line]
-    assert marked and all(
-        re.match(
-            r"    ((# before: )?\w*pipeline = |show_first_cause_only\(\)| +clicked = clicked\[: pipeline)",
-            line,
-        )
-        for line in marked
-    )
+def test_the_states_of_a_loader_are_those_of_the_trained_steps():
+    [block] = (block for block in blocks("python") if "def with_states" in block.code)
+    exec(block.code, page := {})
+    module, [data, _] = load("stream_loop"), rows_of("stream_loop", [8, 8], 1)
+    planned = module.SamplesShuffler().plan_ahead(page["with_states"](Positions(module.collate(data))))
+    trained = [page["states"].popleft()["position"] for _ in planned]
+    assert trained == list(range(5)) and not page["states"]
