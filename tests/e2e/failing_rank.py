@@ -2,7 +2,7 @@
 
 python -m tests.e2e.failing_rank GIN_FILE FAILURE
 
-FAILURE is bad_id, stuck, forward, exchange, fetch_memory, fetch_slow, writing, terminated, or disk.
+FAILURE is bad_id, forward, exchange, fetch_memory, fetch_slow, writing, terminated, or disk.
 """
 
 import commons.quiet_logs  # noqa: F401  isort: skip
@@ -62,11 +62,6 @@ kill = partial(signal.raise_signal, signal.SIGKILL)  # like a machine that is lo
 never_come_back = partial(time.sleep, 300)  # for longer than the other ranks wait
 
 
-def linger() -> None:
-    """Waits like for a slow file system."""
-    time.sleep(3.5)
-
-
 def wait_briefly(fetch: KeyFetch, *_: Any) -> None:
     """Lets the ranks of a fetch wait for each other for a second, where they would wait for minutes."""
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), fetch.group)
@@ -90,7 +85,6 @@ STRIKES: dict[str, tuple[object, str, int, Callable[[], None]]] = {
     "fetch_slow": (KeyFetch, "all_to_all", 5, never_come_back),
     "writing": (FileSystemWriter, "write_data", 2, kill),
     "terminated": (BatchShuffler, "exchange_rows", 5, partial(signal.raise_signal, signal.SIGTERM)),
-    "stuck": (BatchShuffler, "exchange_rows", 5, linger),
 }
 
 
