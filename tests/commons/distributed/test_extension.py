@@ -65,7 +65,7 @@ class Noting(Named):
     """Notes the calls of its hooks, and has a process group of its own."""
 
     def __init__(self, name: str, notes: list[str]) -> None:
-        super().__init__(name, "abc".index(name))
+        super().__init__(name, order=int(name == "c"))  # a and b by their names
         self.notes = notes
 
     def uses(self, device):
@@ -99,24 +99,6 @@ def test_a_step_calls_the_hooks_in_one_order_whatever_the_order_given(num_added)
     assert "is, or was, in use: add named before" in error_of(shuffler.add_extension, Named())
 
 
-@given(orders=st.lists(st.integers(-3, 3), max_size=6), shuffle=st.randoms())
-def test_an_extension_wraps_those_of_a_larger_order_and_then_of_a_later_name(orders, shuffle):
-    expected = [Named(f"{order} {number}", order) for number, order in enumerate(sorted(orders))]
-    shuffled = list(expected)
-    shuffle.shuffle(shuffled)
-    assert FieldShuffler(extensions=shuffled).extensions == tuple(expected)
-
-
-class Incomplete(Extension):
-    """Has no order, and a property that fails."""
-
-    name = "incomplete"
-
-    @property
-    def source(self):
-        return self.given  # which nobody sets
-
-
 def _of_another_shuffler() -> Extension:
     (extension,) = FieldShuffler(extensions=[Named()]).extensions
     return extension
@@ -125,9 +107,7 @@ def _of_another_shuffler() -> Extension:
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: [Named("a"), "b"], "TypeError: extensions has 'b'; expected objects such as Pieces()"),
         (lambda: [Named], "TypeError: extensions has <class "),
-        (lambda: [Incomplete()], "TypeError: Incomplete has no order: set it in the class"),
         (lambda: [Named("a"), Named("b"), Named("a", 1)], "ValueError: extensions has a twice"),
         (lambda: [_of_another_shuffler()], "ValueError: named is part of another shuffler; make an object"),
         (
@@ -142,13 +122,6 @@ def test_extensions_that_do_not_go_together_are_refused_when_given_or_added(make
     shuffler = FieldShuffler(extensions=extensions[:-1])
     assert error_of(shuffler.add_extension, extensions[-1]).startswith(error)
     assert len(shuffler.extensions) == len(extensions) - 1
-
-
-def test_extensions_come_in_a_list_exclude_what_is_there_and_name_what_they_lack():
-    assert error_of(FieldShuffler, extensions=Named()).startswith("TypeError: extensions is <")
-    FieldShuffler(extensions=(Named("b", excludes={"c": "which is not there"}),))
-    with pytest.raises(AttributeError, match="Incomplete has no given"):
-        _ = Incomplete().source
 
 
 class Unsettled(Named):
@@ -190,10 +163,9 @@ class Posting(Named):
         self.taken.append(posted.tolist())
 
 
-@pytest.mark.parametrize("counts", [[0], [3], [2, 0, 1]])
 @on_ranks(2)
-def test_each_extension_places_by_and_takes_what_it_posted_on_every_rank(counts):
-    extensions = [Posting(f"{i}", i, count) for i, count in enumerate(counts)]
+def test_each_extension_places_by_and_takes_what_it_posted_on_every_rank():
+    extensions = [Posting(f"{i}", i, count) for i, count in enumerate([2, 0, 1])]
     shuffler = FieldShuffler(extensions=extensions[::-1])
     for step in range(4):
         shuffler.plan(lopsided_batch() if step < 3 - dist.get_rank() else None)  # rank 1 ends first
@@ -261,12 +233,7 @@ def test_a_partitioner_gets_the_columns_and_arguments_that_it_names(monkeypatch)
 
     monkeypatch.setitem(PARTITIONERS, "by user", by_user)
     extension = Named()
-    extension.partitioner_arguments = {
-        "stride": 2,
-        "tolerance": 0.25,
-        "token_tolerance": None,
-        "unknown": 1,
-    }
+    extension.partitioner_arguments = {"stride": 2, "tolerance": 0.25, "token_tolerance": None, "unknown": 1}
     users, ones = np.array([0, 2, 3, 8, 9, 2]), np.ones(6, dtype=np.int64)
     each, columns = np.array([3, 3]), {"user": users, "other": users}
     rows = RowTable(each, each, ones, ones, ones, ones[:, None], ones, ones[:, None], columns=columns)
