@@ -12,7 +12,6 @@ import torch.distributed as dist
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.internals import LoadedBatch
 from tests.commons.histories import HistoryBatch, TokenShuffler, histories
-from tests.commons.pipeline.ranking_pipelines import ranking_pipeline, steps_of
 from tests.commons.sequence_batch.internals import Rows
 from tests.on_ranks import on_ranks
 
@@ -55,33 +54,29 @@ def _loader(how: str) -> Iterator[HistoryBatch]:
         yield batch
 
 
-@pytest.mark.parametrize("own_loop", [False, True])
 @pytest.mark.parametrize("how", LOADERS)
 @on_ranks(2)
-def test_memory_that_changes_too_early_ends_all_ranks_and_no_other_does(how, own_loop):
+def test_memory_that_changes_too_early_ends_all_ranks_and_no_other_does(how):
     field, steps = LOADERS[how][2], []
-    shuffler, loader = TokenShuffler(), _loader(how)
-    loop = shuffler.plan_ahead(loader) if own_loop else steps_of(ranking_pipeline("none", shuffler), loader)
-    error = error_of(steps.extend, loop)
+    error = error_of(steps.extend, TokenShuffler().plan_ahead(_loader(how)))
     assert len(steps) == (1 if field else BATCHES)  # the one runs on wrong data
     expected = f"ValueError: {field} of a batch changed after the loader gave it" if field else "no error"
     assert error.startswith(expected)
     assert not field or dist.get_rank() == 1 or "raised on rank 1" in error
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64, torch.complex64])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_every_kind_of_tensor_is_looked_at(dtype, transposed):
     for shape in ((5,), (5, 1), (1000, 7)):
         tensor = torch.zeros(shape, dtype=dtype)
         if transposed:
             tensor = tensor.t().contiguous().t()
-        rows = {"rows": tensor, "none": torch.zeros(shape[0], 0)}
-        loaded = LoadedBatch(Rows(rows))
-        loaded.check_unchanged(LoadedBatch(Rows({"rows": tensor.clone()})))
-        rows["rows"][-1] = 1
+        loaded = LoadedBatch(Rows({"rows": tensor, "none": torch.zeros(shape[0], 0)}))
+        loaded.check_unchanged()
+        tensor[-1] = 1
         with pytest.raises(ValueError, match="rows of a batch changed"):
-            loaded.check_unchanged(LoadedBatch(Rows({"rows": tensor.clone()})))
+            loaded.check_unchanged()
 
 
 def test_containers_may_get_equal_tensors_and_no_others():
@@ -97,27 +92,3 @@ def test_containers_may_get_equal_tensors_and_no_others():
         inner["ids" if isinstance(inner, dict) else 0] = torch.arange(3) + 10
         with pytest.raises(ValueError, match="of a batch changed after the loader gave it"):
             loaded.check_unchanged(LoadedBatch(Rows((inner, torch.ones(3)))))
-
-
-class _FailsOnce:
-    """Fails in place of its second batch; fills the memory of the fourth again for the fifth."""
-
-    def __init__(self) -> None:
-        self._number, self._batch = 0, _batch(4)
-
-    def __next__(self) -> HistoryBatch:
-        self._number += 1
-        if self._number == 2:
-            raise ValueError("no file")
-        if self._number < 4:
-            return _batch(self._number)
-        self._batch.labels.values().fill_(self._number - 4)
-        return self._batch
-
-
-@on_ranks(1)
-def test_memory_is_looked_at_after_an_error_of_the_loader_too():
-    pipeline, loader = ranking_pipeline("none", TokenShuffler()), _FailsOnce()
-    errors = [error_of(lambda: pipeline.progress(loader)) for _ in range(5)]
-    assert errors[:2] == ["no error", "ValueError: no file"]
-    assert any("labels.values() of a batch changed" in error for error in errors[2:]), errors

@@ -52,67 +52,56 @@ def test_groups_of_some_ranks_do_not_keep_later_ones_from_forming():
     _check_connected(None, range(4))
 
 
-def _agreed_sets(
-    sets: Sequence[Sequence[int] | None], come_after: Sequence[float | None], limit: float
-) -> str:
+def _agreed_on(sets: Sets, come_after: Sequence[float | None]) -> str:
     """Returns the ranks of this rank's shuffler, or the error of making it.
 
     Args:
         sets: by rank, the ranks that it names; None for all.
         come_after: by rank, the seconds after which it makes its shuffler; None if it makes an identity.
-        limit: seconds that ranks wait for others.
     """
     rank = dist.get_rank()
     groups = {ranks: dist.new_group(ranks) for ranks in sorted({tuple(each) for each in sets if each})}
     ranks, seconds = sets[rank], come_after[rank]
     group = None if ranks is None else groups[tuple(ranks)]
-    with mock.patch.object(rank_group, "PATIENCE_S", limit):
-        dist.barrier()
-        time.sleep(seconds or 0)
-        start, made = time.monotonic(), []
-        error = error_of(lambda: made.append(IdentityShuffler() if seconds is None else FieldShuffler(group)))
-        assert time.monotonic() - start < limit + 2
+    dist.barrier()
+    time.sleep(seconds or 0)
+    start, made = time.monotonic(), []
+    error = error_of(lambda: made.append(IdentityShuffler() if seconds is None else FieldShuffler(group)))
+    assert time.monotonic() - start < rank_group.PATIENCE_S + 2
     return str(made[0].group.ranks) if made else error
 
 
-def _agreed_in_time(sets: Sets) -> str:
+def _agreed_in_time(cases: Sequence[Sets]) -> list[str]:
     """Returns what ranks agree on that come one after another, and then has them agree again."""
-    late = [0.3 * (len(sets) - rank) for rank in range(len(sets))]
-    result = _agreed_sets(sets, late, 60.0)
+    late = [0.1 * (dist.get_world_size() - rank) for rank in range(dist.get_world_size())]
+    results = [_agreed_on(sets, late) for sets in cases]
     assert FieldShuffler().shuffle(lopsided_batch()).num_samples
-    return result
+    return results
 
 
-@pytest.mark.parametrize(
-    ("sets", "expected"),
-    [
+# By number of ranks: the sets that ranks name, and what they agree on, or the error that all raise.
+AGREEMENTS: dict[int, list[tuple[Sets, list[str] | str]]] = {
+    3: [
         ([[0, 1], [0, 1], [2]], ["(0, 1)", "(0, 1)", "(2,)"]),
-        ([[0, 2], [1, 3], [0, 2], [1, 3]], ["(0, 2)", "(1, 3)"] * 2),
         ([[0], [1], [2]], ["(0,)", "(1,)", "(2,)"]),
         ([None, [0, 1, 2], None], ["(0, 1, 2)"] * 3),
         ([[0, 1], [0, 1], None], "rank 2 makes a shuffler, or a pipeline, for all ranks, and rank 0"),
         ([[0, 1], [1, 2], [1, 2]], "rank 0 makes a shuffler for ranks 0 and 1, and rank 1"),
         ([[0, 1], [0, 1], [0, 1]], "rank 2 is not in the process_group it was given"),
     ],
-    ids=str,
-)
-def test_all_ranks_agree_on_sets_or_raise_the_same_error(pools, sets, expected):
-    results = pools(len(sets)).run(_agreed_in_time, sets)
-    if isinstance(expected, str):
-        assert results == results[:1] * 3
-        assert results[0].startswith(f"ValueError: {expected}")
-    else:
-        assert results == expected
+    4: [([[0, 2], [1, 3], [0, 2], [1, 3]], ["(0, 2)", "(1, 3)"] * 2)],
+}
 
 
-def test_ranks_that_do_not_come_in_time_are_named():
-    pool = ProcessPool(4)  # of its own, because its ranks do not agree on how often they agreed
-    results = pool.run(_agreed_sets, [[0, 1], [0, 1], [2], [3]], [0.0, 0.5, None, 3.0], 1.5)
-    pool.close(kill=True)
-    assert results[2] == "(2,)"  # an identity, which takes no part
-    assert results[:2] == [results[3]] * 2
-    assert results[3].startswith("RuntimeError: ranks 2 and 3 have not made a shuffler within 1.5 s: ")
-    assert "new_subgroups_by_enumeration" in results[3] and "dist.barrier()" in results[3]
+@pytest.mark.parametrize("num_ranks", AGREEMENTS)
+def test_all_ranks_agree_on_sets_or_raise_the_same_error(pools, num_ranks):
+    of_ranks = pools(num_ranks).run(_agreed_in_time, [sets for sets, _ in AGREEMENTS[num_ranks]])
+    for (sets, expected), results in zip(AGREEMENTS[num_ranks], zip(*of_ranks, strict=True), strict=True):
+        if isinstance(expected, str):
+            assert results == results[:1] * num_ranks, sets
+            assert results[0].startswith(f"ValueError: {expected}")
+        else:
+            assert list(results) == expected, sets
 
 
 @on_ranks(2)
@@ -210,6 +199,17 @@ def _a_set_beside_a_pipeline() -> None:
     assert error.startswith("ValueError: rank 2 makes a shuffler, or a pipeline, for all ranks, and rank 0")
 
 
+def _ranks_that_do_not_come_in_time() -> None:
+    _join_another_job()
+    with mock.patch.object(rank_group, "PATIENCE_S", 0.5):
+        error = _agreed_on([[0, 1], [0, 1], [2]], [0.0, None, 1.2])
+    if dist.get_rank() == 1:
+        assert error == "(1,)"  # of an identity, which takes no part
+    else:
+        assert error.startswith("RuntimeError: ranks 1 and 2 have not made a shuffler within 0.5 s: ")
+        assert "new_subgroups_by_enumeration" in error and "dist.barrier()" in error
+
+
 @pytest.fixture(scope="module")
 def leaving() -> Iterator[ProcessPool]:
     """Three processes of their own, because they leave their job."""
@@ -224,6 +224,7 @@ def leaving() -> Iterator[ProcessPool]:
         _other_jobs_on_some_ranks,
         _shufflers_from_before_the_job,
         _two_groups_for_each_set,
+        _ranks_that_do_not_come_in_time,
         _a_set_beside_a_pipeline,
     ],
 )
