@@ -1,7 +1,8 @@
-"""Lists of a batch that one process holds: entries go with their rows."""
+"""Lists and numpy arrays of a batch that one process holds: entries go with their rows."""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.extensions.controller import merge, split_balanced
-from commons.sequence_batch import BaseBatch
+from commons.sequence_batch import BaseBatch, register_batch_type
 
 ROWS, COSTS = 6, [9, 1, 4, 4, 1, 7]
 TEXTS = [f"text {row}" for row in range(ROWS)]
@@ -59,9 +60,51 @@ def test_entries_go_with_their_rows_and_come_back():
     for name in ("text", "pairs", "deep", "names"):
         assert merged[name] == batch[name]
     assert merge([chunk["text"] for chunk in chunks], order) == TEXTS
-    assert merge([{"ids": of["ids"], "said": [f"to {text}" for text in of["text"]]} for of in chunks], order)[
-        "said"
-    ] == [f"to {text}" for text in TEXTS]
+    said = [{"ids": chunk["ids"], "said": [f"to {text}" for text in chunk["text"]]} for chunk in chunks]
+    assert merge(said, order)["said"] == [f"to {text}" for text in TEXTS]
+
+
+class NameShuffler(BatchShuffler):
+    def get_workloads(self, batch):
+        return torch.tensor([len(name) for name in batch["names"]])
+
+
+def test_a_shuffler_sees_a_batch_of_arrays_alone():
+    batch = {"names": np.array(["a" * length for length in (5, 1, 4, 2)], dtype=object)}
+    chunks, order = split_balanced(batch, 2, NameShuffler())
+    assert [sum(map(len, chunk["names"])) for chunk in chunks] == [6, 6]
+    assert merge(chunks, order)["names"].tolist() == batch["names"].tolist()
+
+
+def test_joined_integers_are_exact_texts_may_be_wider_and_other_kinds_are_refused():
+    ids = [2**60 + 1, 2**60 + 3]
+    _, order = split_balanced({"row": torch.arange(2)}, 3, [1, 1])
+    results = [np.array([ids[row] for row in samples]) for samples in order.partition]
+    assert merge(results, order).tolist() == ids  # without samples, an array is one of floats
+    for texts in (["a"], ["longer"]), (["a"], np.array([None])):
+        assert merge([*map(np.array, texts), np.arange(0)], order).tolist() == [text for (text,) in texts]
+    times = [np.array(["2026"], "M8[Y]"), np.array(["2026-01-02"], "M8[D]"), np.arange(0)]
+    assert merge(times, order).dtype == np.dtype("M8[D]")
+    with pytest.raises(ValueError, match="other dtypes in 'a'"):
+        merge([{"a": np.arange(1)}, {"a": np.array(["x"])}, {"a": np.arange(0)}], order)
+
+
+class Scores(np.ndarray):
+    """An array that a user has registered."""
+
+
+register_batch_type(
+    Scores,
+    parts=lambda scores: {"values": torch.from_numpy(np.array(scores))},
+    replaced=lambda scores, parts: parts["values"].numpy().view(Scores),
+)
+
+
+def test_a_registered_kind_of_array_moves_by_its_parts():
+    batch = {"scores": np.arange(3.0).view(Scores), "ids": torch.arange(3)}
+    chunks, order = split_balanced(batch, 2, [3, 2, 1])
+    for part in (*chunks, merge(chunks, order)):
+        assert part["scores"].tolist() == part["ids"].tolist() and type(part["scores"]) is Scores
 
 
 @pytest.mark.parametrize("real", [6, 4])
@@ -88,8 +131,9 @@ def test_what_is_named_as_shared_stays_whole_and_is_told_from_results_of_its_nam
     batch = {"ids": torch.arange(ROWS), "text": TEXTS[: ROWS // 2], "scale": torch.ones(ROWS // 2)}
     chunks, order = split_balanced(batch, 2, Shared())
     assert all(chunk["text"] == batch["text"] and chunk["scale"] is batch["scale"] for chunk in chunks)
-    merged = merge(chunks, order)
-    assert merged["text"] == batch["text"] and merged["scale"] is batch["scale"]
+    for returned in (chunks, pickle.loads(pickle.dumps(chunks))):
+        merged = merge(returned, order)
+        assert merged["text"] == batch["text"] and merged["scale"].equal(batch["scale"])
     results = [{"scale": 2 * chunk["ids"]} for chunk in chunks]
     assert merge(results, order)["scale"].tolist() == [2 * row for row in range(ROWS)]
     with pytest.raises(ValueError, match="'scale' is named as shared, and has a row for each row"):
@@ -105,11 +149,6 @@ def test_a_tensordict_moves_its_lists():
     assert list(merge(chunks, order)["text"]) == TEXTS
 
 
-def test_lists_of_samples_are_refused_with_the_recipe():
-    for batch in (
-        [{"ids": torch.arange(ROWS)} for _ in range(ROWS)],
-        {str(row): torch.arange(ROWS) for row in range(ROWS)},
-        [np.arange(ROWS) for _ in range(ROWS)],
-    ):
-        with pytest.raises(TypeError, match=r"they may be fields or samples.*partition.refined\(costs, n\)"):
-            split_balanced(batch, 2, COSTS)
+def test_a_list_of_samples_is_refused_with_the_recipe():
+    with pytest.raises(TypeError, match=r"they may be fields or samples.*partition.refined\(costs, n\)"):
+        split_balanced([{"ids": torch.arange(ROWS)}] * ROWS, 2, COSTS)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from commons.extensions.controller import split_groups
 from commons.partition import loads, refined
 from tests.commons.partition.arguments import check_kinds_of_arguments, check_wrong_arguments
-from tests.commons.partition.checks import as_lists, check_partition, part_of
+from tests.commons.partition.checks import as_lists, part_of
 from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS
 from tests.commons.partition.every_function import Function, check_properties, problems_of
 from tests.commons.partition.recorded_plans import checksum, problems
@@ -39,13 +39,16 @@ def test_plans_are_the_same_on_every_machine():
 
 @given(data=st.data(), workloads=WORKLOADS, parts=PARTS)
 def test_groups_are_whole_and_negative_labels_are_none(data, workloads, parts):
-    labels = data.draw(st.lists(st.integers(-2, 5), min_size=len(workloads), max_size=len(workloads)))
-    partition = split_groups(workloads, np.array(labels, dtype=np.int64), parts)
-    check_partition(partition, len(workloads), parts, equal_size=False)
-    of_labels = np.array(labels, dtype=np.int64)
-    assert all(len(set(part_of(partition)[of_labels == label])) <= 1 for label in range(6))
+    drawn = data.draw(st.lists(st.integers(-2, 5), min_size=len(workloads), max_size=len(workloads)))
+    labels = np.array(drawn, dtype=np.int64)
+    chunk_of = part_of(split_groups(workloads, labels, parts))
+    assert all(len(set(chunk_of[labels == label])) <= 1 for label in range(6))
     alone = [-1] * len(workloads)
     assert as_lists(split_groups(workloads, alone, parts)) == as_lists(refined(workloads, parts))
+
+
+def test_groups_of_several_sizes_follow_the_load():
+    assert as_lists(split_groups([3, 3, 2, 2, 2], [0, 0, 1, 2, 3], 2)) == [[0, 1], [2, 3, 4]]
 
 
 @given(seed=st.integers(0, 10**6), parts=PARTS, size=st.integers(1, 4))

@@ -1,6 +1,4 @@
 """Names that `commons.extensions.micro_batches` does not export: the one place where tests know its files."""
 
-from commons.extensions.micro_batches.divided_batch import COLUMN, micro_batches, rows_of_micro_batches
-from commons.extensions.micro_batches.division import number_micro_batches
+from commons.extensions.micro_batches.divided_batch import rows_of_micro_batches
 from commons.extensions.micro_batches.looked_up import LookedUp
-from commons.extensions.micro_batches.micro_batches import micro_batch_loads

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.micro_batch_divisions import micro_batch_lower_bound
 from commons.extensions.micro_batches import (
     balance_micro_batches,
     divide_into_micro_batches,
@@ -17,12 +16,11 @@ from commons.extensions.micro_batches import (
 )
 from commons.partition import imbalance, loads, lower_bound, pack_micro_batches, refined
 from commons.perf_model import HSTUFlops
-from tests.commons.extensions.micro_batches.internals import number_micro_batches
+from tests.commons.extensions.micro_batches.divided import best_fit_decreasing, fewest_for
 from tests.commons.partition.arguments import check_kinds_of_arguments, check_wrong_arguments
-from tests.commons.partition.checks import as_lists, check_partition, is_even, part_of, parts_at
+from tests.commons.partition.checks import as_lists, check_partition, is_even, parts_at
 from tests.commons.partition.drawn_workloads import WORKLOADS, homes, per_sample
 from tests.commons.partition.every_function import Function, check_properties, problems_of
-from tests.commons.partition.internals import check_samples
 from tests.commons.partition.recorded_plans import checksum, problems
 
 RANKS, SAMPLES, CAP, SEEDS = 8, 256, 8192, 20
@@ -53,26 +51,6 @@ def check_ranks(workloads, tokens, ranks, cap, equal_size=False):
 
 def rounded_up(count, multiple):
     return -(-count // multiple) * multiple
-
-
-def fewest_for(tokens, cap):
-    """⌈tokens ÷ cap⌉, where a sample above the cap counts as a full micro-batch."""
-    return -(-int(np.minimum(np.asarray(tokens, dtype=np.int64), cap).sum()) // cap)
-
-
-def best_fit_decreasing(tokens, cap):
-    """The number of micro-batches it needs; a sample above the cap is alone."""
-    left = []
-    for amount in sorted(map(int, tokens), reverse=True):
-        if amount > cap:
-            left.append(-1)
-            continue
-        fitting = [number for number, room in enumerate(left) if room >= amount]
-        if fitting:
-            left[min(fitting, key=left.__getitem__)] -= amount
-        else:
-            left.append(cap - amount)
-    return len(left)
 
 
 @st.composite
@@ -207,17 +185,11 @@ def test_divide_keeps_every_sample_on_its_rank(data, drawn, num_ranks):
     partition = parts_at(data.draw(homes(len(workloads), num_ranks, even=False)), num_ranks)
     ranks = divided(divide_into_micro_batches, workloads, tokens, partition, cap)
     assert as_lists(on_ranks(ranks)) == as_lists(partition)
-    # Loads that need not be even take no more micro-batches, either.
-    rank_of = part_of(partition)
-    samples = check_samples(workloads, tokens, cap)
-    number, count = number_micro_batches(*samples, rank_of, num_ranks, even=False)
-    uneven = [parts_at(np.where(rank_of == rank, number, -1), count) for rank in range(num_ranks)]
+    check_ranks(workloads, tokens, ranks, cap)
     # The rank that needs most decides.
     of_ranks = [np.array(tokens, dtype=np.int64)[samples] for samples in partition]
-    for each in (ranks, uneven):
-        check_ranks(workloads, tokens, each, cap)
-        assert max(1, *(fewest_for(of_rank, cap) for of_rank in of_ranks)) <= len(each[0])
-        assert len(each[0]) <= max(1, *(best_fit_decreasing(of_rank, cap) for of_rank in of_ranks))
+    assert max(1, *(fewest_for(of_rank, cap) for of_rank in of_ranks)) <= len(ranks[0])
+    assert len(ranks[0]) <= max(1, *(best_fit_decreasing(of_rank, cap) for of_rank in of_ranks))
 
 
 @pytest.mark.parametrize("max_tokens", [150, 300])
@@ -278,14 +250,10 @@ def test_micro_batch_imbalance_adds_up_the_largest_of_every_step():
     assert micro_batch_imbalance([1, 2, 3, 10], [[[0], [1, 2]], [[], [3]]]) == (1 + 10) / 8
     assert micro_batch_imbalance([], [[[], []]] * 3) == 1
     assert micro_batch_imbalance([0, 0], [[[0]], [[1]]]) == 1
-    # Two ranks, two micro-batches: three giants fill three, so a second one is waited for.
-    workloads, tokens = [100, 100, 100, 1, 1], [10, 10, 10, 5, 5]
-    assert micro_batch_lower_bound(workloads, tokens, 2, 2, max_tokens=10) * 151 == pytest.approx(200)
 
 
-@pytest.mark.parametrize("far", [10**6, 2**70])
-def test_a_cap_changes_nothing_where_it_is_far_away(far):
-    workloads, tokens = drawn_histories(0)
+def test_a_cap_changes_nothing_where_it_is_far_away():
+    (workloads, tokens), far = drawn_histories(0), 2**70
     expected = refined(workloads, 5, equal_size=False)
     packed = pack_micro_batches(workloads, tokens, far, min_count=5)
     assert imbalance(workloads, packed) <= imbalance(workloads, expected) * 1.01
@@ -302,21 +270,7 @@ def test_samples_above_the_cap_are_alone_and_named_where_it_was_called():
     assert [warning.filename for warning in named] == [__file__] * 2
 
 
-@pytest.mark.parametrize(
-    ("workloads", "tokens", "cap", "sizes"),
-    [
-        ([0] * 6, [1] * 6, 3, [3, 3]),
-        ([0] * 6, [0] * 6, 3, [6]),
-    ],
-)
-def test_corner_cases_of_one_rank(workloads, tokens, cap, sizes):
-    micro_batches = divided(pack_micro_batches, workloads, tokens, cap)
-    assert sorted(map(len, micro_batches)) == sizes
-    ranks = divided(balance_micro_batches, workloads, tokens, 1, cap)
-    assert as_lists(ranks) == [as_lists(micro_batches)]
-
-
-def test_corner_cases_of_ranks():
+def test_corner_cases():
     ranks = balance_micro_batches([2, 1, 1], [1, 1, 1], 2, 9, min_count=3)
     assert as_lists(ranks) == [[[], [], [0]], [[], [1], [2]]]
     for num_ranks in (1, 3):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed import (
-    BalanceReport,
-    BatchShuffler,
-    IdentityShuffler,
-    ShufflePlan,
-    ShufflerSettings,
-)
-from commons.extensions.micro_batches import MicroBatches
-from commons.sequence_batch import BaseBatch
+from commons.distributed import BalanceReport, BatchShuffler, IdentityShuffler, ShufflePlan
+from commons.extensions.micro_batches import MicroBatches, micro_batch_imbalance
 from tests.commons.distributed.compiled_kernels import before_and_after_placing
 from tests.commons.distributed.container_batches import (
     KINDS,
@@ -36,16 +28,19 @@ from tests.commons.distributed.counted_collectives import (
     wrong_counts_on_host,
 )
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all, warnings_of
-from tests.commons.distributed.internals import RankGroup, RowTable, arguments_of, token_tolerance
-from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch, many_fields
-from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
-from tests.commons.extensions.micro_batches.divided import check_divided
-from tests.commons.extensions.micro_batches.internals import (
-    micro_batch_loads,
-    micro_batches,
-    rows_of_micro_batches,
+from tests.commons.distributed.field_kinds import CONTAINERS, ids_of
+from tests.commons.distributed.internals import RankGroup
+from tests.commons.distributed.loaded_batches import (
+    BOTH,
+    check_identical,
+    lopsided_batch,
+    many_fields,
+    model_outputs,
 )
-from tests.commons.histories import TokenShuffler, draw_histories, histories, keyed
+from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
+from tests.commons.extensions.micro_batches.divided import check_divided, in_micro_batches
+from tests.commons.extensions.micro_batches.internals import rows_of_micro_batches
+from tests.commons.histories import TokenShuffler, draw_histories, histories
 from tests.commons.histories import contents as contents_of_histories
 from tests.drawn_batches import sample_contents
 from tests.few_examples import few_examples
@@ -53,18 +48,13 @@ from tests.on_ranks import on_ranks
 from tests.own_memory import check_own_memory
 
 
-def test_a_token_tolerance_is_off_with_micro_batches():
-    rows = RowTable.empty(2)
-    for partitioner in ("refined", "rebalance"):
-        settings = ShufflerSettings(partitioner)
-        assert token_tolerance(rows, settings) == settings.token_tolerance
-        assert token_tolerance(replace(rows, arguments=arguments_of([MicroBatches(9)])), settings) is None
+def test_partitioners_do_not_even_out_tokens_with_micro_batches():
+    assert MicroBatches(9).partitioner_arguments == {"token_tolerance": None}
 
 
 @on_ranks(2)
 def test_a_cap_below_one_token_and_one_that_differs_between_ranks_are_refused():
-    for cap in (0, -3):
-        assert f"max_tokens={cap}: expected an integer" in error_of(MicroBatches, cap)
+    assert "max_tokens=0: expected an integer" in error_of(MicroBatches, 0)
     error = error_of_all(FieldShuffler, extensions=[MicroBatches([16, 8][dist.get_rank()])])
     assert error.startswith("ValueError: rank 1's shuffler has") and "all ranks need the same" in error
 
@@ -79,18 +69,28 @@ CAPS = [1, 6, 12, 13, 30, 10**6]
 
 
 def _divide(case: Case) -> tuple[ShufflePlan, BalanceReport] | None:
-    """Checks that micro-batches have the samples of the batch in its order, and no padding."""
-    step = exchanged(case)
+    """Checks that micro-batches have the samples of the batch in its order, and that values come back to it.
+
+    Micro-batches have no padding, which a model may return rows for.
+    """
+    step, alone = exchanged(case), ("scores", "keyed", "tokens", "right")[case.seed % 4]
     if step is None:
         return None
     shuffler, plan, _, moved = step
+    (micro,) = shuffler.extensions
     every, of_rank = sample_contents(moved), rows_of_micro_batches(plan, shuffler.group.rank)
-    for micro_batch, rows in zip(divided(shuffler, moved, plan), of_rank, strict=True):
+    parts = micro.micro_batches(moved, plan)
+    for micro_batch, rows in zip(parts, of_rank, strict=True):
         assert sample_contents(micro_batch) == [every[row] for row in rows]
         assert (micro_batch.batch_size, micro_batch.num_samples) == (max(len(rows), 1), len(rows))
         assert type(micro_batch) is type(moved) and micro_batch.shared is moved.shared
         assert micro_batch.feature_to_max_seqlen == moved.feature_to_max_seqlen
-    report = BalanceReport.of(plan, case.equal_rows, extensions=shuffler.extensions[0].report(plan))
+    check_identical(micro.join_values(parts, plan), moved)
+    outputs = [model_outputs(micro_batch, padded=case.seed % 3 > 0) for micro_batch in parts]
+    expected = model_outputs(moved, padded=False)
+    check_identical(micro.join_values(outputs, plan), expected)
+    check_identical(micro.join_values([output[alone] for output in outputs], plan), expected[alone])
+    report = BalanceReport.of(plan, case.equal_rows, extensions=micro.report(plan))
     return plan, report
 
 
@@ -106,11 +106,15 @@ def test_every_sample_is_in_one_micro_batch_and_the_lightest_come_first(pools, c
     for plan, report in results:
         assert plan == results[0][0]
         check_divided(plan, case.settings["extensions"][0].max_tokens)
-        for rank, samples in enumerate(plan.partition):
-            loads = [plan.rows.workloads[samples[rows]].sum() for rows in rows_of_micro_batches(plan, rank)]
-            assert loads == sorted(loads) == micro_batch_loads(plan)[rank].tolist()
-        assert report.extensions["micro_batches"] == plan.num_parts
-        assert report.extensions["micro_batch_imbalance"] >= report.imbalance_after - 1e-12
+        of_ranks = [
+            [samples[rows] for rows in rows_of_micro_batches(plan, rank)]
+            for rank, samples in enumerate(plan.partition)
+        ]
+        for of_rank in of_ranks:
+            loads = [plan.rows.workloads[samples].sum() for samples in of_rank]
+            assert loads == sorted(loads)
+        imbalance = micro_batch_imbalance(plan.rows.workloads, of_ranks)
+        assert report.extensions == {"micro_batches": plan.num_parts, "micro_batch_imbalance": imbalance}
 
 
 def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> int:
@@ -142,15 +146,19 @@ def test_any_container_is_divided(pools, kind, seed, rows, cap):
 
 
 def _collectives(exchange: str, cap: int | None) -> list[str]:
-    """Returns those of a step; to divide it takes none, and waits for no device."""
-    shuffler = DictShuffler(exchange=exchange, extensions=[] if cap is None else [MicroBatches(cap)])
+    """Returns those of a step; to divide and join takes none, and to divide waits for no device."""
+    shuffler = DictShuffler(exchange=exchange, extensions=in_micro_batches(cap))
     shuffler.shuffle(many_fields(0))
     batch = many_fields(1)
     with recorded_collectives() as calls:
         plan = shuffler.plan(batch)
-        with no_synchronization():
-            parts, _ = micro_batches(shuffler, shuffler.exchange(batch, plan), plan)
-    assert plan.moves and (len(parts) > 1) == (cap is not None)
+        moved = shuffler.exchange(batch, plan)
+        for micro in shuffler.extensions:
+            with no_synchronization():
+                parts = micro.micro_batches(moved, plan)
+            assert len(parts) > 1
+            micro.join_values(parts, plan)
+    assert plan.moves
     return [name for name, _ in calls]
 
 
@@ -160,9 +168,20 @@ def test_micro_batches_take_no_collective_and_never_wait_for_the_device(pools, e
     assert divided == whole and all(map(len, whole))
 
 
-@dataclass
-class Texts(BaseBatch):
-    texts: list = field(default_factory=list)
+@on_ranks(2)
+def test_values_of_other_micro_batches_are_refused():
+    (micro,) = extensions = [MicroBatches(13)]
+    plan = FieldShuffler(extensions=extensions).plan(lopsided_batch())
+    values = [torch.zeros(len(rows)) for rows in rows_of_micro_batches(plan, dist.get_rank())]
+    count = len(values)
+    assert count > 1
+    for wrong, words in (
+        (values[1:], f"values of {count - 1} micro-batches, the plan has {count}"),
+        ([*values[:-1], torch.zeros(len(values[-1]) + 7)], "give join_values a row for each row of the part"),
+        ([*values[:-1], values[-1].int()], f"batches 0 and {count - 1} differ: "),
+        ([[each, each] for each in values], "list of 2 similar entries"),
+    ):
+        assert words in error_of(micro.join_values, wrong, plan)
 
 
 def _histories(lengths: list[int]) -> dict:
@@ -239,28 +258,29 @@ def test_micro_batches_of_one_rank_leave_the_elements_of_padding_out():
     )
 
 
-@pytest.mark.parametrize("is_padded", [False, True])
-def test_entries_of_lists_go_with_the_rows_of_micro_batches_and_come_back(is_padded):
+@pytest.mark.parametrize("container", ["dict", "BaseBatch"])
+def test_entries_of_lists_go_with_the_rows_of_micro_batches_and_come_back(container):
     costs, texts = [9, 1, 4, 4, 1, 7], [f"text {row}" for row in range(6)]
-    if is_padded:
-        batch = Texts(keyed({"item": np.ones(6, np.int64)}, torch.arange(6)), 6, {}, texts=texts)
-    else:
-        batch = {"ids": torch.arange(6), "texts": texts}
     (micro,) = extensions = [MicroBatches(max_tokens=10)]
     shuffler = IdentityShuffler(
         get_workloads=lambda _: torch.tensor(costs),
         get_tokens=lambda _: torch.tensor(costs),
         extensions=extensions,
     )
+    batch = CONTAINERS[container](torch.arange(6), texts)
     plan = shuffler.plan(batch)
     parts = micro.micro_batches(shuffler.exchange(batch, plan), plan)
     assert len(parts) > 1
-    of_parts = [(part.features.values(), part.texts) if is_padded else tuple(part.values()) for part in parts]
-    assert [of[1] for of in of_parts] == [[texts[row] for row in ids.tolist()] for ids, _ in of_parts]
-    values = [{"ids": ids, "texts": of_part, "fixed": ["a"] * 9} for ids, of_part in of_parts]
+    rows_of_each = [ids_of(part).tolist() for part in parts]
+    of_parts = [part["more"] if container == "dict" else part.more for part in parts]
+    assert of_parts == [[texts[row] for row in rows] for rows in rows_of_each]
+    values = [
+        {"texts": of_part, "hashes": np.array(rows) + 2**60 + 1, "fixed": ["a"] * 9}
+        for of_part, rows in zip(of_parts, rows_of_each, strict=True)
+    ]
     joined = micro.join_values(values, plan)
-    assert joined["texts"] == texts and joined["ids"].tolist() == list(range(6))
-    assert micro.join_values([of_part for _, of_part in of_parts], plan) == texts
+    assert joined["texts"] == texts and joined["hashes"].tolist() == [row + 2**60 + 1 for row in range(6)]
+    assert micro.join_values(of_parts, plan) == texts
 
 
 def test_no_step_compiles():

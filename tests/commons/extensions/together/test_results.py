@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.distributed import Extension, ShufflePlan
@@ -32,7 +30,6 @@ from tests.commons.distributed.field_kinds import (
     unfilled_memory,
 )
 from tests.commons.distributed.loaded_batches import check_identical
-from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
 from tests.on_ranks import on_ranks
 
 Compute = Callable[[torch.Tensor], Any]
@@ -89,29 +86,9 @@ def test_every_kind_of_result_comes_back_in_any_container(way: Callable[..., Any
         check_identical(come_back(), of_every_dtype(ids))
 
 
-def _texts(ids: torch.Tensor) -> dict[str, Any]:
-    return {"text": [f"of {row}" for row in ids.tolist()], "pair": tuple(ids.tolist()), "ids": ids}
-
-
-def _hashes(ids: torch.Tensor) -> dict[str, Any]:
-    return {"hash": np.array([2**60 + 1 + row for row in ids.tolist()], np.int64), "ids": ids}
-
-
-@pytest.mark.parametrize("way", [joined, merged])
 @on_ranks(2)
-def test_entries_of_lists_and_arrays_of_one_process_come_back(way: Callable[..., Any]):
-    for compute in (_texts, _hashes):
-        come_back, ids = way(compute)
-        results, expected = come_back(), compute(ids)
-        assert {name: list(value) for name, value in results.items()} == {
-            name: list(value) for name, value in expected.items()
-        }
-
-
-@pytest.mark.parametrize("way", [joined, merged])
-@on_ranks(2)
-def test_a_result_that_is_called_like_a_shared_field_goes_to_its_sample(way: Callable[..., Any]):
-    come_back, ids = way(lambda ids: {"ids": ids, "scale": 10 * ids}, ["scale"])
+def test_a_result_that_is_called_like_a_shared_field_goes_to_its_sample():
+    come_back, ids = joined(lambda ids: {"ids": ids, "scale": 10 * ids}, ["scale"])
     check_identical(come_back(), {"ids": ids, "scale": 10 * ids})
 
 
@@ -168,27 +145,14 @@ def test_unshuffle_refuses_what_the_shuffler_shares_and_lists_of_tasks():
     check_identical(come_back(), (ids, -ids))
 
 
-@pytest.mark.parametrize("way", [joined, merged])
+@pytest.mark.parametrize("kind", [float, str, np.float64])
 @on_ranks(2)
-def test_numbers_and_texts_that_parts_differ_in_are_refused(way: Callable[..., Any]):
-    for kind in (float, str, np.float64):
-        parts = iter(range(99))
-        error = error_of_all(
-            way(lambda ids, parts=parts, kind=kind: {"ids": ids, "loss": kind(next(parts))})[0]
-        )
-        assert error.startswith("ValueError: batches 0 and 1 differ in 'loss'") and "leave it out" in error
-        come_back, ids = way(lambda ids, kind=kind: {"ids": ids, "loss": kind(3)})
-        check_identical(come_back(), {"ids": ids, "loss": kind(3)})
-
-
-def test_arrays_of_texts_may_differ_in_width_and_times_in_unit_but_not_in_kind():
-    _, order = split_balanced({"ids": torch.arange(4)}, 2, [1] * 4)
-    with pytest.raises(ValueError, match="other dtypes in 'a'"):
-        merge([{"a": np.arange(2)}, {"a": np.array(["x", "y"])}], order)
-    texts = merge([np.array(["a", "b"]), np.array(["long", None])], order)
-    assert sorted(map(str, texts)) == ["None", "a", "b", "long"]
-    times = merge([np.array(["2026", "2027"], "M8[Y]"), np.array(["2026-01-02"] * 2, "M8[D]")], order)
-    assert times.dtype == np.dtype("M8[D]")
+def test_numbers_and_texts_that_parts_differ_in_are_refused(kind):
+    parts = itertools.count()
+    error = error_of_all(joined(lambda ids: {"ids": ids, "loss": kind(next(parts))})[0])
+    assert error.startswith("ValueError: batches 0 and 1 differ in 'loss'") and "leave it out" in error
+    come_back, ids = joined(lambda ids: {"ids": ids, "loss": kind(3)})
+    check_identical(come_back(), {"ids": ids, "loss": kind(3)})
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
@@ -209,48 +173,3 @@ def test_a_split_mapping_around_a_dict_stays_as_loaded_and_texts_in_an_attribute
     named.texts = ["a", "b", "c", "d"]
     with pytest.raises(TypeError, match="texts has an entry for each row"):
         split_balanced(named, 2, [1] * 4)
-
-
-def test_pickled_chunks_share_what_their_batch_shares_whatever_its_length():
-    batch = {"ids": torch.arange(4), "scale": torch.ones(2)}  # chunks have two rows
-    chunks, order = split_balanced(batch, 2, SharesScale())
-    sent = pickle.loads(pickle.dumps(chunks))
-    assert merge(sent, order)["scale"].tolist() == [1, 1]
-    zeros = [{"ids": chunk["ids"], "scale": torch.zeros(2)} for chunk in chunks]
-    with pytest.raises(ValueError, match="it may be either"):
-        merge(zeros, order)
-
-
-class SharesScale(HeavyOnRank1):
-    def __init__(self) -> None:
-        super().__init__(shared=["scale"])
-
-    def get_workloads(self, batch):
-        return batch["ids"] + 1
-
-
-class Scores(nn.Module):
-    """Scores each row, and returns the scores as `convert` makes them."""
-
-    def __init__(self, convert: Callable[[torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.convert, self.weight = convert, nn.Parameter(torch.ones(()))
-
-    def forward(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
-        scores = batch["ids"] * self.weight
-        return scores, self.convert(scores.detach())
-
-
-@pytest.mark.parametrize("convert", [torch.Tensor.numpy, torch.Tensor.tolist])
-@on_ranks(2)
-def test_an_evaluated_rank_without_samples_has_no_scores_that_are_no_tensors(convert: Callable[..., Any]):
-    model = Scores(convert).eval()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    pipeline = pipeline_of("none", model, optimizer, HeavyOnRank1())
-    batches = [{"ids": own_ids()[:1]}] if dist.get_rank() == 0 else []
-    with torch.no_grad():
-        lengths = [(len(output), pipeline.num_samples) for *_, output in steps_of(pipeline, batches)]
-    every: list[Any] = [None, None]
-    dist.all_gather_object(every, lengths)
-    assert sorted(num_samples for ((_, num_samples),) in every) == [0, 1]
-    assert all(length == num_samples for ((length, num_samples),) in every), every
