@@ -44,7 +44,9 @@ def batches(count: int) -> list[Any]:
 def test_a_window_is_the_mean_of_its_steps_over_all_ranks(name):
     model, optimizer = sharded(SlowModel())
     pipeline, evaluation = (pipeline_of(name, model, optimizer, TokenShuffler()) for _ in range(2))
-    meter, loader, ended = BalanceMeter(pipeline, WINDOW), slowly(batches(2 * WINDOW)), []
+    meter, ended = BalanceMeter(pipeline, WINDOW, count_ids=True), []
+    loaded = batches(2 * WINDOW)
+    loader = slowly(loaded)
     losses, tokens, before, after, mean = 0.0, 0, 0.0, 0.0, 0.0
     assert meter.scalars() == {}
     for step in range(1, 2 * WINDOW + 1):
@@ -76,7 +78,12 @@ def test_a_window_is_the_mean_of_its_steps_over_all_ranks(name):
         assert figures["imbalance_measured"] == pytest.approx(2 * slow / (fast + slow), rel=1e-3)
     assert slow < 1e3 * figures["seconds_per_step"]
     assert figures["load_ms"][0] > 20 + figures["load_ms"][1]
+    for key in ("user", "item", "action"):  # those of the evaluation do not count
+        received = torch.tensor(sum(len(batch.features[key].values()) for batch in loaded[WINDOW:]))
+        dist.all_reduce(received)
+        assert sum(figures[f"ids_received/{key}_table"]) == int(received) / WINDOW
     scalars = meter.scalars()
+    assert scalars["ids_received/largest"] == max(figures["ids_received"])
     assert scalars["loss"] == figures["loss"] and "compute_ms" not in scalars
     assert scalars["waiting_ms/largest"] == max(figures["waiting_ms"])
     everyone: list[Any] = [None] * 2

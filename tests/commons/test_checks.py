@@ -40,14 +40,12 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "valid", SETTINGS, ids=lambda valid: f"{type(valid).__module__}.{type(valid).__name__}"
-)
-def test_every_setting_has_its_type_checked(valid):
-    for name in (field.name for field in fields(valid)):
-        message = rf"^{type(valid).__name__}\.{name} = <object object .*: expected "
-        with pytest.raises(TypeError, match=message):
-            replace(valid, **{name: object()})
+def test_every_setting_has_its_type_checked():
+    for valid in SETTINGS:
+        for name in (field.name for field in fields(valid)):
+            message = rf"^{type(valid).__name__}\.{name} = <object object .*: expected "
+            with pytest.raises(TypeError, match=message):
+                replace(valid, **{name: object()})
 
 
 def test_no_configurable_is_left_out():
@@ -90,11 +88,9 @@ def test_what_a_type_takes(expected, fitting, others):
     [
         (ADAM, "optimizer_str", ["lion"]),
         (ADAM, "learning_rate", [-1.0, nan, inf]),
-        (ADAM, "adam_beta1", [2.0, 1.0]),
-        (ADAM, "adam_beta2", [-0.1]),
+        (ADAM, "adam_beta1", [2.0, 1.0, -0.1]),
         (ADAM, "adam_eps", [-1, nan]),
-        (HSTU, "norm_epsilon", [0.0]),
-        (SID_GR, "norm_epsilon", [nan]),
+        (HSTU, "norm_epsilon", [0.0, nan]),
         (hstu.RetrievalArgs(4), "temperature", [inf, 0]),
         (hstu.RetrievalArgs(4), "l2_norm_eps", [-1.0]),
         (hstu.RetrievalArgs(4), "num_negatives", [0]),

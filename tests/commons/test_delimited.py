@@ -51,8 +51,7 @@ def test_only_blank_lines_at_the_end_are_left_out(lines, bytes_, tmp_path_factor
     ]
 
 
-@pytest.mark.parametrize("split_lines", [1, 2, 1000])
-@pytest.mark.parametrize("row", [0, 1, 5, 6])
+@pytest.mark.parametrize(("row", "split_lines"), [(0, 1), (1, 2), (5, 1), (6, 1000)])
 def test_the_first_malformed_line_is_named_in_any_block(row, split_lines, tmp_path, monkeypatch):
     monkeypatch.setattr(delimited, "_BLOCK_BYTES", 8)
     monkeypatch.setattr(delimited, "_SPLIT_LINES", split_lines)

@@ -1,11 +1,9 @@
-"""Ids received per rank and table are those counted by hand."""
+"""Ids received per rank and table are those counted by hand; test_balance_meter.py has a training's."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,63 +23,8 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingConfig
 
-from commons.balance_meter import BalanceMeter
 from commons.received_ids import ReceivedIds, received_figures, sums_by_key
-from tests.commons.histories import VOCABULARY, TokenShuffler, histories
-from tests.commons.pipeline.ranking_pipelines import RankingModel, pipeline_of, sharded, steps_of
 from tests.on_ranks import on_ranks
-
-WINDOW = 3
-KEYS = ("user", "item", "action")
-
-
-def skewed_batch(number: int) -> Any:
-    """Returns a batch in which nine in ten ids are in the first rank's half of each table."""
-    rng = np.random.default_rng((dist.get_rank(), number))
-    batch = histories(rng.lognormal(1.5, 1.0, 4).clip(1, 30), rng)
-    values = batch.features.values()
-    values %= torch.where(torch.from_numpy(rng.random(len(values)) < 0.9), VOCABULARY // 2, VOCABULARY)
-    return batch
-
-
-def by_hand(batches: list[Any]) -> Counter[tuple[str, int]]:
-    """Counts the ids of all ranks' batches by key and the rank that has their row."""
-    own = Counter(
-        (key, id_ // (VOCABULARY // 2))
-        for batch in batches
-        for key in KEYS
-        for id_ in batch.features[key].values().tolist()
-    )
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
-    return sum(everyone, Counter())
-
-
-@pytest.mark.parametrize("name", ["none", "native"])
-@on_ranks(2)
-def test_a_skewed_row_wise_table_is_counted_as_by_hand(name):
-    model, optimizer = sharded(RankingModel())
-    pipeline, evaluation = (pipeline_of(name, model, optimizer, TokenShuffler()) for _ in range(2))
-    meter = BalanceMeter(pipeline, WINDOW, count_ids=True)
-    batches = [skewed_batch(number) for number in range(2 * WINDOW)]
-    loader = iter(batches)
-    for first in (0, WINDOW):
-        for _ in range(WINDOW):
-            pipeline.progress(loader)
-            ended = meter.step()
-        assert ended
-        count = by_hand(batches[first : first + WINDOW])
-        for key in KEYS:
-            of_ranks = [count[key, rank] for rank in range(2)]
-            assert meter.figures[f"ids_received/{key}_table"] == [round(n / WINDOW, 3) for n in of_ranks]
-            assert meter.figures[f"ids_imbalance/{key}_table"] == max(of_ranks) / (sum(of_ranks) / 2)
-        assert meter.figures["ids_imbalance"] > 1.6
-        model.eval()  # whose lookups do not count
-        assert len(list(steps_of(evaluation, [skewed_batch(99)]))) == 1
-        model.train()
-    scalars = meter.scalars()
-    assert scalars["ids_received/largest"] == max(meter.figures["ids_received"])
-    assert scalars["ids_imbalance/item_table"] == meter.figures["ids_imbalance/item_table"]
 
 
 class Tables(nn.Module):
