@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
 from contextlib import nullcontext
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
@@ -139,30 +139,20 @@ def test_a_loop_without_micro_batches_names_what_is_missing():
         run_micro_batches(RankingModel(), shuffler.exchange(batch, plan), shuffler, plan, "sum")
 
 
-class FailingOnce(nn.Module):
-    """Raises in its second step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = RankingModel()
-        self.calls = 0
-
-    def forward(self, batch: Any) -> Any:
-        self.calls += 1
-        if self.calls == 2:
-            raise RuntimeError("out of memory")
-        return self.model(batch)
-
-
 @pytest.mark.parametrize("cap", [None, 10**6])
 def test_a_step_that_raises_can_be_tried_again_with_its_own_plan(cap):
-    model = FailingOnce()
+    model, calls = RankingModel(), itertools.count(1)
+
+    def fail_at_the_second_call(*_: Any) -> None:
+        if next(calls) == 2:
+            raise RuntimeError("out of memory")
+
+    model.register_forward_pre_hook(fail_at_the_second_call)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     pipeline = pipeline_of("none", model, optimizer, TokenShuffler(extensions=in_micro_batches(cap)))
     rng = np.random.default_rng(3)
     batches = [draw_histories(rng, 6) for _ in range(3)]
-    loader = iter(batches)
-    tokens = []
+    loader, tokens = iter(batches), []
     for fails in (False, True, False, False):
         with pytest.raises(RuntimeError, match="out of memory") if fails else nullcontext():
             pipeline.progress(loader)
@@ -210,6 +200,5 @@ def test_outputs_add_up_to_those_of_all_samples(pools):
     check_summed(pools(2).run(summed_outputs, {"extensions": in_micro_batches(1)}))
 
 
-@pytest.mark.parametrize("sharded_tables", [True, False])
-def test_a_slow_rank_computes_and_the_others_wait(pools, sharded_tables):
-    check_spans(pools(2).run(spans, "none", sharded_tables, {"extensions": in_micro_batches(40)}), 2)
+def test_a_slow_rank_computes_and_the_others_wait(pools):
+    check_spans(pools(2).run(spans, "none", True, {"extensions": in_micro_batches(40)}), 2)
