@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed import Extension
+from commons.distributed import Extension, ShufflePlan
 from commons.extensions.verification import Verification
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
 from tests.commons.distributed.counted_collectives import recorded_collectives
@@ -23,7 +23,6 @@ from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, lopsided_batch, many_fields
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
 from tests.commons.sequence_batch.drawn_fields import draw_fields
-from tests.drawn_batches import MixedBatch
 from tests.few_examples import few_examples
 from tests.on_ranks import on_ranks
 
@@ -49,7 +48,7 @@ class Equal(FieldShuffler):
 @on_ranks(2)
 def test_fields_of_any_kind_and_dtype_pass():
     rank = dist.get_rank()
-    for seed in range(60):
+    for seed in range(30):
         fields = draw_fields(seed, np.random.default_rng((seed, rank)), 1 + 5 * rank)
         assert set(Equal(extensions=[Verification()]).shuffle(fields)) == set(fields)
 
@@ -84,51 +83,52 @@ def test_verifying_takes_one_more_to_plan_and_two_to_exchange(exchange):
     assert made == [planning, plans, checks, f"{PAYLOAD[exchange]} on exchange", checks]
 
 
-class Different(Extension):
-    """From the second plan on, rank 1 swaps the samples of the first two ranks."""
+class SecondPlan(Extension):
+    """On rank 1, the second plan is another one."""
 
-    name, order = "different", 5
-    plans = 0
+    name, order = "second_plan", 5
+
+    def __init__(self, change: Callable[[ShufflePlan], ShufflePlan]) -> None:
+        self.change, self.plans = change, 0
 
     def place(self, rows, place):
-        plan = place(rows)
         self.plans += 1
-        if self.plans == 1 or dist.get_rank() != 1:
-            return plan
-        swapped = np.where(plan.destination < 2, 1 - plan.destination, plan.destination)
-        return dataclasses.replace(plan, destination=swapped)
+        plan = place(rows)
+        return self.change(plan) if self.plans == 2 and dist.get_rank() == 1 else plan
+
+
+def _swapped(plan: ShufflePlan) -> ShufflePlan:
+    """Swaps the samples of the first two ranks."""
+    swapped = np.where(plan.destination < 2, 1 - plan.destination, plan.destination)
+    return dataclasses.replace(plan, destination=swapped)
+
+
+def _failing(plan: ShufflePlan) -> ShufflePlan:
+    raise LookupError("no such placement")
 
 
 @on_ranks(3)
-def test_ranks_with_different_plans_all_name_both_hashes():
-    shuffler = FieldShuffler(extensions=[Different(), Verification()])
-    shuffler.plan(lopsided_batch())
-    found = re.match(
-        r"RuntimeError: ranks have different plans for one step: its hash is (0x[0-9a-f]+) on rank 0 and "
-        r"(0x[0-9a-f]+) on rank 1 of the ranks",
-        error_of(shuffler.plan, lopsided_batch()),
-    )
-    assert found and found[1] != found[2]
+def test_ranks_with_different_plans_name_both_hashes_and_an_error_of_one_is_raised_on_all():
+    for change, expected in (
+        (
+            _swapped,
+            r"RuntimeError: ranks have different plans for one step: its hash is (0x[0-9a-f]+) on rank 0 and "
+            r"(?!\1 )0x[0-9a-f]+ on rank 1 of the ranks",
+        ),
+        (_failing, "LookupError: no such placement"),
+    ):
+        shuffler = FieldShuffler(extensions=[SecondPlan(change), Verification()])
+        first, error, after = [error_of(shuffler.plan, lopsided_batch()) for _ in range(3)]
+        assert first == after == "no error" and re.match(expected, error), error
+        assert change is _swapped or dist.get_rank() == 1 or "raised on rank 1:" in error
 
 
 @on_ranks(2)
 def test_an_exchange_by_different_plans_is_an_error_on_all_ranks():
     shuffler, batch = FieldShuffler(extensions=[Verification()]), lopsided_batch()
     plan = shuffler.plan(batch)
-    if dist.get_rank() == 1:
-        plan = dataclasses.replace(plan, destination=1 - plan.destination)
     with pytest.raises(RuntimeError, match="different plans for one step"):
-        shuffler.exchange(batch, plan)
-
-
-@on_ranks(2)
-def test_only_equal_plans_have_equal_hashes():
-    shuffler, fingerprints = FieldShuffler(extensions=[Verification()]), []
-    for of_step in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4]):
-        batch = lopsided_batch()
-        batch.workload = torch.tensor(of_step) * (1 + dist.get_rank())
-        fingerprints.append(shuffler.plan(batch).fingerprint)
-    assert fingerprints[0] == fingerprints[2] != fingerprints[1]
+        shuffler.exchange(batch, _swapped(plan) if dist.get_rank() == 1 else plan)
 
 
 def keyed(lengths: list[int]) -> KeyedJaggedTensor:
@@ -180,12 +180,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("exchange", BOTH)
 @pytest.mark.parametrize("name", WRONG)
 @on_ranks(3)
-def test_a_wrong_exchange_of_one_rank_is_an_error_on_all(name, exchange):
+def test_a_wrong_exchange_of_one_rank_is_an_error_on_all(name):
     change, message = WRONG[name]
-    shuffler = type("Wrong", (Wrong,), {"change": change})(exchange=exchange, extensions=[Verification()])
+    shuffler = type("Wrong", (Wrong,), {"change": change})(extensions=[Verification()])
     batch = {
         "workload": torch.arange(4) + 100 * (dist.get_rank() == 0),
         "number": torch.arange(4),
@@ -194,49 +193,3 @@ def test_a_wrong_exchange_of_one_rank_is_an_error_on_all(name, exchange):
     plan = shuffler.plan(batch)
     assert plan.moves
     assert re.match(f"RuntimeError: {message}", error_of(shuffler.exchange, batch, plan))
-
-
-@dataclasses.dataclass
-class Clamping(MixedBatch):
-    """Clamps a field on rank 1, which changes no row of the first batch."""
-
-    def __post_init__(self) -> None:
-        if dist.is_initialized() and dist.get_rank() == 1:
-            self.matrix.clamp_(max=5000)
-        super().__post_init__()
-
-
-@on_ranks(2)
-def test_a_batch_that_changes_its_rows_when_made_again_is_an_error_on_all_ranks():
-    def batch(factor: int) -> Clamping:
-        fields = vars(lopsided_batch())
-        made = Clamping(**{spec.name: fields[spec.name] for spec in dataclasses.fields(Clamping)})
-        made.matrix *= factor
-        return made
-
-    shuffler = FieldShuffler(extensions=[Verification()])
-    shuffler.shuffle(batch(1))
-    error = error_of(shuffler.shuffle, batch(6))
-    assert re.match(r"RuntimeError: row \d of rank 0 has changed in the exchange to rank 1", error)
-
-
-class Raising(Extension):
-    """On rank 1, the second placing raises."""
-
-    name, order = "raising", 5
-    plans = 0
-
-    def place(self, rows, place):
-        self.plans += 1
-        if self.plans == 2 and dist.get_rank() == 1:
-            raise LookupError("no such placement")
-        return place(rows)
-
-
-@on_ranks(3)
-def test_an_error_of_placing_on_one_rank_is_raised_on_all():
-    shuffler = FieldShuffler(extensions=[Raising(), Verification()])
-    first, error, after = [error_of(shuffler.plan, lopsided_batch()) for _ in range(3)]
-    assert first == after == "no error"
-    assert error.startswith("LookupError: no such placement")
-    assert dist.get_rank() == 1 or "raised on rank 1:" in error
