@@ -42,14 +42,6 @@ from tests.on_ranks import on_ranks
 IDS, ONES = torch.arange(ROWS), torch.ones(ROWS, dtype=torch.int64)
 
 
-def selected(batch: Any, rows: list[int]) -> Any:
-    """Returns these rows of a batch that one process holds."""
-    if isinstance(batch, BaseBatch):
-        return batch.index_select(rows)
-    view = Rows(batch)
-    return view.select([view.packed()], np.array(rows), len(rows))
-
-
 def check_travels(make: Callable[..., Any], more: Callable[[torch.Tensor], Any], exchange: str) -> None:
     """Checks that a field moves with its rows, and that the loaded batch keeps it."""
     ids, is_first = own_ids(), dist.get_rank() == 0
@@ -75,16 +67,20 @@ def test_every_kind_of_field_travels_with_its_row_in_any_container(exchange: str
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_every_kind_of_field_is_selected_with_its_row(container: str):
     make, rows = CONTAINERS[container], [2, 0, 2]
-    batch = selected(make(IDS, every_kind(IDS)), rows)
+    loaded = make(IDS, every_kind(IDS))
+    if isinstance(loaded, BaseBatch):
+        batch = loaded.index_select(rows)
+    else:
+        view = Rows(loaded)
+        batch = view.select([view.packed()], np.array(rows), len(rows))
     check_identical(batch, make(IDS[rows], every_kind(IDS[rows])))
 
 
-@pytest.mark.parametrize("container", ["dict", "BaseBatch"])
+@pytest.mark.parametrize("exchange", BOTH)
 @on_ranks(2)
-def test_every_dtype_travels_bit_for_bit(container: str):
+def test_every_dtype_travels_bit_for_bit(exchange: str):
     with unfilled_memory():
-        for exchange in BOTH:
-            check_travels(CONTAINERS[container], of_every_dtype, exchange)
+        check_travels(CONTAINERS["dict"], of_every_dtype, exchange)
 
 
 @on_ranks(2)
@@ -103,34 +99,29 @@ def test_tensordicts_keep_names_and_locks_and_change_device():
     assert Rows(without_rows).to(torch.device("meta")).batch["n", "ids"].device.type == "meta"
 
 
-STAYS: Mapping[str, Callable[[int], Any]] = {
-    "text": lambda rank: f"rank {rank}",
-    "number": lambda rank: rank / 2,
-    "none": lambda rank: None,
-    "function": lambda rank: len,
-    "dtype": lambda rank: torch.float16,
-    "names": lambda rank: ["a", "b", "c", "d"],
-    "deep": lambda rank: {"texts": ("x", [1, {2, 3}]), "rank": rank},
-}
-
-
-@pytest.mark.parametrize("container", ["dict", "TensorDict", "dataclass", "BaseBatch"])
 @on_ranks(2)
-def test_plain_values_and_lists_that_are_equal_on_all_ranks_stay(container: str):
-    make, rank = CONTAINERS[container], dist.get_rank()
-    for kind, more in STAYS.items():
-        with naming(kind):
-            shuffler = HeavyOnRank1()
+def test_plain_values_and_lists_that_are_equal_on_all_ranks_stay():
+    rank = dist.get_rank()
+    more = {
+        "text": f"rank {rank}",
+        "number": rank / 2,
+        "none": None,
+        "function": len,
+        "dtype": torch.float16,
+        "names": ["a", "b", "c", "d"],
+        "deep": {"texts": ("x", [1, {2, 3}]), "rank": rank},
+    }
+    for container in ("dict", "TensorDict", "dataclass", "BaseBatch"):
+        with naming(container):
+            make, shuffler = CONTAINERS[container], HeavyOnRank1()
             for _ in range(2):
-                moved = shuffler.shuffle(make(own_ids(), more(rank)))
+                moved = shuffler.shuffle(make(own_ids(), more))
                 check_some_moved(ids_of(moved))
-                check_identical(moved, make(ids_of(moved), more(rank)))
+                check_identical(moved, make(ids_of(moved), more))
 
 
 LISTS: Mapping[str, Callable[[int], Any]] = {
     "strings": lambda rank: [f"user {rank} {row}" for row in range(ROWS)],
-    "tuple": lambda rank: tuple(f"{rank}.{row}" for row in range(ROWS)),
-    "nested": lambda rank: [[rank, row] for row in range(ROWS)],
     "records": lambda rank: [{"user": rank, "name": str(row)} for row in range(ROWS)],
     "range": lambda rank: range(rank * ROWS, rank * ROWS + ROWS),
     "by number": lambda rank: {rank * ROWS + row: "text" for row in range(ROWS)},
@@ -157,14 +148,11 @@ def test_what_is_declared_as_shared_stays_and_lists_that_differ_have_to_be():
             check_some_moved(moved["ids"])
             assert moved["of"]["more"] is more
             assert HeavyOnRank1().shuffle(held(own_ids(), shared=more)).shared is more
-            if kind in LISTS:
-                for container in ("dict", "BaseBatch"):
-                    error = error_of_all(HeavyOnRank1().plan, CONTAINERS[container](own_ids(), more))
-                    remedies = (
-                        "integers in a tensor.*a JaggedTensor of their bytes.*shared_fields.*per_sample"
-                    )
-                    differs = "more is a list that differs on the ranks 0 and 1"
-                    assert re.match(f"ValueError: {differs}.*{remedies}", error), error
+            for container in ("dict", "BaseBatch") if kind in LISTS else ():
+                error = error_of_all(HeavyOnRank1().plan, CONTAINERS[container](own_ids(), more))
+                assert error.startswith("ValueError: more is a list that differs on the ranks 0 and 1"), error
+                for remedy in ("integers in a tensor", "JaggedTensor", "shared_fields", "per_sample"):
+                    assert remedy in error
 
 
 @on_ranks(3)
@@ -208,7 +196,6 @@ def test_a_subclass_of_the_identity_names_shared_fields_too():
 
     batch = {"ids": torch.arange(3), "rate": torch.tensor(0.5)}
     assert NotBalancing().plan(batch).num_placed.tolist() == [3]
-    assert "rate is a tensor without rows" in error_of(NotBalancing(shared_fields=()).plan, batch)
 
 
 def _step(shuffler: HeavyOnRank1, batch: Any) -> Any:
@@ -234,10 +221,6 @@ def test_what_does_not_pickle_stays_that_of_the_first_step_and_has_to_be_there()
         assert moved["step"] == (0 if rank else step) and len(moved["ids"]) == ROWS // (step + 1)
     batch = {"ids": own_ids(), "call": lambda: 0} if rank else None
     assert "a batch of rank 1 does not pickle" in error_of(HeavyOnRank1().plan, batch)
-
-
-class SubclassedJagged(JaggedTensor):
-    pass
 
 
 class SubclassedKeyed(KeyedJaggedTensor):
@@ -296,15 +279,6 @@ class OfSomethingElse:
 
 
 @dataclass
-class DoublingBatch(BaseBatch):
-    ids: torch.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self.ids = self.ids * 2
-        super().__post_init__()
-
-
-@dataclass
 class Pieced(BaseBatch):
     pieces: torch.Tensor | None = None
 
@@ -344,25 +318,21 @@ SIMILAR = "TypeError: .*4 similar entries.*fields or samples.*refined"
 # What a batch holds beside `ids`, and what the error says.
 REFUSED_FIELDS: Mapping[str, tuple[Callable[[], Any], str]] = {
     "array": (lambda: np.arange(ROWS), r"TypeError: more is a numpy\.ndarray, .*make it a tensor"),
-    "arrays": (lambda: [np.arange(ROWS)], r"TypeError: more\[0\] is a numpy\.ndarray, .*shared_fields"),
     "object": (lambda: {"a b": object()}, r"TypeError: more\['a b'\] is a object, .*register_batch_type"),
     "tensorclass": (lambda: Tagged(IDS, batch_size=[ROWS]), "TypeError: more .*register_batch_type"),
     "non-tensors": (lambda: NonTensorStack("a", "b"), "TypeError: more .* its values are not tensors"),
     "holes": (_with_holes, "TypeError: more: .*rows without holes"),
     "strided": (lambda: torch.nested.nested_tensor([IDS, IDS]), r"TypeError: more: .*layout torch\.jagged"),
-    "sparse": (lambda: IDS.to_sparse(), "TypeError: more: .*layout torch.sparse_coo"),
     "sparse values": (
         lambda: JaggedTensor(IDS.to_sparse(), None, ONES),
         "TypeError: more: .*torch.sparse_coo",
     ),
-    "jagged subclass": (lambda: SubclassedJagged(IDS, lengths=ONES), "TypeError: more: .*as a JaggedTensor"),
     "keyed subclass": (
         lambda: SubclassedKeyed(["a"], IDS, lengths=ONES),
         "TypeError: more: .* would arrive as a KeyedJaggedTensor",
     ),
     "subclass": (lambda: IDS.as_subclass(SubclassedTensor), "TypeError: more: .* would arrive as a Tensor"),
     "masked": (_masked, "TypeError: more: a .*MaskedTensor would arrive"),
-    "masked values": (lambda: JaggedTensor(_masked(), lengths=ONES), "TypeError: more: a .*MaskedTensor"),
     "inverse": (
         lambda: _keyed(ONES, stride=ROWS, inverse_indices=(["a"], IDS[None])),
         "TypeError: more: .*inverse_indices",
@@ -381,7 +351,6 @@ REFUSED_FIELDS: Mapping[str, tuple[Callable[[], Any], str]] = {
         lambda: JaggedTensor(IDS, lengths=ONES, weights=torch.ones(6)),
         r"ValueError: .*'more' has 4 values and weights of shape \(6,\)",
     ),
-    "fewer weights": (lambda: _keyed(ONES, weights=torch.ones(1)), r"ValueError: .*weights of shape \(1,\)"),
     "more values": (lambda: _keyed(ONES // 2), "ValueError: .*'more' has 4 values, its lengths add up to 0"),
     "values before": (
         lambda: JaggedTensor(torch.arange(6), offsets=torch.arange(5) + 2),
@@ -391,7 +360,6 @@ REFUSED_FIELDS: Mapping[str, tuple[Callable[[], Any], str]] = {
         lambda: JaggedTensor(IDS, None, ONES.byte()),
         "ValueError: .*'more' has .*expected .*int32",
     ),
-    "int16 lengths": (lambda: _keyed(ONES.short()), "ValueError: .*'more' has torch.int16 lengths"),
     "wide lengths": (
         lambda: JaggedTensor(IDS, lengths=ONES.view(2, 2)),
         r"ValueError: .*'more' has torch.int64 lengths of shape \(2, 2\)",
@@ -404,16 +372,10 @@ REFUSED_FIELDS: Mapping[str, tuple[Callable[[], Any], str]] = {
     "fewer rows": (lambda: IDS[:2], "ValueError: fields .*{'ids': 4, 'more': 2}"),
     "tensors": (lambda: [IDS] * ROWS, SIMILAR),
     "a batch": (lambda: held(IDS), "TypeError: more is a .*Held within a dict, .*the whole a BaseBatch"),
-    "a tensor in an attribute": (
-        lambda: _with_attribute(SubclassedDict, IDS),
-        "TypeError: more.mask is a tensor that would stay behind.*make it a field",
-    ),
 }
 REFUSED_BATCHES: Mapping[str, tuple[Callable[[], Any], str]] = {
     "no field": (dict, "TypeError: dict has no rows to place; expected a BaseBatch"),
     "a text": (lambda: {"name": "train"}, "TypeError: dict has no rows"),
-    "an empty TensorDict": (lambda: TensorDict({}, batch_size=[3]), "TypeError: .*TensorDict has no rows"),
-    "a number": (lambda: [3], "TypeError: list has no rows"),
     "unknown": (Unknown, "TypeError: .*Unknown has no rows.*register_batch_type"),
     "keys that look alike": (
         lambda: {FeatureName(1): IDS, FeatureName(2): IDS},
@@ -442,12 +404,9 @@ REFUSED_BATCHES: Mapping[str, tuple[Callable[[], Any], str]] = {
     ),
     "doubled": (lambda: Doubling(IDS), "TypeError: ids changes .*register_batch_type"),
     "an InitVar": (lambda: OfSomethingElse(IDS), "TypeError: .*other than its fields; .*register_batch_type"),
-    "a doubled BaseBatch": (lambda: _base(DoublingBatch, ids=IDS), "TypeError: ids changes"),
     "a reserved name": (lambda: _base(Pieced, pieces=IDS), "TypeError: .*Pieced .*'pieces'.*rename it"),
-    "a BaseBatch in a tuple": (lambda: (held(IDS), IDS), r"TypeError: \[0\] is a .*Held within a tuple"),
     "lost rows": (_shrunk, "ValueError: Held.more.x has 2 rows, expected batch_size = 4"),
     "dicts": (lambda: [{"ids": IDS}] * ROWS, SIMILAR),
-    "pairs": (lambda: [(torch.rand(ROWS), IDS)] * ROWS, SIMILAR),
     "by number": (lambda: dict.fromkeys(range(ROWS), IDS), SIMILAR),
     "lengths of samples": (
         lambda: [IDS, IDS[:2]],
@@ -463,14 +422,12 @@ def _on_rank_1(batch: Any, other: Any) -> Any:
 @pytest.mark.filterwarnings("ignore")
 @on_ranks(2)
 def test_what_would_lose_something_is_refused_by_all_ranks_at_once():
-    later, good = HeavyOnRank1(), {"ids": IDS}
+    fresh, later, good = HeavyOnRank1(), HeavyOnRank1(), {"ids": IDS}
     later.shuffle(good)
     refused = [(kind, {"ids": IDS, "more": make()}, told) for kind, (make, told) in REFUSED_FIELDS.items()]
     refused += [(kind, make(), told) for kind, (make, told) in REFUSED_BATCHES.items()]
     for kind, batch, told in refused:
-        first, second = (
-            error_of_all(shuffler.plan, _on_rank_1(good, batch)) for shuffler in (HeavyOnRank1(), later)
-        )
+        first, second = (error_of_all(of.plan, _on_rank_1(good, batch)) for of in (fresh, later))
         assert re.match(told, first), (kind, first)
         # A later batch may just have other fields than the first.
         assert re.match(f"{told}|(Type|Value)Error: .*the first", second), (kind, second)
@@ -479,22 +436,20 @@ def test_what_would_lose_something_is_refused_by_all_ranks_at_once():
 @pytest.mark.filterwarnings("ignore")
 @on_ranks(2)
 def test_dtypes_whose_rows_cannot_be_sent_are_refused_by_all_ranks():
+    shuffler = HeavyOnRank1()
     for name in sorted(REFUSED_DTYPES & DTYPES.keys()):
         if name in ("qint8", "quint8", "qint32"):
             values = torch.quantize_per_tensor(torch.zeros(ROWS), 1.0, 0, DTYPES[name])
         else:
             values = drawn(DTYPES[name], IDS)
         for more in (values, JaggedTensor(IDS, lengths=ONES, weights=values)):
-            error = error_of_all(HeavyOnRank1().plan, {"ids": IDS, "more": more})
+            error = error_of_all(shuffler.plan, {"ids": IDS, "more": more})
             assert re.match(f"TypeError: more: .*dtype torch.{name}, whose rows", error), error
 
 
-@pytest.mark.parametrize(
-    "more", [np.zeros(ROWS), [np.zeros(ROWS)], {"a": object()}], ids=["array", "list", "dict"]
-)
-def test_a_base_batch_refuses_what_would_stay_behind_when_it_is_made(more: Any):
-    with pytest.raises(TypeError, match=r"Held.more\S* is a .*, which would stay behind.*per_sample"):
-        held(IDS, more=more)
+def test_a_base_batch_refuses_what_would_stay_behind_when_it_is_made():
+    with pytest.raises(TypeError, match=r"Held.more\[0\] is a .*, which would stay behind.*per_sample"):
+        held(IDS, more=[np.zeros(ROWS)])
 
 
 @tensorclass
@@ -538,18 +493,9 @@ def test_the_remedy_fits_the_shape_of_a_field_of_other_rows(value: torch.Tensor,
         held(torch.arange(4), more=fields)
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        tuple(torch.arange(ROWS) for _ in range(ROWS)),
-        {name: torch.arange(ROWS) for name in "abcd"},
-        [torch.arange(ROWS) for _ in range(3)],
-        [torch.rand(2), torch.arange(2)],
-    ],
-    ids=["tuple", "names", "other length", "other kinds"],
-)
-def test_tensors_that_are_fields_are_taken(batch: Any):
-    Rows(batch).check()
+def test_tensors_that_are_fields_are_taken():
+    for batch in ((IDS,) * ROWS, dict.fromkeys("abcd", IDS), [IDS] * 3, [torch.rand(2), torch.arange(2)]):
+        Rows(batch).check()
 
 
 @dataclass
@@ -557,10 +503,11 @@ class WithCache:
     """Works a total out when it is asked for, and in some batches a mask at once."""
 
     ids: torch.Tensor
+    names: list[str] = field(default_factory=list)
     weights: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ids = self.ids.long()  # changes nothing the second time
+        self.ids, self.names = self.ids.long(), [*self.names]  # changes nothing the second time
         self.weights = self.ids.float()
         self._total: torch.Tensor | None = None
         self.made = np.random.default_rng().random()
@@ -574,7 +521,7 @@ class WithCache:
 
 
 @on_ranks(2)
-def test_what_a_batch_works_out_of_its_fields_is_worked_out_again():
+def test_what_a_batch_works_out_of_its_fields_is_worked_out_again_and_equal_texts_stay():
     shuffler = HeavyOnRank1()
     for last in (4, 5):  # the first has no mask
         batch = WithCache(torch.cat([own_ids()[:3], torch.tensor([last])]).int())
@@ -582,21 +529,6 @@ def test_what_a_batch_works_out_of_its_fields_is_worked_out_again():
         moved = shuffler.shuffle(batch)
         assert int(moved.total()) == int(moved.ids.sum()) and moved.weights.equal(moved.ids.float())
         assert hasattr(moved, "odd") == bool(int(moved.ids.sum()) % 2)
-
-
-@dataclass
-class CopyingBatch(BaseBatch):
-    ids: torch.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self.contextual_feature_names = list(self.contextual_feature_names)
-        super().__post_init__()
-
-
-@on_ranks(2)
-def test_what_changes_nothing_when_a_batch_is_made_again_is_taken():
-    moved = HeavyOnRank1().shuffle(CopyingBatch(held(own_ids()).features, ROWS, {}, ids=own_ids()))
-    check_some_moved(moved.ids)
     moved = HeavyOnRank1().shuffle(_with_attribute(SubclassedDict, ["a", "b"], ids=IDS))
     assert moved.mask == ["a", "b"]
 
@@ -604,7 +536,8 @@ def test_what_changes_nothing_when_a_batch_is_made_again_is_taken():
 @on_ranks(2)
 def test_ranks_and_steps_agree_on_the_types_and_formats_of_batches():
     kinds = {key: KeyedTensor([*key], [1, 1], torch.zeros(ROWS, 2)) for key in ("ab", "ba")}
-    assert error_of_all(HeavyOnRank1().plan, {"kt": kinds["ab"]}) == "no error"
+    twice = torch.arange(2 * ROWS), None, ONES.repeat(2)
+    keyed = {keys: KeyedJaggedTensor([*keys], *twice) for keys in ("xy", "yx")}
     # Rank 1's batch knows its padding rows, that of rank 0 does not.
     batches = {"features": held(IDS).features}, BaseBatch(held(IDS).features, ROWS, {})
     assert "of different types" in error_of_all(HeavyOnRank1().plan, _on_rank_1(*batches))
@@ -612,10 +545,11 @@ def test_ranks_and_steps_agree_on_the_types_and_formats_of_batches():
         (held(IDS, kinds["ab"]), held(IDS, kinds["ba"]), r"field 'more\(.: 1, .: 1\)' is"),
         (held(IDS), held(IDS.int()), "field 'features' has dtype torch.int32, expected torch.int64"),
         (held(IDS, IDS), held(IDS), "field 'more' is missing"),
+        ({"x": IDS, "y": IDS}, {"y": IDS, "x": IDS}, r"\['y', 'x'\]"),
         (
-            held(IDS, _keyed(ONES)),
-            held(IDS, KeyedJaggedTensor(["z"], IDS, None, ONES)),
-            r"field 'more' has keys \('z',\), expected \('a',\)",
+            held(IDS, keyed["xy"]),
+            held(IDS, keyed["yx"]),
+            r"'more' has keys \('y', 'x'\), expected \('x', 'y'\)",
         ),
     ):
         later = HeavyOnRank1()
@@ -629,6 +563,7 @@ def test_ranks_and_steps_agree_on_the_types_and_formats_of_batches():
 def test_the_type_of_batches_is_that_of_the_first_that_was_planned():
     shuffler = HeavyOnRank1()
     assert "no rows" in error_of_all(shuffler.plan, ["a"])
+    assert not shuffler.plan(None).has_batch
     assert shuffler.plan(_on_rank_1({"x": IDS}, None)).rows.num_loaded.tolist() == [ROWS, 0]
     assert "no rows" in error_of_all(shuffler.plan, _on_rank_1({"x": IDS}, ["a"]))
     assert shuffler.plan({"x": IDS}).rows.num_loaded.tolist() == [ROWS, ROWS]

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler, Extension
 from tests.commons.distributed.internals import PlanAhead, Step
@@ -142,26 +141,6 @@ def test_cached_properties_of_an_exchanged_batch_are_those_of_its_own_rows():
     assert len(moved) == 2
     for batch in moved:
         assert batch.totals.tolist() == batch["x"].sum(1).tolist()
-
-
-@pytest.mark.parametrize("first_step", [0, 2])
-@pytest.mark.parametrize("of", ["fields", "keys"])
-@on_ranks(2)
-def test_names_in_another_order_on_a_rank_are_refused_on_all(of, first_step):
-    def batch(number: int) -> dict[str, Any]:
-        names, keys = ["workload", "views", "ids"], "xy"
-        if dist.get_rank() == 1 and number >= first_step:  # as from a set of strings, whose hashes differ
-            names, keys = (names[::-1], keys) if of == "fields" else (names, keys[::-1])
-        ids = KeyedJaggedTensor(list(keys), torch.arange(6), lengths=torch.ones(6).long())
-        columns = {"workload": torch.arange(3), "views": torch.arange(3), "ids": ids}
-        return {name: columns[name] for name in names}
-
-    steps, whose = 0, "rank 0" if first_step == 0 else "the first batch"
-    orders = {"fields": r"\['ids', 'views', 'workload'\]", "keys": r"'ids' has keys \('y', 'x'\)"}
-    with pytest.raises(ValueError, match=f"rank 1 has a batch .* that of {whose}: .*{orders[of]}.* the same"):
-        for _ in DictShuffler().plan_ahead(map(batch, range(4))):
-            steps += 1
-    assert steps == first_step
 
 
 def _numbers(count: int, broken: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
