@@ -56,8 +56,8 @@ class RawFiles:
 
     main: Callable[[Sequence[str]], None]
     dataset: str | None
-    files: Mapping[str, bytes]
-    rows: Sequence[tuple] = field(repr=False)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    rows: Sequence[tuple] = field(default=(), repr=False)
 
     @property
     def outputs(self) -> tuple[str, ...]:

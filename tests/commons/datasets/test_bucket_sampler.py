@@ -1,18 +1,15 @@
 from collections import Counter
-from functools import partial
 from itertools import chain
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader
 
 from commons.datasets import BucketSampler
 from commons.partition import loads, refined
 from tests.commons.datasets import epoch_loaders
-from tests.commons.datasets.epoch_loaders import Numbers, buckets, histories, loaded, samples_of
+from tests.commons.datasets.epoch_loaders import buckets, histories, loaded, loader_of, samples_of
 from tests.commons.distributed.errors_and_warnings import warnings_of
 
 shapes = {
@@ -21,10 +18,6 @@ shapes = {
     "num_ranks": st.integers(1, 4),
     "num_buckets": st.integers(1, 9) | st.just(100),
 }
-
-
-def samplers(workloads, batch_size, num_ranks, **options):
-    return [BucketSampler(workloads, batch_size, rank, num_ranks, **options) for rank in range(num_ranks)]
 
 
 def steps_of(workloads, batch_size, num_ranks, **options):
@@ -75,10 +68,9 @@ def test_small_groups_stay_on_one_rank(num_buckets):
             assert sum(group in groups[batch] for batch in step) == 1
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.uint64])
-def test_what_groups_are_called_does_not_matter(dtype):
+def test_what_groups_are_called_does_not_matter():
     groups = drawn_groups(100, 12).clip(0)
-    names = (groups * 2_654_435_761 % 1_000_003).astype(dtype)
+    names = (groups * 2_654_435_761 % 1_000_003).astype(np.uint64)
     one, other = (steps_of(histories(100), 4, 2, groups=of) for of in (groups, names))
     assert one == other
 
@@ -104,58 +96,49 @@ def test_what_fills_no_step_is_drawn_from_all_samples_and_equal_workloads_are_sh
 @pytest.mark.parametrize("num_buckets", [1, 4])
 @pytest.mark.parametrize("num_samples", [16, 17, 18, 30, 33])
 def test_the_last_step_is_kept_dropped_or_filled_by_repetition(num_samples, num_buckets):
-    work, ranks = histories(num_samples), 4
-
-    def epoch(last):
-        return steps_of(work, 4, ranks, num_buckets=num_buckets, last=last)
-
-    kept, dropped, repeated = epoch("keep"), epoch("drop"), epoch("repeat")
-    assert kept == epoch(None)
+    kept, dropped, repeated, usual = (
+        steps_of(histories(num_samples), 4, 4, num_buckets=num_buckets, last=last)
+        for last in ("keep", "drop", "repeat", None)
+    )
+    assert kept == usual
     full = num_samples // 16
     assert dropped == kept[:full] == repeated[:full]
     counts = Counter(chain.from_iterable(map(samples_of, repeated)))
     assert counts.keys() == set(range(num_samples)) and max(counts.values()) <= 2
-    assert {len(batch) for batch in repeated[-1]} == {-(-(num_samples % 16 or 16) // ranks)}
+    assert {len(batch) for batch in repeated[-1]} == {-(-(num_samples % 16 or 16) // 4)}
 
 
-@pytest.mark.parametrize("num_samples", [0, 1, 3, 4, 16, 17, 19, 20, 30, 32])
+@pytest.mark.parametrize("num_samples", [0, 3, 4, 16, 17, 20])
 def test_a_last_step_with_fewer_samples_than_ranks_is_warned_of_before_it_comes(num_samples):
-    work, ranks = histories(num_samples), 4
     with warnings_of("commons.datasets.bucket_sampler") as chosen:
-        for last in ("keep", "drop", "repeat"):
-            if last != "drop" or num_samples >= 16 or not num_samples:
-                samplers(work, 4, ranks, last=last)
+        for last in ("keep", "repeat"):
+            steps_of(histories(num_samples), 4, 4, last=last)
     with warnings_of("commons.datasets.bucket_sampler") as found:
-        batches = [list(sampler) for sampler in samplers(work, 4, ranks)]
+        steps = steps_of(histories(num_samples), 4, 4)
     assert chosen == []
-    assert len(found) == any(not batch for of_rank in batches for batch in of_rank)
+    assert len(found) == any(not batch for step in steps for batch in step)
     for message in found:
         assert message.startswith(f"{num_samples} samples leave {num_samples % 16} ")
         assert all(f'last="{last}"' in message for last in ("keep", "drop", "repeat"))
 
 
 def test_batches_of_several_ranks_are_not_divided_once_more():
-    sampler = BucketSampler(np.ones(10), 4)
-    assert sampler.batch_size == BatchSampler(range(10), 4, drop_last=False).batch_size == 4
-    collate = partial(Numbers().collate, batch_size=4)
-    for sampler in samplers(np.ones(64), 4, 2):
-        with pytest.raises(RuntimeError, match=r"num_ranks = 2.*iterate over the DataLoader itself"):
-            getattr(sampler, "batch_size", None)  # as accelerate's prepare does
-        for options in ({"collate_fn": collate}, {"num_workers": 1}):
-            loader = DataLoader(torch.arange(64), batch_sampler=sampler, **options)
-            assert loaded(loader) == list(sampler)
-            assert len(loader) == 8 and loader.batch_size is None
+    assert buckets(64).batch_size == 4
+    sampler = buckets(64, rank=1, num_ranks=2)
+    with pytest.raises(RuntimeError, match=r"num_ranks = 2.*iterate over the DataLoader itself"):
+        getattr(sampler, "batch_size", None)  # as accelerate's prepare does
+    loader = loader_of(sampler, 64, num_workers=1)
+    assert loaded(loader) == list(sampler)
+    assert len(loader) == 8 and loader.batch_size is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        *(({"num_buckets": value}, "num_buckets is ") for value in (0, 1.5, True, "1")),
+        *(({"num_buckets": value}, "num_buckets is ") for value in (0, 1.5)),
         ({"workloads": [1, -2]}, r"workloads\[1\] is -2.0, expected a finite number of at least 0"),
-        ({"workloads": [float("nan")]}, r"workloads\[0\] is nan"),
         ({"workloads": [[1, 2]]}, r"workloads has shape \(1, 2\), expected one number per sample"),
         ({"groups": [1]}, r"groups has shape \(1,\) .* expected one integer for each of 2"),
-        ({"groups": [1, 0.5]}, "dtype float64, expected one integer"),
         ({"batch_size": 4, "last": "drop"}, "drops all 2 samples"),
         ({"last": "wrap"}, '"keep", "drop" or "repeat"'),
     ],

@@ -3,22 +3,22 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.datasets.item_sids import ItemSIDs
+from commons.datasets import ItemSIDs
+from tests.commons.datasets.raw_files import write_file
+from tests.few_examples import few_examples
 
 SIZES = (4, 8, 16)
 
 
 def write(directory, content):
-    """Writes text or bytes to a JSON file, and what `torch.save` takes to another."""
-    path = directory / ("sids.json" if isinstance(content, str | bytes) else "sids.pt")
-    if isinstance(content, str | bytes):
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-    else:
-        torch.save(content, path)
-    return path
+    """Writes text to a JSON file, and a tensor to another."""
+    if isinstance(content, str):
+        return write_file(directory / "sids.json", content.encode())
+    torch.save(content, directory / "sids.pt")
+    return directory / "sids.pt"
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
@@ -30,7 +30,7 @@ def test_a_tensor_has_an_item_per_column(dtype, tmp_path):
     assert sids.items.dtype == sids.codes.dtype == np.int64
 
 
-@settings(max_examples=20)  # each writes a file
+@few_examples  # each writes a file
 @given(
     codes=st.dictionaries(
         st.integers(0, 10**18 - 1), st.tuples(*(st.integers(0, size - 1) for size in SIZES)), min_size=1
@@ -39,12 +39,13 @@ def test_a_tensor_has_an_item_per_column(dtype, tmp_path):
 )
 def test_json_items_are_sorted_and_need_not_be_contiguous(codes, encoding, tmp_path_factory):
     text = json.dumps({f"{item:03}": item_codes for item, item_codes in codes.items()})
-    sids = ItemSIDs.load(write(tmp_path_factory.mktemp("sids"), text.encode(encoding)), SIZES)
+    path = write_file(tmp_path_factory.mktemp("sids") / "sids.json", text.encode(encoding))
+    sids = ItemSIDs.load(path, SIZES)
     assert sids.items.tolist() == sorted(codes)
     rows = sids.rows_of(np.array(list(codes)))
     assert sids.items[rows].tolist() == list(codes)
     assert [tuple(row) for row in sids.codes[rows].tolist()] == list(codes.values())
-    assert sids.items.dtype == sids.codes.dtype == np.int64
+    assert sids.items.dtype == sids.codes.dtype == rows.dtype == np.int64
 
 
 LONG = torch.int64
@@ -57,16 +58,13 @@ REFUSED = {
     "negative code": (torch.tensor([[0, -1], [7, 1], [2, 15]]), "item 1", "code -1", "0 to 3"),
     "no JSON": ("{", "not JSON"),
     "too deep": ("[" * 100_000, "not JSON"),
-    "list": ("[[0, 1, 2]]", "list", "object"),
     "no item": ("{}", "no items"),
     "too few codes": ('{"0": [0, 1, 2], "5": [0, 1]}', "item 5", "[0, 1]", "3 integers"),
-    "code as a float": ('{"5": [0, 1, 2.0]}', "item 5", "2.0", "3 integers"),
-    "code as a flag": ('{"5": [0, 1, true]}', "item 5", "True", "3 integers"),
     "code beyond int64": (f'{{"5": [0, 1, {2**63}]}}', "item 5", "3 integers"),
     "no list": ('{"5": 7}', "item 5", "7", "3 integers"),
     **{
         f"item {key!r}": (f'{{"{key}": [0, 1, 2]}}', f"'{key}'", "integer from 0")
-        for key in ("-1", "a", "1.0", "1_0", " 1", "", "1" + 18 * "0")
+        for key in ("-1", "1_0", "1" + 18 * "0")
     },
     "item twice": ('{"1": [0, 1, 2], "01": [0, 1, 2]}', "'01'", "item 1"),
 }
@@ -81,40 +79,27 @@ def test_a_file_that_is_no_mapping_is_named(refused, tmp_path):
     assert all(text in str(raised.value) for text in (str(path), *expected)), raised.value
 
 
-def test_a_file_that_is_absent_damaged_or_of_another_kind_is_named(tmp_path):
-    for name in ("sids.pt", "sids.json"):
-        with pytest.raises(FileNotFoundError, match=str(tmp_path / name)):
-            ItemSIDs.load(tmp_path / name, SIZES)
+def test_a_file_that_is_damaged_or_of_another_kind_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"sids.csv: expected a .pt or a .json file"):
         ItemSIDs.load(tmp_path / "sids.csv", SIZES)
     path = write(tmp_path, torch.zeros(3, 1000, dtype=LONG))
-    whole = path.read_bytes()
-    for damaged in (b"", b"junk", whole[:100], whole[:2000]):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=f"{path}: expected a tensor that torch.save"):
-            ItemSIDs.load(path, SIZES)
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(ValueError, match=f"{path}: expected a tensor that torch.save"):
+        ItemSIDs.load(path, SIZES)
 
 
-def test_rows_of_finds_ids_in_any_order_and_names_the_first_without_codes():
+def test_the_first_item_without_codes_is_named():
     sids = ItemSIDs(np.array([2, 5, 9]), np.zeros((3, 1), dtype=np.int64))
-    rows = sids.rows_of(np.array([9, 2, 2, 5]))
-    assert rows.tolist() == [2, 0, 0, 1] and rows.dtype == np.int64
-    assert sids.rows_of(np.array([], dtype=np.int64)).tolist() == []
-    for item in (-1, 0, 3, 10):
-        with pytest.raises(ValueError, match=rf"item {item} has no semantic ID in the mapping \(3 items\)"):
+    for item in (-1, 3, 10):
+        with pytest.raises(ValueError, match=f"item {item} has no semantic ID"):
             sids.rows_of(np.array([5, item, 11]))
 
 
-@pytest.mark.parametrize(
-    ("items", "codes_shape", "message"),
-    [
+def test_arrays_that_are_no_mapping_are_named():
+    for items, codes_shape, message in (
         ([], (0, 3), "number of items = 0"),
-        ([1, 2], (3, 3), r"\(3, 3\): expected \[2, num_hierarchies\]"),
         ([1, 2], (2,), r"\(2,\): expected \[2, num_hierarchies\]"),
         ([1, 3, 3], (3, 3), "item 3 follows item 3: expected strictly ascending ids"),
-        ([4, 1, 3], (3, 3), "item 1 follows item 4"),
-    ],
-)
-def test_arrays_that_are_no_mapping_are_named(items, codes_shape, message):
-    with pytest.raises(ValueError, match=message):
-        ItemSIDs(np.array(items, dtype=np.int64), np.zeros(codes_shape, dtype=np.int64))
+    ):
+        with pytest.raises(ValueError, match=message):
+            ItemSIDs(np.array(items, dtype=np.int64), np.zeros(codes_shape, dtype=np.int64))

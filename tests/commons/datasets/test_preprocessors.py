@@ -8,19 +8,16 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commons import delimited
-from commons.datasets import SIDSequenceSource
-from commons.datasets.item_sids import ItemSIDs
-from commons.datasets.kuairand import KUAIRAND, TASKS
-from commons.datasets.sid_batch import SIDDatasetSpec
-from commons.datasets.sid_preprocess import PART_FILES, convert, main
+from commons.datasets import DatasetFactory
 from tests.commons.datasets.kuairand_files import LOG_HEADER, LOGS_1K, USERS_HEADER, log_line, user_line
 from tests.commons.datasets.raw_files import (
     FORMATS,
     GOLDEN,
+    KUAIRAND,
     MOVIELENS,
     RATINGS_HEADER,
     RawFiles,
@@ -28,10 +25,9 @@ from tests.commons.datasets.raw_files import (
     text_of,
     write_file,
 )
+from tests.few_examples import few_examples
 
-SHARED = Path(__file__).parents[4] / "shared/data"
-REAL_100K, REAL_SIDS = SHARED / "ml-100k", SHARED / "amazon-industrial-sid"
-SPLIT = (80, 10, 10)
+REAL_100K = Path(__file__).parents[4] / "shared/data/ml-100k"
 TIE_ORDER = "splitmix64 of user and item, version 1"
 
 
@@ -46,16 +42,22 @@ def drawn_events(num_users, num_items, longest_time, num_actions):
     return events
 
 
-def in_order(events, name_of_user):
+def in_order(events):
     """Returns each user's events, sorted by time and then by a hash of user and item."""
     histories = defaultdict(list)
     for user, item, action, time in events:
-        tie = splitmix(splitmix(name_of_user(user) + GOLDEN) ^ item)
+        tie = splitmix(splitmix(user + GOLDEN) ^ item)
         histories[user].append((time, tie, item, action))
     return {
-        user: [(item, action, time) for time, _, item, action in sorted(histories[user])]
-        for user in sorted(histories)
+        user: [(item, action, time) for time, _, item, action in sorted(history)]
+        for user, history in histories.items()
     }
+
+
+def events_in(table):
+    """Returns each user's items, actions, and times in a table."""
+    rows = table.select("user_id", "items", "actions", "timestamps").rows()
+    return {user: list(zip(*lists, strict=True)) for user, *lists in rows}
 
 
 RATINGS_IN = {
@@ -73,11 +75,10 @@ def test_every_rating_is_kept_once_and_in_order(dataset, tmp_path):
     lines = [separator.join(map(str, (u, i, rating / per_star, time))) for u, i, rating, time in events]
     header = [RATINGS_HEADER] if separator == "," else []
     files = {name: text_of(*header, *lines), **{other: text_of(*of) for other, of in others.items()}}
-    raw = RawFiles(MOVIELENS, dataset, files, [])
+    raw = RawFiles(MOVIELENS, dataset, files)
     raw.write(tmp_path)
-    found = {user: list(zip(*lists, strict=True)) for user, *lists in raw.read(tmp_path, tmp_path / "out")}
-    assert found == in_order(events, lambda user: user)
-    _, meta = raw.prepare(tmp_path, tmp_path / "out")
+    table, meta = raw.prepare(tmp_path, tmp_path / "out")
+    assert events_in(table) == in_order(events)
     assert (meta["dataset"], meta["num_classes"], meta["tie_order"]) == (dataset, 5 * per_star, TIE_ORDER)
     assert meta["positive_class"] == 4 * per_star - 1  # four stars
     sizes = {"user_id": 21, "movie_id": 31, "rating": 1 + 5 * per_star}
@@ -93,19 +94,17 @@ def test_every_video_is_kept_once_and_in_order(held_events, longest, tmp_path, m
     logs = (lines[:150], lines[150:])
     files = {name: text_of(LOG_HEADER, *log) for name, log in zip(LOGS_1K, logs, strict=True)}
     files["user_features_1k.csv"] = text_of(USERS_HEADER, *map(user_line, ids.values()))
-    RawFiles(print, "kuairand-1k", files, []).write(tmp_path)
-    meta = KUAIRAND["kuairand-1k"]().prepare(tmp_path, tmp_path / "out", longest, held_events)
-    table = pl.read_parquet(tmp_path / "out/sequences.parquet")
-    tripled = [(user, 3 * item, action, time) for user, item, action, time in events]
-    histories = in_order(tripled, lambda user: user)
+    RawFiles(KUAIRAND, "kuairand-1k", files).write(tmp_path)
+    dataset = DatasetFactory.create("kuairand-1k")
+    meta = dataset.prepare(tmp_path, tmp_path / "out", longest, held_events)
+    histories = in_order([(user, 3 * item, action, time) for user, item, action, time in events])
     newest = {user: history[-(longest or 400) :] for user, history in histories.items()}
     videos = sorted({video for history in newest.values() for video, _, _ in history})
     expected = {
         1 + user: [(1 + videos.index(video), *rest) for video, *rest in history]
         for user, history in newest.items()
     }
-    rows = table.select("user_id", "items", "actions", "timestamps").rows()
-    assert {user: list(zip(*lists, strict=True)) for user, *lists in rows} == expected
+    assert events_in(pl.read_parquet(tmp_path / "out/sequences.parquet")) == expected
     assert meta.vocab_sizes["video_id"] == 1 + len(videos)
 
 
@@ -113,24 +112,16 @@ def test_every_video_is_kept_once_and_in_order(held_events, longest, tmp_path, m
     ("dataset", "version", "parts"),
     [("kuairand-pure", "pure", [""]), ("kuairand-27k", "27k", ["_part1", "_part2"])],
 )
-def test_logs_in_parts_are_read_in_order_and_each_task_has_its_bit(dataset, version, parts, tmp_path):
-    columns, files = LOG_HEADER.split(","), {}
-    for period in ("4_08_to_4_21", "4_22_to_5_08"):
-        for part in parts:
-            fields = log_line(3, len(files), 10).split(",")
-            fields[columns.index(TASKS[len(files)])] = "1"
-            name = f"data/log_standard_{period}_{version}{part}.csv"
-            files[name] = text_of(LOG_HEADER, ",".join(fields), log_line(3, len(files), 20 + len(files)))
+def test_standard_logs_are_read_in_all_their_parts(dataset, version, parts, tmp_path):
+    periods = ("4_08_to_4_21", "4_22_to_5_08")
+    logs = [f"data/log_standard_{period}_{version}{part}.csv" for period in periods for part in parts]
+    files = {log: text_of(LOG_HEADER, log_line(3, number, number)) for number, log in enumerate(logs)}
     files[f"data/log_random_4_22_to_5_08_{version}.csv"] = text_of(LOG_HEADER, log_line(3, 77, 10))
     files[f"data/user_features_{version}.csv"] = text_of(USERS_HEADER, user_line(3))
-    raw = RawFiles(FORMATS["log"].main, dataset, files, [])
+    times = list(range(len(logs)))
+    raw = RawFiles(KUAIRAND, dataset, files)
     raw.write(tmp_path)
-    [(_, items, actions, times)] = raw.read(tmp_path, tmp_path / "out")
-    num_logs = 2 * len(parts)
-    assert items[num_logs:] == list(range(1, 1 + num_logs))
-    assert times == [10] * num_logs + list(range(20, 20 + num_logs))
-    tasks = dict(zip(items[:num_logs], actions[:num_logs], strict=True))
-    assert tasks == {1 + bit: 1 + 2**bit for bit in range(num_logs)}
+    assert raw.read(tmp_path, tmp_path / "out") == [(1, [1 + t for t in times], [1] * len(logs), times)]
 
 
 USERS_100K = ("user_id", "age", "gender", "occupation", "zip_code")
@@ -144,85 +135,47 @@ LINES_1K = (
     user_line(0, "UNKNOWN", ("0", "(0,10]", "0", "61-90")),
     user_line(4, "full_active", ("(0,10]", "[10,100)", "", "91-180")),
 )
-# Two users with events and one without.
+# Of two users with events and one without: sizes of vocabularies, what labels are, and the users' attributes.
 DESCRIBED = {
     "u.user": (
-        RawFiles(MOVIELENS, "ml-100k", FORMATS["u.data"].files, []),
-        {
-            "contextual_feature_names": list(USERS_100K),
-            "item_feature_name": "movie_id",
-            "action_feature_name": "rating",
-            "vocab_sizes": dict(
-                zip((*USERS_100K, "movie_id", "rating"), (8, 2, 3, 4, 4, 13, 6), strict=True)
-            ),
-            "num_classes": 5,
-            "positive_class": 3,
-        },
+        RawFiles(MOVIELENS, "ml-100k", FORMATS["u.data"].files),
+        dict(zip((*USERS_100K, "movie_id", "rating"), (8, 2, 3, 4, 4, 13, 6), strict=True)),
+        {"num_classes": 5, "positive_class": 3},
         [(3, 1, 2, 3, 2), (7, 1, 1, 1, 3)],
     ),
     "users": (
         RawFiles(
-            FORMATS["log"].main,
+            KUAIRAND,
             "kuairand-1k",
             FORMATS["log"].files | {"user_features_1k.csv": text_of(USERS_HEADER, *LINES_1K)},
-            [],
         ),
-        {
-            "contextual_feature_names": list(USERS_1K),
-            "item_feature_name": "video_id",
-            "action_feature_name": "action",
-            "vocab_sizes": dict(
-                zip((*USERS_1K, "video_id", "action"), (4, 4, 4, 4, 3, 4, 3, 257), strict=True)
-            ),
-            "num_classes": 256,
-            "positive_class": None,
-            "num_tasks": 8,
-        },
+        dict(zip((*USERS_1K, "video_id", "action"), (4, 4, 4, 4, 3, 4, 3, 257), strict=True)),
+        {"num_classes": 256, "positive_class": None, "num_tasks": 8},
         [(1, 1, 3, 1, 2, 1), (3, 3, 2, 2, 2, 2)],
     ),
 }
 
 
-@pytest.mark.parametrize(("raw", "expected", "rows"), DESCRIBED.values(), ids=DESCRIBED)
-def test_attributes_are_ids_in_the_order_of_their_values(raw, expected, rows, tmp_path):
+@pytest.mark.parametrize(("raw", "sizes", "labels", "rows"), DESCRIBED.values(), ids=DESCRIBED)
+def test_attributes_are_ids_in_the_order_of_their_values(raw, sizes, labels, rows, tmp_path):
     raw.write(tmp_path)
     table, meta = raw.prepare(tmp_path, tmp_path / "out")
-    assert meta == {"dataset": raw.dataset, **expected, "tie_order": TIE_ORDER}
-    assert table.select(expected["contextual_feature_names"]).rows() == rows
+    *contextual, item, action = sizes
+    names = {
+        "contextual_feature_names": contextual,
+        "item_feature_name": item,
+        "action_feature_name": action,
+    }
+    assert meta == {"dataset": raw.dataset, **names, "vocab_sizes": sizes, **labels, "tie_order": TIE_ORDER}
+    assert table.select(contextual).rows() == rows
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(raw.outputs)
 
 
-def write_interactions(directory, rows):
-    lines = [json.dumps({"user": user, "history": items[:-1], "next": items[-1]}) for user, items in rows]
-    return write_file(directory / "interactions.jsonl", text_of(*lines))
-
-
-def parts(directory):
-    return [pl.read_parquet(directory / name) for name in PART_FILES]
-
-
-def test_sorted_users_are_permuted_with_the_seed_and_divided_by_percentages(tmp_path, capsys):
-    rows = [(f"u{user}", [user]) for user in range(20) for _ in range(1 + user % 3)]
-    path = write_interactions(tmp_path, rows)
-    options = ["--split", "70", "20", "10", "--seed", "1"]
-    main(["--interactions", str(path), "--out", str(tmp_path), *options])
-    assert [part["user_id"].n_unique() for part in parts(tmp_path)] == [14, 4, 2]
-    printed = capsys.readouterr().out
-    assert all(
-        f"{tmp_path / name}: {len(pl.read_parquet(tmp_path / name))}" in printed for name in PART_FILES
-    )
-    rows = [(user, [0]) for user in (10, 9, "b", "B", 1)]
-    convert(write_interactions(tmp_path, rows), tmp_path, 5, (40, 40, 20))
-    expected = np.array(["1", "10", "9", "B", "b"])[np.random.default_rng(5).permutation(5)].tolist()
-    found = [set(part["user_id"]) for part in parts(tmp_path)]
-    assert found == [set(expected[:2]), set(expected[2:4]), set(expected[4:])]
-
-
-@settings(max_examples=20)  # each writes three files
+@few_examples  # each writes three files
 @given(
-    rows=st.lists(
+    interactions=st.lists(
         st.tuples(
-            st.integers(-2, 9) | st.sampled_from("abc"), st.lists(st.integers(0, 2**63 - 1), min_size=1)
+            st.integers(-2, 9) | st.sampled_from("abB"), st.lists(st.integers(0, 2**63 - 1), min_size=1)
         ),
         min_size=1,
         max_size=15,
@@ -230,42 +183,27 @@ def test_sorted_users_are_permuted_with_the_seed_and_divided_by_percentages(tmp_
     seed=st.integers(0, 5),
     ends=st.tuples(st.integers(0, 100), st.integers(0, 100)).map(sorted),
 )
-def test_every_interaction_is_in_one_part_and_every_user_too(rows, seed, ends, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("data")
-    split = (ends[0], ends[1] - ends[0], 100 - ends[1])
-    counts = convert(write_interactions(directory, rows), directory, seed, split)
-    schema = {"user_id": pl.String, "sequence_data": pl.List(pl.Int64)}
-    assert all(dict(part.schema) == schema for part in parts(directory))
-    found = [part.rows() for part in parts(directory)]
-    assert list(counts.values()) == [len(part) for part in found]
-    users = [{user for user, _ in part} for part in found]
-    assert sum(map(len, users)) == len(set().union(*users))
-    in_file = [(str(user), items) for user, items in rows]
-    for part, part_users in zip(found, users, strict=True):
-        assert part == [row for row in in_file if row[0] in part_users]
-    assert sum(counts.values()) == len(rows)
-
-
-@pytest.mark.skipif(not REAL_SIDS.exists(), reason=f"needs the real Amazon interactions at {REAL_SIDS}")
-def test_the_real_interactions(tmp_path):
-    interactions = REAL_SIDS / "interactions.jsonl"
-    counts = convert(interactions, tmp_path / "a", seed=0, split=SPLIT)
-    assert sum(counts.values()) == 4532
-    assert [part["user_id"].n_unique() for part in parts(tmp_path / "a")] == [1608, 201, 202]
-    sids = ItemSIDs.load(REAL_SIDS / "item_to_sid.json", (256,) * 3)
-    assert len(sids.items) == 3686
-    for name, num_rows in counts.items():
-        source = SIDSequenceSource(tmp_path / "a" / name, sids, SIDDatasetSpec((256,) * 3, 10))
-        assert len(source) == num_rows
-        assert {source[index].codes.shape[1] for index in range(num_rows)} == {3}
-    assert convert(interactions, tmp_path / "b", seed=0, split=SPLIT) == counts
-    for name in PART_FILES:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+def test_sorted_users_are_permuted_with_the_seed_and_divided_by_percentages(
+    interactions, seed, ends, tmp_path_factory
+):
+    folder, split = tmp_path_factory.mktemp("data"), (ends[0], ends[1] - ends[0], 100 - ends[1])
+    lines = [{"user": user, "history": items[:-1], "next": items[-1]} for user, items in interactions]
+    path = write_file(folder / "interactions.jsonl", text_of(*map(json.dumps, lines)))
+    files = ["--interactions", str(path), "--out", str(folder)]
+    raw = FORMATS["interactions"]
+    raw.main([*files, "--seed", str(seed), "--split", *map(str, split)])
+    users = np.array(sorted({str(user) for user, _ in interactions}))
+    shuffled = users[np.random.default_rng(seed).permutation(len(users))]
+    of_parts = np.split(shuffled, np.array(ends) * len(users) // 100)
+    for name, part_users in zip(raw.outputs, of_parts, strict=True):
+        part = pl.read_parquet(folder / name)
+        assert dict(part.schema) == {"user_id": pl.String, "sequence_data": pl.List(pl.Int64)}
+        assert part.rows() == [(str(user), items) for user, items in interactions if str(user) in part_users]
 
 
 @pytest.mark.skipif(not REAL_100K.exists(), reason=f"needs the real MovieLens 100K at {REAL_100K}")
 def test_the_real_ml_100k(tmp_path):
-    table, meta = RawFiles(MOVIELENS, "ml-100k", {}, []).prepare(REAL_100K, tmp_path)
+    table, meta = RawFiles(MOVIELENS, "ml-100k").prepare(REAL_100K, tmp_path)
     assert len(table) == 943
     assert table["items"].list.len().sum() == 100_000
     assert [meta["vocab_sizes"][name] for name in ("movie_id", "user_id", "occupation")] == [1683, 944, 22]

@@ -64,9 +64,8 @@ def test_a_sample_depends_on_the_seed_and_its_index_alone(make):
     assert arrays_of(few[4]) == arrays_of(many[4])
     first, other = (list(map(arrays_of, samples(make(seed=seed)))) for seed in (3, 4))
     assert first != other and first[0] != first[1]
-    for index in (-1, 5):
-        with pytest.raises(IndexError, match=f"sample {index}: expected 0 to 4"):
-            few[index]
+    with pytest.raises(IndexError, match="sample 5: expected 0 to 4"):
+        few[5]
 
 
 def test_a_recsys_examples_file_parses_and_bindings_override_it():
@@ -109,36 +108,23 @@ def test_a_table_serves_only_the_features_in_use():
     assert [t.feature_names for t in shared.spec().tables] == [["item"], ["act"], ["user"]]
 
 
-TWICE = [table("item"), table("act", "user"), table("user")]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: FeatureArgs([], 1), r"FeatureArgs.feature_names = \[\]"),
-        (lambda: FeatureArgs(["item"], 0), "FeatureArgs.max_sequence_length = 0: expected at least 1"),
         (lambda: FeatureArgs(["item"], 1, value_dists={"a": ZIPF}), "value_dists = 'a': expected one of"),
-        (lambda: table("item", sharding="row_wise"), "EmbeddingArgs.sharding_type = 'row_wise'"),
         (lambda: item_table(sharding_type="data_parallel"), "type = 'data_parallel': expected model_p"),
         (lambda: item_table(item_vocab_gpu_capacity_ratio=1.5), "capacity_ratio = 1.5: expected 0 to 1"),
-        (lambda: item_table(global_hbm_for_values=-1), "DynamicEmbeddingArgs.global_hbm_for_values = -1"),
-        (lambda: item_table(evict_strategy="fifo"), "evict_strategy = 'fifo': expected one of lru, lfu"),
         (lambda: RandomDistribution("poisson"), "dist_type = 'poisson': expected one of uniform, "),
         (lambda: RandomDistribution("uniform", low=0), "high is not set: uniform needs it"),
         (lambda: RandomDistribution("zipf", alpha=1.0), "alpha = 1.0: expected more than 1"),
-        (lambda: RandomDistribution("uniform", low=4, high=4), "high = 4: expected at least 5"),
-        (lambda: RandomDistribution("normal", mean=0.0, std=-1.0), "std = -1.0"),
         (lambda: RandomDistribution("lognormal", mean=0.0, std=1.0), "mean = 0.0"),
-        (lambda: random_args(max_num_candidates=-1), "BenchmarkDatasetArgs.max_num_candidates = -1"),
         (lambda: random_args(item_feature_name="movie"), "feature_args has feature 'movie' = 0"),
-        (lambda: random_args(embedding_args=TWICE), "embedding_args has feature 'user' = 2: exp"),
         (lambda: random_args(action_feature_name="user", contextual_feature_names=[]), "'user': expected"),
         (lambda: replace(random_args().spec(), tables=()), "feature 'user' is in 0 embedding tables, not"),
         (lambda: replace(random_args().spec(), feature_to_max_seqlen={"user": 1}), "'item' has no entry"),
-        (lambda: hstu_source(num_samples=-1), "num_samples = -1"),
         (lambda: sid_source(codebook_sizes=(4, 8)), r"codebook_sizes = \(4, 8\): expected 3"),
         (lambda: random_item_sids((4, 0), 5, 0), r"codebook_sizes = \(4, 0\): expected positive sizes"),
-        (lambda: random_item_sids((4, 8), 0, 0), "num_items = 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(make, message):
@@ -148,15 +134,8 @@ def test_settings_that_make_no_sense_are_named(make, message):
 
 def test_options_of_a_dynamic_table_that_change_nothing_are_named():
     everywhere = {"item_vocab_gpu_capacity_ratio": 1.0, "item_vocab_gpu_capacity": 100}
-    for options in ({}, {**everywhere, "evict_strategy": "lfu", "caching": False}):
-        assert item_table(100, **options).settings_without_effect() == []
-    ignored = {
-        "item_vocab_gpu_capacity_ratio": 0.5,
-        "item_vocab_gpu_capacity": 50,
-        "global_hbm_for_values": 0,
-        "caching": True,
-        "dist_type": "continuous",
-    }
+    assert item_table(100, **everywhere, evict_strategy="lfu").settings_without_effect() == []
+    ignored = {"item_vocab_gpu_capacity": 50, "global_hbm_for_values": 0, "caching": True}
     lines = [f"{name} = {value!r}" for name, value in ignored.items()]
     assert item_table(100, **ignored).settings_without_effect() == lines
 
@@ -300,10 +279,7 @@ def test_random_codes_are_uniform(num_items):
     np.testing.assert_allclose(counts, 1000, rtol=0.15)  # also among the first items: they are in no order
 
 
-@pytest.mark.parametrize("size", [8192, 2**62])
-def test_the_product_of_large_codebooks_is_not_made(size):
-    sids = random_item_sids((size,) * 4, 1000, seed=0)
-    assert sids.codes.shape == (1000, 4)
+def test_the_product_of_large_codebooks_is_not_made():
+    sids = random_item_sids((2**62,) * 4, 1000, seed=0)
     assert len(np.unique(sids.codes, axis=0)) == 1000
-    assert sids.codes.min() >= 0
-    assert size // 2 < sids.codes.max() < size
+    assert sids.codes.min() >= 0 and 2**61 < sids.codes.max() < 2**62

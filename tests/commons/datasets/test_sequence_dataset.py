@@ -10,20 +10,16 @@ from commons.datasets import (
     HSTUSample,
     HSTUSource,
     SequenceDataset,
-    SequenceDatasetSpec,
     check_ids,
     collate_hstu_batch,
 )
+from tests.commons.datasets.random_args import random_args
 
-SPEC = SequenceDatasetSpec(
-    contextual_feature_names=("user",),
-    item_feature_name="item",
-    action_feature_name="act",
-    feature_to_max_seqlen={"user": 1, "item": 5, "act": 5},
-    tables=(EmbeddingArgs(["user", "item", "act"], "all", 10_000, "data_parallel"),),
-    max_num_candidates=2,
-    num_classes=5,
-    positive_class=None,
+SPEC = random_args(max_num_candidates=2).spec()
+WITHOUT_ACTIONS = random_args(action_feature_name=None).spec()
+UNBOUNDED = dataclasses.replace(
+    WITHOUT_ACTIONS,
+    tables=(DynamicEmbeddingArgs(["item"], "item", 10), EmbeddingArgs(["user"], "user", 3, "data_parallel")),
 )
 
 
@@ -50,10 +46,6 @@ class CountingSource(HSTUSource):
         )
 
 
-def users(batch):
-    return batch.features["user"].values().tolist()
-
-
 @pytest.mark.parametrize("single_rank", [False, True])
 def test_batches_have_their_rows_and_padding_on_the_ranks_that_load(single_rank):
     found = []
@@ -62,16 +54,9 @@ def test_batches_have_their_rows_and_padding_on_the_ranks_that_load(single_rank)
         batches = list(DataLoader(dataset, batch_size=None, num_workers=2))
         assert all(batch.batch_size == batch.features.stride() == 4 << single_rank for batch in batches)
         assert dataset.loads_here == bool(batches)
-        found.append([users(batch) for batch in batches])
+        found.append([batch.features["user"].values().tolist() for batch in batches])
         assert [batch.actual_batch_size for batch in batches] == list(map(len, found[-1]))
-    steps = [
-        [*range(0, 4)],
-        [*range(4, 8)],
-        [*range(8, 12)],
-        [*range(12, 16)],
-        [*range(16, 20)],
-        [20, 21, 22],
-    ]
+    steps = [list(range(first, min(first + 4, 23))) for first in range(0, 23, 4)]
     if single_rank:
         assert found == [[steps[0] + steps[1], steps[2] + steps[3], steps[4] + steps[5]], []]
     else:
@@ -91,41 +76,25 @@ def test_a_batch_has_its_samples_rows_then_padding():
         "act": [[31, 32, 33], [], [11], []],
         "label": [[33, 34], [], [12], []],
     }
-    assert batch.features.keys() == ["user", "item", "act"]
     assert batch.num_candidates.tolist() == [2, 0, 1, 0]
     assert (batch.batch_size, batch.actual_batch_size, batch.max_num_candidates) == (4, 3, 2)
-    assert batch.feature_to_max_seqlen == {"user": 1, "item": 5, "act": 5}
+    assert batch.feature_to_max_seqlen == {"user": 2, "item": 8, "act": 8}
     assert batch.contextual_feature_names == ["user"]
     assert (batch.item_feature_name, batch.action_feature_name) == ("item", "act")
 
 
 def test_a_batch_without_candidates_and_actions():
-    spec = dataclasses.replace(SPEC, max_num_candidates=0, action_feature_name=None)
-    batch = collate_hstu_batch([CountingSource(9)[3]], spec, batch_size=1)
+    sample = CountingSource(9)[3]
+    batch = collate_hstu_batch([sample], WITHOUT_ACTIONS, batch_size=1)
     assert batch.features.keys() == ["user", "item"]
     assert batch.num_candidates is None
-    sample = CountingSource(9)[3]
     with pytest.raises(ValueError, match="2 samples do not fit in a batch of 1 rows"):
         collate_hstu_batch([sample, sample], SPEC, batch_size=1)
     with pytest.raises(ValueError, match="a sample has no actions"):
         collate_hstu_batch([dataclasses.replace(sample, actions=None)], SPEC, batch_size=1)
 
 
-CHECKED = dataclasses.replace(
-    SPEC,
-    action_feature_name=None,
-    max_num_candidates=0,
-    tables=(
-        EmbeddingArgs(["user"], "user", 3, "data_parallel"),
-        EmbeddingArgs(["item"], "item", 10, "model_parallel"),
-    ),
-)
-UNBOUNDED = dataclasses.replace(
-    CHECKED, tables=(CHECKED.tables[0], DynamicEmbeddingArgs(["item"], "item", 10))
-)
-
-
-def check(rows, users, spec=CHECKED):
+def check(rows, users, spec=WITHOUT_ACTIONS):
     samples = [
         HSTUSample({"user": np.array([user])}, np.array(items, dtype=np.int64), None, np.zeros(0, int), 0)
         for items, user in zip(rows, users, strict=True)
@@ -134,27 +103,25 @@ def check(rows, users, spec=CHECKED):
 
 
 def test_ids_of_their_tables_pass_and_a_dynamic_table_takes_any_but_the_smallest():
-    check([[0, 9], [], [3]], [0, 1, 2])
-    check([], [])
+    check([[0, 49], [], [3]], [0, 1, 8])
     assert UNBOUNDED.unbounded_features == {"item"}
     check([[0, 10, 2**63 - 1], [-1, -(2**63) + 1], []], [0, 1, 2], UNBOUNDED)
 
 
 @pytest.mark.parametrize(
-    ("spec", "rows", "users", "message"),
+    ("rows", "users", "spec", "message"),
     [
-        (CHECKED, [[0], [], [1, 2, 10]], [0, 0, 0], "'item' has id 10 in row 2; its table has 10 rows, so"),
-        (CHECKED, [[0], [-4, 11], [1]], [0, 0, 0], "'item' has id -4 in row 1"),
-        (CHECKED, [[99], [], []], [0, 3, 0], "'user' has id 3 in row 1; its table has 3 rows"),
         (
-            UNBOUNDED,
-            [[0], [], [1, -(2**63), 10]],
-            [0, 1, 2],
-            f"'item' has id {-(2**63)} in row 2; ids of a dyn",
+            [[0], [], [1, 2, 50]],
+            [0, 0, 0],
+            WITHOUT_ACTIONS,
+            "'item' has id 50 in row 2; its table has 50 rows",
         ),
-        (UNBOUNDED, [[99], [], []], [0, 3, 0], "'user' has id 3 in row 1; its table has 3 rows"),
+        ([[0], [-4, 51], [1]], [0, 0, 0], WITHOUT_ACTIONS, "'item' has id -4 in row 1"),
+        ([[0], [1, -(2**63), 10]], [0, 1], UNBOUNDED, f"'item' has id {-(2**63)} in row 1; ids of a dyn"),
+        ([[99], [], []], [0, 3, 0], UNBOUNDED, "'user' has id 3 in row 1; its table has 3 rows"),
     ],
 )
-def test_another_id_is_named_with_its_feature_row_and_table_size(spec, rows, users, message):
+def test_another_id_is_named_with_its_feature_row_and_table_size(rows, users, spec, message):
     with pytest.raises(ValueError, match=message):
         check(rows, users, spec)

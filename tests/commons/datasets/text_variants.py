@@ -1,6 +1,5 @@
 """Text files as people have them: what any reader reads as the same text, and what none can read."""
 
-import bz2
 import gzip
 import io
 import lzma
@@ -28,10 +27,6 @@ def with_fields(change: Callable[[list[str]], list[str]]) -> Change:
     ).encode("latin-1")
 
 
-def encoded(encoding: str, mark: bytes = b"") -> Change:
-    return lambda text: mark + text.decode().encode(encoding)
-
-
 def zipped(text: bytes) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -55,12 +50,10 @@ SAME_TEXT: dict[str, Change] = {
 }
 # With the key word of the mend.
 NO_TEXT: dict[str, tuple[Change, str]] = {
-    "UTF-16 LE": (encoded("utf-16-le", b"\xff\xfe"), "UTF-8"),
-    "UTF-16 BE": (encoded("utf-16-be", b"\xfe\xff"), "UTF-8"),
-    "UTF-16 without a mark": (encoded("utf-16-le"), "UTF-8"),
+    "UTF-16": (lambda text: text.decode().encode("utf-16"), "UTF-8"),
+    "UTF-16 without a mark": (lambda text: text.decode().encode("utf-16-le"), "UTF-8"),
     "zip": (zipped, "zip"),
     "xz": (lzma.compress, "xz"),
-    "bzip2": (bz2.compress, "bzip2"),
     "Parquet": (in_parquet, "Parquet"),
     "cut gzip": (lambda text: gzip.compress(text)[:-9], "gzip"),
 }
