@@ -20,7 +20,7 @@ def _waves(weight: torch.Tensor) -> torch.Tensor:
 
 
 class Clicks(nn.Module):
-    """Looks up pooled tables at the top level; a subclass reads its kind of batch."""
+    """Has pooled tables; a subclass reads its kind of batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,20 +36,6 @@ class Clicks(nn.Module):
             for name in KEYS
         ]
         self.tables = EmbeddingBagCollection(tables)
-        self.head = Head()
-
-
-class Head(nn.Module):
-    """Returns the mean loss of one label per row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(2 * DIM, 1)
-
-    def forward(self, pooled: Any, labels: torch.Tensor, num_samples: int | None = None) -> Any:
-        scores = self.linear(torch.tanh(pooled.values())).squeeze(1)
-        losses = nn.functional.binary_cross_entropy_with_logits(scores, labels, reduction="none")
-        return losses[:num_samples].mean(), scores.detach()
 
 
 def sharding(tables: EmbeddingBagCollection, row_wise_tables: bool, sharder: Any = None) -> Any:
@@ -68,10 +54,14 @@ def shards_of(model: nn.Module) -> dict[tuple[str, int], torch.Tensor]:
     """Returns this rank's parts of the parameters, by name and first row."""
     shards = {}
     for name, value in model.state_dict().items():
-        if not hasattr(value, "local_shards"):
+        local = value.to_local() if hasattr(value, "to_local") else value
+        if hasattr(local, "local_offsets"):  # of tables in several replicas
+            for offsets, rows in zip(local.local_offsets(), local.local_shards(), strict=True):
+                shards[name, offsets[0]] = rows.clone()
+        elif hasattr(value, "local_shards"):
+            for shard in value.local_shards():
+                shards[name, shard.metadata.shard_offsets[0]] = shard.tensor.clone()
+        else:
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
             shards[name, 0] = whole.detach().clone()
-            continue
-        for shard in value.local_shards():
-            shards[name, shard.metadata.shard_offsets[0]] = shard.tensor.clone()
     return shards

@@ -6,14 +6,18 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from commons.distributed import BatchShuffler
-from tests.commons.histories import TokenShuffler, draw_histories
-from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model, steps_of
+from tests.commons.histories import TokenShuffler
+from tests.commons.pipeline.ranking_pipelines import (
+    loaded_histories,
+    pipeline_of,
+    sharded_ranking_model,
+    steps_of,
+)
 
 LOADED = (7, 2, 0)  # batches of each rank
 
@@ -46,8 +50,7 @@ def launches(
     shuffler, of_evaluation = (TokenShuffler(**copy.deepcopy(settings)) for _ in range(2))
     training = pipeline_of(name, model, optimizer, shuffler)
     evaluation = pipeline_of(name, model, optimizer, of_evaluation)
-    rng = np.random.default_rng(dist.get_rank())
-    drawn = [draw_histories(rng, 3) for _ in range(LOADED[dist.get_rank()])]
+    drawn = loaded_histories(LOADED[dist.get_rank()], rows=3)
     batches = iter(drawn)
     with Launches() as recorded:
         for step in range(max(LOADED)):
@@ -57,8 +60,7 @@ def launches(
             if step == 1:
                 model.eval()
                 with torch.no_grad():
-                    for _ in steps_of(evaluation, drawn[:3]):
-                        pass
+                    list(steps_of(evaluation, drawn[:3]))
                 model.train()
         training.reset()
     return recorded.names

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec import EmbeddingCollection, EmbeddingConfig
@@ -17,7 +19,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.pipeline import TrainPipelineFactory
-from tests.commons.histories import NUM_CLASSES, VOCABULARY, HistoryBatch
+from tests.commons.histories import NUM_CLASSES, VOCABULARY, HistoryBatch, draw_histories
 
 CPU = torch.device("cpu")
 WIDTH, SCALE = 16, 0.05  # attention weights are divided by a constant, not by the length
@@ -130,6 +132,12 @@ def pipeline_of(
 
 def ranking_pipeline(name: str, shuffler: BatchShuffler) -> Any:
     return pipeline_of(name, *sharded_ranking_model(), shuffler)
+
+
+def loaded_histories(count: int, seed: int = 0, rows: int = 4) -> list[HistoryBatch]:
+    """Draws the batches that this rank loads."""
+    rngs = [np.random.default_rng((seed, dist.get_rank(), number)) for number in range(count)]
+    return [draw_histories(rng, rows) for rng in rngs]
 
 
 def steps_of(pipeline: Any, batches: Iterable[Any]) -> Iterator[tuple[torch.Tensor, int, Any]]:

@@ -20,9 +20,9 @@ from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, pipeline
 SAMPLES, BATCH_SIZE = 257, 32
 
 
-class EqualCosts(FieldShuffler):
+class Costs(FieldShuffler):
     def get_workloads(self, batch):
-        return torch.ones(len(batch["number"]), dtype=torch.int64)
+        return batch["cost"]
 
     get_tokens = get_workloads
 
@@ -41,10 +41,10 @@ class Squares(nn.Module):
 def summed_outputs(settings: dict[str, Any]) -> list[float]:
     """Returns how many outputs all ranks have, their sum and that of losses, without a gradient."""
     numbers = torch.arange(1, SAMPLES + 1, dtype=torch.float64).tensor_split(dist.get_world_size())
-    batches = [{"number": of_step} for of_step in numbers[dist.get_rank()].split(BATCH_SIZE)]
+    steps = numbers[dist.get_rank()].split(BATCH_SIZE)
+    batches = [{"number": of_step, "cost": torch.ones_like(of_step).long()} for of_step in steps]
     model = Squares()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    pipeline = pipeline_of("none", model, optimizer, EqualCosts(**settings), "sum")
+    pipeline = pipeline_of("none", model, None, Costs(**settings))
     model.eval()
     totals = torch.zeros(3, dtype=torch.float64)
     with torch.no_grad():
@@ -63,22 +63,6 @@ def check_summed(results: list[list[float]]) -> None:
     """Checks that every rank has the outputs and losses of all samples."""
     squares = sum(number**2 for number in range(1, SAMPLES + 1))
     assert results == [[SAMPLES, squares, squares]] * len(results)
-
-
-class Costs(FieldShuffler):
-    def get_workloads(self, batch):
-        return batch["cost"]
-
-    get_tokens = get_workloads
-
-
-class Mean(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, batch):
-        return self.weight * batch["x"].sum(1), None
 
 
 NAP_S = 0.2

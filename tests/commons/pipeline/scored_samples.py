@@ -7,7 +7,7 @@ whole batches: losses, loss tokens, scores of samples, and what the steps change
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -222,7 +222,7 @@ def samples_of(rank: int, rows: Sequence[int], step: int = 0) -> list[int]:
 
 
 def ddp(model: nn.Module) -> nn.Module:
-    return nn.parallel.DistributedDataParallel(model) if dist.get_world_size() > 1 else model
+    return nn.parallel.DistributedDataParallel(model)
 
 
 def sgd(model: Scorer) -> Any:
@@ -257,7 +257,7 @@ class Run:
 
     Attributes:
         rows: for each step the samples that each rank loads.
-        name: "none", "native", or "loop", which is a loop that has no pipeline.
+        name: of the pipeline.
         settings: of the shuffler; None for the identity.
         sharded: how the tables are sharded: "table", "row", or "" for replicas.
     """
@@ -327,40 +327,18 @@ def trained(run: Run, of_output: Read = as_computed, partner: Partner = ALONE) -
         optimizer = torch.optim.SGD([tables, {"params": list(model.head.parameters())}], RATE)
     scheduler = partner.scheduler(optimizer) if partner.scheduler else None
     shuffler, result = run.shuffler(), Trained()
-    for plan, loss_sum, tokens, output in _steps(run, on_ranks, optimizer, shuffler):
+    pipeline = pipeline_of(run.name, on_ranks, optimizer, shuffler, run.reduction, **run.arguments)
+    for loss_sum, tokens, output in steps_of(pipeline, run.batches()):
+        assert pipeline.num_samples == len(pipeline.plan.computed_by(dist.get_rank()))
         dist.all_reduce(loss_sum)
         result.losses.append(float(loss_sum) / max(tokens, 1e-9))
         result.tokens.append(tokens)
-        result.scores.append(of_output(shuffler, plan, output))
+        result.scores.append(of_output(shuffler, pipeline.plan, output))
         result.parts.append(len(output) if isinstance(output, list) else 1)
         if scheduler:
             scheduler.step()
     result.parameters = shards_of(on_ranks if run.sharded else model)
     return result
-
-
-def _steps(
-    run: Run, model: nn.Module, optimizer: Any, shuffler: BatchShuffler
-) -> Iterator[tuple[ShufflePlan, torch.Tensor, float, Any]]:
-    """Yields plan, loss sum of this rank, loss tokens of all ranks and output of each step."""
-    if run.name != "loop":
-        pipeline = pipeline_of(run.name, model, optimizer, shuffler, run.reduction, **run.arguments)
-        for loss_sum, tokens, output in steps_of(pipeline, run.batches()):
-            assert pipeline.num_samples == len(pipeline.plan.computed_by(dist.get_rank()))
-            yield pipeline.plan, loss_sum, tokens, output
-        return
-    for batch, plan in shuffler.plan_ahead(run.batches()):
-        loss, output = model(shuffler.exchange(batch, plan))
-        scaled = shuffler.scale(loss, plan, run.reduction)
-        optimizer.zero_grad()
-        scaled.backward()
-        optimizer.step()
-        yield (
-            plan,
-            scaled.detach() * plan.num_loss_tokens / dist.get_world_size(),
-            plan.num_loss_tokens,
-            output,
-        )
 
 
 def trained_alone(run: Run, partner: Partner = ALONE) -> Trained:

@@ -21,9 +21,8 @@ RUNS = {
         for kind in MAKE
     },
     "weights": [
-        Run(kind, reduction, name=name, settings=settings)
-        for kind, reduction in product(WEIGHTED, REDUCTIONS[:2])
-        for name, settings in (("none", {}), ("none", None), ("loop", {}))
+        Run(kind, reduction, settings=settings)
+        for kind, reduction, settings in product(WEIGHTED, REDUCTIONS[:2], ({}, None))
     ],
     "sharded tables": [
         Run("torchrec", name="native", sharded="table"),

@@ -40,8 +40,8 @@ class WeightedMean(torch.nn.Module):
 def weighted_rows(rank: int, step: int) -> dict[str, torch.Tensor]:
     """One row of a step has a weight, so that the other rank has none."""
     weight = torch.zeros(3, dtype=torch.float64)
-    weight[0] = float(step % 2 == rank)
-    return {"x": torch.arange(3.0, dtype=torch.float64), "weight": weight}
+    weight[0] = 0.5 * (step % 2 == rank)
+    return {"x": torch.arange(1.0, 4.0, dtype=torch.float64), "weight": weight}
 
 
 def check_means_over_none(extensions: list[Any]) -> None:
