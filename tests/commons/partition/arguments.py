@@ -14,7 +14,6 @@ import torch
 from tests.commons.partition.checks import as_lists
 
 NAN, INF = float("nan"), float("inf")
-NARROW = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32)]
 HALVES = [[0, 2, 4], [1, 3, 5]]
 RIGHT: dict[str, Any] = {
     "workloads": [5, 0, 17, 3, 3, 8],
@@ -40,26 +39,18 @@ RIGHT: dict[str, Any] = {
 }
 
 
-def _strided(values: list) -> np.ndarray:
-    return np.repeat(values, 2)[::2]
-
-
-def _read_only(values: list) -> np.ndarray:
-    return np.broadcast_to(np.array(values, np.float64), len(values))
-
-
 def _of(kind: type) -> Callable[[list], np.ndarray]:
     return lambda values: np.array(values, kind)
 
 
-INTEGERS = [tuple, torch.tensor, np.array, _strided]
-NUMBERS = [*INTEGERS, _of(np.float32), _of(np.float64), _read_only]
+INTEGERS = [tuple, torch.tensor, lambda values: np.repeat(values, 2)[::2]]
+NUMBERS = [*INTEGERS, lambda values: np.broadcast_to(np.array(values, np.float32), len(values))]
 COUNTS = ("num_partitions", "num_chunks", "num_steps", "multiple_of", "min_count", "ranks_per_node")
 # Functions that turn a right value into another of the same meaning.
 SAME: dict[str, list[Callable[[Any], Any]]] = {
     "workloads": NUMBERS,
-    "tokens": [*NUMBERS, _of(np.int32), _of(np.uint8)],
-    "home": [*NUMBERS, _of(np.int8), _of(bool)],
+    "tokens": [*NUMBERS, _of(np.uint8)],
+    "home": [*NUMBERS, _of(bool)],
     "sizes": NUMBERS,
     "groups": [
         *(*INTEGERS, _of(np.int8)),
@@ -69,11 +60,10 @@ SAME: dict[str, list[Callable[[Any], Any]]] = {
     "speeds": [*NUMBERS, lambda speeds: [1000.0, 500.0], lambda speeds: [2e-300, 1e-300]],
     "partition": [
         lambda parts: [torch.tensor(part) for part in parts],
-        lambda parts: [np.array(part) for part in parts],
-        lambda parts: tuple(part[::-1] for part in parts),
+        lambda parts: tuple(np.array(part[::-1]) for part in parts),
     ],
-    **{name: [np.int8, np.uint32, np.int64] for name in COUNTS},
-    "max_tokens": [np.uint32, lambda cap: np.int8(127), lambda cap: 2**53, lambda cap: 2**70],
+    **{name: [np.int8] for name in COUNTS},
+    "max_tokens": [np.uint32, lambda cap: np.int8(127), lambda cap: 2**70],
 }
 
 # What is taken, though it is as far as can be; the first argument says for which functions.
@@ -91,8 +81,8 @@ TAKEN: list[dict[str, Any]] = [
 
 def _numbers(name: str) -> list[tuple[Any, str]]:
     """Rows for an argument with a number of at least 0 for each sample."""
-    wrong = [([1, -2, 3], rf"{name}\[1\] is -2"), ([[1, 2, 3]], rf"{name} has shape \(1, 3\)")]
-    return [*wrong, ([1, 2, NAN], rf"{name}\[2\] is nan"), ([INF, 2, 3], rf"{name}\[0\] is inf")]
+    rows: list[tuple[Any, str]] = [([[1, 2, 3]], rf"{name} has shape \(1, 3\)")]
+    return rows + [([1, value, 3], rf"{name}\[1\] is {value}") for value in (-2, NAN, INF)]
 
 
 def _counts(name: str, least: int = 1) -> list[tuple[Any, str]]:
@@ -111,10 +101,10 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         (np.array([1 + 2j, 2, 3]), "complex128, expected real numbers"),
         (np.ma.masked_array([1, 2, 3], [True, False, False]), "masked array"),
         *(
-            (make([1, 2, 3], dtype=getattr(of, dtype)), f"workloads is of {dtype}, .* overflow")
-            for make, of in ((np.array, np), (torch.tensor, torch))
-            for dtype in NARROW
+            (np.ones(3, kind), f"workloads is of {kind}, .* overflow")
+            for kind in ("uint8", "int16", "uint32")
         ),
+        (torch.ones(3, dtype=torch.int32), "workloads is of int32, .* overflow"),
     ],
     **{name: _counts(name) for name in COUNTS},
     "partition": [
@@ -131,10 +121,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     ],
     "max_tokens": [*_counts("max_tokens", 0), (0, "max_tokens( is |=)0")],
     "home": [
-        ([0, 2, 1], r"home\[1\] is 2, expected a part from 0 to 1"),
-        ([0, 1, -1], r"home\[2\] is -1"),
-        ([0.5, 0, 1], r"home\[0\] is 0.5"),
-        ([0, NAN, 1], r"home\[1\] is nan"),
+        *(([0, part, 1], rf"home\[1\] is {part}, expected a part from 0 to 1") for part in (-1, 0.5, 2, NAN)),
         ([[0, 1, 1]], r"home has shape \(1, 3\)"),
         (["a", "b", "c"], r"home has shape \(3,\) and dtype <U1"),
     ],
@@ -146,10 +133,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     "moves_per_copy": [(value, f"moves_per_copy is {value}, .* 0 to 1000") for value in (-1, 1001, NAN)],
     "speeds": [
         ([1.0], r"speeds has shape \(1,\), expected one for each of 2 parts"),
-        ([1.0, 0.0], r"speeds\[1\] is 0.0"),
-        ([-1.0, 1.0], r"speeds\[0\] is -1.0"),
-        ([NAN, 1.0], r"speeds\[0\] is nan"),
-        ([1.0, INF], r"speeds\[1\] is inf"),
+        *(([1.0, speed], rf"speeds\[1\] is {speed}") for speed in (-1.0, 0.0, NAN, INF)),
         ([1.0, 9.9e-4], "expected the fastest part to be at most 1000 times as fast"),
     ],
     "tolerance": _tolerances("tolerance"),

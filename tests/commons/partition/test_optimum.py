@@ -21,7 +21,6 @@ from commons.partition import (
     refined,
 )
 from tests.commons.partition.checks import ROUNDING, SLACK
-from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS
 from tests.commons.partition.heavy_tails import SPEEDS
 
 CASES = 150
@@ -99,20 +98,6 @@ def test_caps_that_can_be_held_with_a_tenth_to_spare_are_held(draw, equal_size):
         ):
             assert loads(tokens, partition).max() <= cap
             assert loads(workloads, partition).max() >= best
-
-
-@given(workloads=WORKLOADS, parts=PARTS)
-def test_is_at_least_the_mean_and_the_largest_sample_with_its_lightest_companions(workloads, parts):
-    descending = -np.sort(-np.array(workloads, dtype=np.float64))
-    mean = descending.sum() / parts
-    if mean == 0:
-        assert lower_bound(workloads, parts) == lower_bound(workloads, parts, equal_size=False) == 1
-        return
-    companions = max(len(descending) // parts - 1, 0)
-    with_companions = descending[0] + descending[len(descending) - companions :].sum()
-    free, equal = (lower_bound(workloads, parts, equal_size) for equal_size in (False, True))
-    assert free * SLACK >= descending[0] / mean and equal * SLACK >= with_companions / mean
-    assert 1 <= free <= equal <= parts * SLACK
 
 
 @pytest.mark.parametrize(

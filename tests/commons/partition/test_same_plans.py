@@ -29,7 +29,7 @@ from commons.partition import (
 from tests.commons.partition import recorded_plans
 from tests.commons.partition.recorded_plans import HOMES, WORKLOADS, checksum, problems
 
-FEW_SIZES = 3  # the first ones, small enough for Python
+FEW_SIZES = 2  # the first ones, small enough for Python
 
 
 def from_scratch(function: Any, **options: Any) -> Iterator[list[np.ndarray]]:

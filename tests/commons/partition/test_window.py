@@ -93,19 +93,6 @@ def test_ratios_are_the_totals_of_steps_over_their_mean(workloads, parts, steps)
     np.testing.assert_allclose(step_ratios(workloads, window), expected, rtol=1e-12)
 
 
-def test_takes_no_longer_than_consecutive_batches_refined_one_by_one():
-    steps, parts, rows = 4, 8, 16
-    size = steps * parts * rows
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        for drawn in (rng.lognormal(5, 1.2, size), rng.pareto(1.1, size), rng.zipf(1.2, size).clip(1, 4096)):
-            workloads = np.rint(100 * drawn)
-            one_by_one = sum(
-                loads(batch, refined(batch, parts)).max() for batch in workloads.reshape(steps, parts * rows)
-            )
-            assert total_time(workloads, balance_window(workloads, parts, steps)) <= one_by_one * 1.001, seed
-
-
 @pytest.mark.parametrize("ratio", [None, 1.5])
 def test_takes_less_time_if_it_knows_the_speeds(ratio):
     rng = np.random.default_rng(0)
@@ -118,18 +105,6 @@ def test_takes_less_time_if_it_knows_the_speeds(ratio):
             window = balance_window(workloads, 8, 4, ratio, equal_size=False, speeds=told)
             times[knows] += total_time(workloads, window, speeds)
     assert times[True] < 0.75 * times[False]
-
-
-def test_a_ratio_that_an_even_division_keeps_is_kept():
-    for workloads, parts, steps, ratio, equal_size in (
-        ([100, 100], 2, 2, 1.5, False),
-        ([100, 100, 1, 1], 2, 2, 1.5, True),
-        ([100] * 4, 4, 2, 1.1, False),
-        ([7] * 29, 5, 5, 1.1, True),
-    ):
-        window = balance_window(workloads, parts, steps, ratio, equal_size)
-        assert step_ratios(workloads, window).max() <= ratio
-        check_partition(parts_of(window), len(workloads), parts * steps, equal_size)
 
 
 @pytest.mark.parametrize("equal_size", [True, False])

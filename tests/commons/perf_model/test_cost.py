@@ -54,16 +54,11 @@ def test_the_sum_of_columns_is_exact_and_ends_where_integers_do():
     assert cost.dtype == np.int64 and cost[:2].tolist() == [2**53 - 1, 7]
     assert (cost[2:] > 2**63 - 2**12).all()
     of_integers = Cost((0, 0, 10**6))  # their products exceed int64
-    assert (
-        of_integers == Cost((0.0, 0.0, 1e6)) and of_integers.of(1, np.ones(1), np.array([[10**13]])) > 2**62
-    )
-
-
-seconds = st.floats(0, 1e9, allow_nan=False)
+    assert of_integers.of(1, np.ones(1), np.array([[10**13]])) > 2**62
 
 
 @few_examples
-@given(st.tuples(*[seconds] * 5).filter(lambda parts: sum(parts[:4]) > 1e6))
+@given(st.tuples(*[st.floats(0, 1e9)] * 5).filter(lambda parts: sum(parts[:4]) > 1e6))
 def test_a_fit_to_what_a_cost_predicts_predicts_the_same(parts):
     true = Cost(parts[:4], per_step=parts[4])
     steps = _steps(true, 60)
@@ -151,15 +146,11 @@ def test_logged_steps_are_fitted(tmp_path, capsys):
     assert len(MeasuredSteps.read(log)) == 8
 
 
-LINE = '{"kind": "train", "step": 9, "counts_after": [[%s]], "compute_ms": [1]}\n'
-
-
 def test_a_log_that_cannot_be_fitted_is_an_error_of_one_line(tmp_path, capsys):
-    log = tmp_path / "train.jsonl"
+    log, line = tmp_path / "train.jsonl", json.dumps({"kind": "train", "step": 10})
     for text, message in (
         ("", "0 measured steps; expected at least 4"),
-        (LINE % "1, 2, 3" + '{"kind": "train", "step": 10}', "line 2: not a line of a training log"),
-        (2 * (LINE % "1, 2, 3") + LINE % "1, 2, 3, 4", "steps differ in their columns of get_workloads"),
+        (f"{line}\n{line}", "line 2: not a line of a training log"),
     ):
         log.write_text(text)
         with pytest.raises(SystemExit) as exit_:

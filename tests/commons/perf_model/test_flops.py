@@ -18,11 +18,8 @@ MIXTURE = replace(DENSE, num_experts=5, experts_per_token=2)
 DECODERS = {
     "dense": DENSE,
     "grouped heads": replace(DENSE, num_kv_heads=2),
-    "one key and value head": replace(DENSE, num_kv_heads=1),
     "gated": replace(DENSE, gated_mlp=True),
     "experts": MIXTURE,
-    "one of the experts": replace(MIXTURE, experts_per_token=1),
-    "all experts": replace(MIXTURE, experts_per_token=5),
     "gated and shared experts": replace(MIXTURE, gated_mlp=True, num_shared_experts=2),
     "language-model head": replace(DENSE, vocab_size=101),
     "heads narrower than the token": replace(DENSE, head_dim=5),
@@ -107,11 +104,10 @@ def test_the_flops_are_those_of_a_decoder(config: TransformerConfig) -> None:
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        *(({name: 0}, "at least 1") for name in ("num_layers", "mlp_size", "head_dim")),
-        *(({name: -1}, "at least 0") for name in ("num_experts", "vocab_size")),
+        ({"mlp_size": 0}, "at least 1"),
+        ({"vocab_size": -1}, "at least 0"),
         ({"num_kv_heads": 3}, "a divisor of num_heads = 4"),
         ({"experts_per_token": 6, "num_experts": 5}, "1 to num_experts = 5"),
-        ({"experts_per_token": 2}, "0, as num_experts is 0"),
         ({"num_shared_experts": 1}, "0, as num_experts is 0"),
     ],
 )
@@ -123,13 +119,9 @@ def test_wrong_settings_are_named(wrong: dict[str, int], expected: str) -> None:
         HSTUFlops(1, 1, 1, 0)
 
 
-COSTS = {
-    "transformer": partial(transformer_flops, DECODERS["everything"]),
-    "hstu": HSTUFlops(8, 1024, 4, 256).per_sample,
-}
-
-
-@pytest.mark.parametrize("flops", COSTS.values(), ids=COSTS.keys())
+@pytest.mark.parametrize(
+    "flops", [partial(transformer_flops, DECODERS["everything"]), HSTUFlops(8, 1024, 4, 256).per_sample]
+)
 def test_tokens_are_nonnegative_integers_of_any_type_and_flops_int64(flops) -> None:
     for dtype in (torch.int32, torch.int64):
         tokens = torch.tensor([0, 1, 100_000], dtype=dtype)  # beyond int32 in FLOPs
@@ -144,7 +136,6 @@ def test_tokens_are_nonnegative_integers_of_any_type_and_flops_int64(flops) -> N
 
 
 def test_a_context_of_more_flops_than_int64_holds_is_refused() -> None:
-    """A mixture of 16 experts, of the size of the largest published ones."""
     large = TransformerConfig(48, 5120, 40, 8, 128, 8192, gated_mlp=True, num_experts=16, experts_per_token=1)
     assert transformer_flops(large, torch.tensor([4_000_000])).item() > 2**62
     with pytest.raises(ValueError, match="9000000 tokens do not fit an int64: count in another unit"):
