@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -282,6 +283,7 @@ class Cutting(Named):
     def before_copy(self, rows, plan):
         if rows.num_rows < len(plan.rows.home):
             return rows
+        assert threading.current_thread() is not threading.main_thread()
         return rows.replaced({"workload": rows.fields["workload"][1:]}, rows.num_rows - 1, rows.num_rows - 1)
 
 

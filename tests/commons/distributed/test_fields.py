@@ -6,6 +6,7 @@ import re
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -531,6 +532,23 @@ def test_what_a_batch_works_out_of_its_fields_is_worked_out_again_and_equal_text
         assert hasattr(moved, "odd") == bool(int(moved.ids.sum()) % 2)
     moved = HeavyOnRank1().shuffle(_with_attribute(SubclassedDict, ["a", "b"], ids=IDS))
     assert moved.mask == ["a", "b"]
+
+
+class Remembering(UserDict):
+    """A mapping that computes a sum of each row once, as tokenizers' batches may."""
+
+    @cached_property
+    def totals(self) -> torch.Tensor:
+        return self["x"].sum(1)
+
+
+@on_ranks(2)
+def test_cached_properties_of_an_exchanged_batch_are_those_of_its_own_rows():
+    batch = Remembering(x=own_ids().view(ROWS, 1).repeat(1, 2))
+    batch.totals.sum()
+    moved = HeavyOnRank1().shuffle(batch)
+    check_some_moved(moved["x"][:, 0])
+    assert moved.totals.equal(moved["x"].sum(1))
 
 
 @on_ranks(2)

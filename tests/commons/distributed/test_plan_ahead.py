@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
-from collections import UserDict
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,8 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShuffler, Extension
-from tests.commons.distributed.internals import PlanAhead, Step
+from tests.commons.distributed.internals import Step
 from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler, Posting
 from tests.drawn_batches import MixedBatch, draw_batch
 from tests.on_ranks import on_ranks
@@ -119,30 +116,6 @@ def test_planning_alongside_a_loop_is_refused_and_does_not_open_its_shuffler():
     shuffler.plan(batch)  # the loop has ended
 
 
-class Remembering(UserDict):
-    """A mapping that computes a sum of each row once, as tokenizers' batches may."""
-
-    @cached_property
-    def totals(self) -> torch.Tensor:
-        return self["x"].sum(1)
-
-
-class TotalsShuffler(BatchShuffler):
-    def get_workloads(self, batch):
-        return batch.totals.long()
-
-
-@on_ranks(2)
-def test_cached_properties_of_an_exchanged_batch_are_those_of_its_own_rows():
-    x = torch.tensor([[[1.0, 1.0], [2.0, 2.0]], [[9.0, 9.0], [8.0, 8.0]]])[dist.get_rank()]
-    shuffler = TotalsShuffler()
-    planned = shuffler.plan_ahead([Remembering(x=x.clone()), Remembering(x=x.flip(0))])
-    moved = [shuffler.exchange(*step) for step in planned]
-    assert len(moved) == 2
-    for batch in moved:
-        assert batch.totals.tolist() == batch["x"].sum(1).tolist()
-
-
 def _numbers(count: int, broken: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
     """Gives batches of one number each; the broken one cannot be read."""
     return map(partial(_read, broken=broken), range(count))  # goes on after an error, as a generator does not
@@ -157,10 +130,6 @@ def _read(number: int, broken: int | None) -> dict[str, torch.Tensor]:
 def _number(step: Step) -> int:
     assert step.plan.rows.workloads.tolist() == step.batch["workload"].tolist()  # the plan of this batch
     return int(step.batch["workload"])
-
-
-def _ahead(*extensions: Extension) -> PlanAhead:
-    return DictShuffler(extensions=extensions).ahead()
 
 
 class Persistent:
@@ -179,7 +148,7 @@ class Persistent:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_after_its_end_the_same_iterator_starts_anew_or_another_one(count):
-    ahead, same = _ahead(), Persistent(count)
+    ahead, same = DictShuffler().ahead(), Persistent(count)
     for loader in (same, same, _numbers(count), same):
         assert [_number(ahead.next_step(loader)) for _ in range(count)] == list(range(count))
         assert ahead.next_step(loader) is None
@@ -187,7 +156,7 @@ def test_after_its_end_the_same_iterator_starts_anew_or_another_one(count):
 
 
 def test_one_batch_is_loaded_ahead():
-    ahead, loaded = _ahead(), []
+    ahead, loaded = DictShuffler().ahead(), []
     loader = (loaded.append(batch) or batch for batch in _numbers(50))
     for step in range(20):
         ahead.next_step(loader)
@@ -195,7 +164,7 @@ def test_one_batch_is_loaded_ahead():
 
 
 def test_an_error_of_a_dropped_batch_is_logged_and_forgotten(caplog):
-    ahead, loader = _ahead(), _numbers(3, broken=1)
+    ahead, loader = DictShuffler().ahead(), _numbers(3, broken=1)
     ahead.next_step(loader)
     ahead.drop()
     assert "a batch that is dropped had failed: OSError: file 1 cannot be read" in caplog.text
@@ -203,48 +172,18 @@ def test_an_error_of_a_dropped_batch_is_logged_and_forgotten(caplog):
     assert ahead.next_step(loader) is None
 
 
-class Checking(Extension):
-    """Prepares each step but one."""
-
-    name, order = "checking", 0
-
-    def __init__(self) -> None:
-        self.checked: list[int] = []
-
-    def before_copy(self, rows, plan):
-        assert threading.current_thread() is not threading.main_thread()
-        self.checked += plan.rows.workloads.tolist()
-        if self.checked[-1] == 3:
-            raise LookupError("step 3 is wrong")
-        return rows
-
-
-def test_a_step_that_cannot_be_prepared_is_left_out():
-    checking = Checking()
-    ahead, loader = _ahead(checking), _numbers(5)
-    assert [_number(ahead.next_step(loader)) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(LookupError, match="step 3 is wrong"):
-        ahead.next_step(loader)
-    assert _number(ahead.next_step(loader)) == 4 and ahead.next_step(loader) is None
-    assert checking.checked == [0, 1, 2, 3, 4]
-
-
 def test_a_step_has_the_mode_in_which_its_batch_was_loaded():
-    ahead, loader = _ahead(), _numbers(4)
+    ahead, loader = DictShuffler().ahead(), _numbers(4)
     steps = [ahead.next_step(loader, mode) for mode in (True, False, False, False)]
     assert [step.mode for step in steps] == [True, True, False, False]
 
 
-def _posts() -> list[list[int]]:
-    """Returns what an extension has taken when each step is handed out, and after the last."""
-    posting, found = Posting(), []
+@on_ranks(2)
+def test_what_all_ranks_posted_with_a_plan_is_taken_as_its_step_is_handed_out():
+    posting = Posting()
     ahead, loader = FieldShuffler(extensions=[posting]).ahead(), _batches()
-    while ahead.next_step(loader) is not None:
-        found.append(posting.newest)
-    assert posting.newest == found[-1]
-    return found
-
-
-def test_what_all_ranks_posted_with_a_plan_is_taken_as_its_step_is_handed_out(pools):
-    expected = [[10 * number, 10 * number + 1] for number in range(max(NUM_BATCHES))]
-    assert pools(2).run(_posts) == [expected] * 2
+    for number in range(max(NUM_BATCHES)):
+        assert ahead.next_step(loader) is not None
+        assert posting.newest == [10 * number, 10 * number + 1]
+    assert ahead.next_step(loader) is None
+    assert posting.newest == [10 * number, 10 * number + 1]

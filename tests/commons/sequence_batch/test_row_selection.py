@@ -11,6 +11,7 @@ from commons.sequence_batch import BaseBatch
 from tests.commons.sequence_batch.internals import Schema
 from tests.drawn_batches import draw_batch, sample_contents
 from tests.few_examples import few_examples
+from tests.own_memory import check_own_memory
 
 LABELS = st.sampled_from(["keyed", "dense", "flat", "none"])
 
@@ -28,6 +29,7 @@ def test_selected_rows_are_those_rows(data, seed, labels):
     assert selected.batch_size == max(len(indices), 1)
     assert selected.actual_batch_size == len(indices)
     assert selected.shared is batch.shared
+    check_own_memory(selected, batch)
     assert Schema.of(selected.per_sample_fields()) == Schema.of(batch.per_sample_fields())
 
 
@@ -49,14 +51,6 @@ def _features(batch_size: int) -> KeyedJaggedTensor:
 def test_a_batch_that_contradicts_itself_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         BaseBatch(features=_features(max(arguments["batch_size"], 1)), feature_to_max_seqlen={}, **arguments)
-
-
-def test_variable_batch_size_per_key_is_refused():
-    features = KeyedJaggedTensor(
-        ["a", "b"], torch.arange(4), lengths=torch.tensor([1, 1, 2]), stride_per_key_per_rank=[[2], [1]]
-    )
-    with pytest.raises(ValueError, match="features is a KeyedJaggedTensor with a variable batch size"):
-        BaseBatch(features=features, batch_size=2, feature_to_max_seqlen={})
 
 
 @pytest.mark.parametrize(
