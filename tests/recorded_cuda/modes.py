@@ -44,9 +44,7 @@ def flag(name: str, value: bool) -> Iterator[None]:
 
 
 def memory_of(tensor: torch.Tensor) -> Memory | None:
-    """Returns what is known of the storage of a tensor, or of a nested one's values; None for the host's."""
-    if isinstance(tensor, NestedTensor):
-        tensor = tensor._values
+    """Returns what is known of the storage of a tensor; None for the host's."""
     try:
         return getattr(tensor.untyped_storage(), "recorded", None)
     except (RuntimeError, NotImplementedError):  # it has none
@@ -102,7 +100,10 @@ class Kernels(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, NestedTensor) for each in types):
             return NotImplemented  # it asks again for its parts
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # the answers here are those of the CPU
+            return self._record(func, args, kwargs or {})
+
+    def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         given = tensors_in(args, kwargs)
         name = func._schema.name
         if not any(on_device(tensor) for tensor in given):
@@ -178,12 +179,15 @@ class Answers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        with flag("autograd", False):
+        before, _within.autograd = getattr(_within, "autograd", False), False
+        try:
             if (handler := _HANDLERS.get(func)) is not None:
                 return handler(func, *args, **kwargs)
             if "device" in kwargs or kwargs.get("pin_memory"):
                 return _made(func, args, kwargs)
             return func(*args, **kwargs)
+        finally:
+            _within.autograd = before
 
 
 def _made(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -214,8 +218,6 @@ def _made(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _to(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """`Tensor.to`, between devices."""
-    if args and isinstance(args[0], torch.Tensor):
-        args = (CUDA if on_device(args[0]) else CPU, args[0].dtype, *args[1:])
     copies = kwargs.pop("copy", False)
     target, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
     dtype = dtype or tensor.dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -95,19 +96,10 @@ def _not_ordered(all_to_all: Any) -> Any:
 def _of_exchange(make: Callable[[Any], Any]) -> Mutant:
     """Returns a mutant of the all-to-all of an exchange alone."""
     return lambda: mock.patch.object(
-        exchange, "dist", _Module(dist, all_to_all_single=make(dist.all_to_all_single))
+        exchange,
+        "dist",
+        SimpleNamespace(**{**vars(dist), "all_to_all_single": make(dist.all_to_all_single)}),
     )
-
-
-class _Module:
-    """A module with other functions."""
-
-    def __init__(self, module: Any, **functions: Any) -> None:
-        self.__dict__.update(functions)
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
 
 
 def _only_in_fact(wait: Any) -> Any:
