@@ -12,7 +12,6 @@ from tests.e2e.torchrun import RANKING, REPOSITORY, bind, torchrun
 
 MOVIELENS = REPOSITORY / "hstu/training/configs/movielens_100k_ranking.gin"
 
-INFERENCE = ["OptimizerArgs is not configured", "OptimizerArgs.learning_rate=1e-3", "ckpt_load_dir"]
 CUT = """
 TrainerArgs.enable_balanced_shuffler = True
 TrainerArgs.balance_split = True
@@ -41,8 +40,8 @@ def random_data(tmp_path):
             ["found no module of the model to pipeline"],
         ),
         ("none.gin", [], ["--gin-config-file none.gin"]),
-        ("inference.gin", [], INFERENCE),
-        ("inference.gin", ["--calibrate", "costs.json"], INFERENCE),
+        ("inference.gin", [], ["OptimizerArgs is not configured", "ckpt_load_dir"]),
+        ("inference.gin", ["--calibrate", "costs.json"], ["OptimizerArgs is not configured"]),
     ],
     ids=["nothing to pipeline", "gin file", "train", "calibrate"],
 )
@@ -68,18 +67,12 @@ def test_bad_setting_is_shown_once(tmp_path, random_data):
     assert output.count(error) == 1, output
 
 
-@pytest.mark.parametrize(
-    ("ranks", "failure", "error"),
-    [
-        (4, "bad_id", "ValueError: feature 'user' has id -1 in row 0; its table has 100 rows"),
-        (2, "forward", "IndexError: a mistake of the user's"),
-    ],
-)
-def test_only_the_rank_that_raises_shows_a_traceback(tmp_path, random_data, ranks, failure, error):
-    arguments = ("-m", "tests.e2e.failing_rank", random_data, failure)
-    output = torchrun(tmp_path, *arguments, fails=True, ranks=ranks)
-    assert output.count(error) == 1, output
-    assert_last_rank_failed_alone(output, ranks)
+@pytest.mark.parametrize("failure", ["workloads", "forward"])
+def test_only_the_rank_that_raises_shows_a_traceback(tmp_path, failure):
+    (tmp_path / "config.gin").write_text(RANDOM_DATA + "TrainerArgs.enable_balanced_shuffler = True\n")
+    output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", "config.gin", failure, fails=True)
+    assert output.count("IndexError: a mistake of the user's") == 1, output
+    assert_last_rank_failed_alone(output)
 
 
 def test_only_the_rank_that_raises_shows_a_traceback_in_a_users_program(tmp_path):
@@ -90,46 +83,28 @@ def test_only_the_rank_that_raises_shows_a_traceback_in_a_users_program(tmp_path
     assert output.count("ValueError: the loader fails") == 1, output
     # The other ranks know at once.
     assert "rank 0 ends, because rank 1 raised ValueError, and shows the traceback" in output
-    assert_last_rank_failed_alone(output, 2)
+    assert_last_rank_failed_alone(output)
 
 
-def assert_last_rank_failed_alone(output: str, ranks: int) -> None:
-    """Torchrun names the last rank, which raised; each other rank has printed a line, or was ended before."""
-    assert_other_ranks_are_silent(output, num_tracebacks=2)
+def assert_last_rank_failed_alone(output: str) -> None:
+    """Torchrun names the last rank, which raised; the other has printed a line, or was ended before."""
+    assert_other_ranks_are_silent(output)
     root_cause = output.split("Root Cause (first observed failure):")[-1]
-    assert re.search(rf"rank +: {ranks - 1} ", root_cause), output
-    assert re.search(r"exitcode +: 1 ", root_cause), output
+    assert re.search(r"rank +: 1 ", root_cause) and re.search(r"exitcode +: 1 ", root_cause), output
     assert "SIGABRT" not in output and "terminate called" not in output, output
-    ended = re.findall(r"^rank (\d+) ends, because", output, re.MULTILINE)
-    assert sorted(ended) == sorted(set(ended) - {str(ranks - 1)}), output
+    assert "rank 1 ends, because" not in output, output
 
 
-def test_torchrun_names_the_rank_that_was_killed(tmp_path):
-    settings = "TrainerArgs.enable_balanced_shuffler = True\nTrainerArgs.max_train_iters = 9\n"
-    (tmp_path / "config.gin").write_text(RANDOM_DATA + settings)
-    output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", "config.gin", "exchange", fails=True)
-    root_cause = output.split("Root Cause (first observed failure):")[-1]
-    assert re.search(r"rank +: 1 ", root_cause) and "(SIGKILL)" in root_cause, output
-    assert_other_ranks_are_silent(output, num_tracebacks=1)
-
-
-@pytest.mark.parametrize(
-    ("failure", "cause"),
-    [
-        ("fetch_memory", "MemoryError: no memory"),
-        ("fetch_slow", "with ranks [1] of the ranks to balance among"),
-    ],
-)
-def test_all_ranks_end_if_one_fails_in_a_layers_fetch(tmp_path, failure, cause):
+def test_all_ranks_end_if_one_is_slow_in_a_layers_fetch(tmp_path):
     (tmp_path / "config.gin").write_text(RANDOM_DATA + CUT)
     start = time.monotonic()
-    output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", "config.gin", failure, fails=True)
+    output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", "config.gin", "fetch_slow", fails=True)
     assert time.monotonic() - start < 60
-    assert output.count(cause) >= 1, output
-    assert_other_ranks_are_silent(output, num_tracebacks=2)
+    assert "with ranks [1] of the ranks to balance among" in output, output
+    assert_other_ranks_are_silent(output)
 
 
-def assert_other_ranks_are_silent(output: str, num_tracebacks: int) -> None:
-    """No other rank reports the peer it lost. One of the tracebacks is torchrun's own."""
-    assert output.count("Traceback (most recent call last)") == num_tracebacks, output
+def assert_other_ranks_are_silent(output: str) -> None:
+    """No other rank reports the peer it lost. One of two tracebacks is torchrun's own."""
+    assert output.count("Traceback (most recent call last)") == 2, output
     assert "Connection closed by peer" not in output, output

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,39 +15,10 @@ from hypothesis import strategies as st
 
 from tests.commons.distributed.errors_and_warnings import error_of_all
 from tests.commons.training.internals import CONTENTS_FILE, Checkpoints, PlainReader, TrainingState
-from tests.on_ranks import on_ranks
-
-MB = 2**20
 
 
 def _state(num_bytes: int) -> dict[str, torch.Tensor]:
     return {f"rank{dist.get_rank()}.{part}": torch.ones(num_bytes // 8) for part in "ab"}
-
-
-@on_ranks(2)
-def test_a_disk_that_is_full_for_a_moment_costs_one_checkpoint(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=1)
-
-    def saved_files(step: int) -> list[str]:
-        try:
-            checkpoints.save(step, _state(4 * MB))
-            checkpoints.finish()
-        finally:
-            dist.barrier()
-        return [path.name for path in tmp_path.iterdir()]
-
-    assert saved_files(2) == ["step_2"]
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if dist.get_rank() == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MB, limit[1]))
-    try:
-        with pytest.raises(Exception, match="File too large"):
-            saved_files(4)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_2"]
-    dist.barrier()
-    assert saved_files(6) == ["step_6"]
 
 
 def _save_two(path: str, marker: Path | None = None) -> None:

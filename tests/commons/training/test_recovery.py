@@ -1,7 +1,10 @@
 """A training that was stopped resumes as if it had never stopped."""
 
+import os
 import re
+import resource
 import shutil
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.commons.distributed.errors_and_warnings import error_of_all, warnings_of
 from tests.commons.training.internals import CheckpointFolder, Checkpoints, StepVote
@@ -73,8 +77,7 @@ def _train_losses(folder: Path) -> list[tuple[int, float]]:
 @pytest.mark.parametrize(
     ("settings", "stop"),
     [
-        ({"optimizer": "adagrad", "pipeline_type": "native"}, EPOCH),
-        ({"pipeline_type": "native", "max_tokens_per_micro_batch": 30}, 5),
+        ({"pipeline_type": "native", "max_tokens_per_micro_batch": 30}, EPOCH),
         ({**UNBOUNDED, "eviction": "lru", "pipeline_type": "native"}, 7),
         ({**UNBOUNDED, "eviction": "lfu"}, 8),
     ],
@@ -91,25 +94,34 @@ def test_resumed_losses_are_those_of_a_run_that_never_stopped(pools, tmp_path, s
     assert losses("stopped", num_steps, eval_interval=3) == whole
 
 
-def _train_until_stopped(folder: str, stop: int) -> None:
-    with mock.patch.object(StepVote, "after_step", lambda vote, step, loss: step == stop):
-        _train(folder, 9, log_interval=4)
+def _train_until_terminated(folder: str) -> None:
+    after_step = StepVote.after_step
+
+    def terminate(vote: StepVote, step: int, loss: torch.Tensor) -> bool:
+        if step == 5 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return after_step(vote, step, loss)
+
+    with mock.patch.object(StepVote, "after_step", terminate):
+        _train(folder, 9, log_interval=4, eval_interval=1)
 
 
-def test_a_stop_loses_neither_figures_nor_an_evaluation(pools, tmp_path):
+def test_termination_of_a_rank_loses_neither_figures_nor_an_evaluation(pools, tmp_path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    pools(2).run(partial(_train, str(whole), 9, log_interval=4))
-    pools(2).run(partial(_train_until_stopped, str(stopped), 6))
+    run = partial(_train, num_steps=9, log_interval=4, eval_interval=1)
+    pools(2).run(run, str(whole))
+    pools(2).run(_train_until_terminated, str(stopped))
     [stop] = lines_in(stopped / "logs", "stop")
-    assert stop["step"] == 6
-    assert [step for step, _ in _train_losses(stopped)] == [4, 6]
-    pools(2).run(partial(_train, str(stopped), 9, log_interval=4))
-    assert [step for step, _ in _train_losses(stopped)] == [4, 6, 8, 9]
+    last = stop["step"]
+    assert 5 < last < 8 and _names(stopped)[-1] == f"step_{last}"
+    assert [step for step, _ in _train_losses(stopped)] == [4, last]
+    pools(2).run(run, str(stopped))
+    assert [step for step, _ in _train_losses(stopped)] == [4, last, 8, 9]
     evaluations = [
         [(line["step"], line["labels"]) for line in lines_in(folder / "logs", "eval")]
         for folder in (whole, stopped)
     ]
-    assert [step for step, _ in evaluations[0]] == [3, 6, 9] and evaluations[0] == evaluations[1]
+    assert len(evaluations[0]) == 9 and evaluations[0] == evaluations[1]
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +145,29 @@ def test_three_ranks_resume_what_two_saved(pools, copied):
     both = pools(3).run(partial(_train, str(folder), 6, pipeline_type="native"))[0]
     assert both[:EPOCH] == first
     assert [step for step, _ in both] == [1, 2, 3, 4, 5, 6]
+
+
+def _train_on_a_full_disk(folder: str) -> tuple[list[tuple[int, float]], list[str]]:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limit[1]))  # beyond this size, writing fails
+    try:
+        return _warnings(partial(_train, folder, 9))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def test_a_full_disk_costs_checkpoints_and_figures_but_not_the_training(pools, copied):
+    folder, _ = copied
+    (folder / "logs/train.jsonl").unlink()  # so that the next lines fit
+    (losses, warnings), _ = pools(2).run(_train_on_a_full_disk, str(folder))
+    assert [step for step, _ in losses] == [5, 6, 7, 8, 9]
+    for step in (6, 8):
+        [lost] = [line for line in warnings if f"checkpoint of step {step} was not written" in line]
+        assert "File too large" in lost
+    assert len([line for line in warnings if "no longer written to " in line and "tensorboard" in line]) == 1
+    assert _names(folder) == ["step_2", "step_4"]  # what was written of others is gone
+    again, _ = pools(2).run(partial(_train, str(folder), 9))
+    assert again == 2 * losses and _names(folder)[-1] == "step_9"
 
 
 def _damage(checkpoint: Path) -> None:
@@ -204,12 +239,6 @@ def test_old_checkpoints_and_leftovers_go(copied):
     (unfinished / "data").write_text("numbers")
     assert folder.publish(unfinished, contents, keep=2) == path / "step_6"
     assert _names(copied[0]) == ["notes", "step_4", "step_6"]
-
-
-def test_an_interval_beyond_the_run_neither_saves_nor_resumes(pools, copied):
-    folder, first = copied
-    steps = pools(2).run(partial(_train, str(folder), None, ckpt_save_interval=EPOCH + 1))[0]
-    assert steps == 2 * first and _names(folder) == ["step_2", "step_4"]
 
 
 @pytest.mark.parametrize("interval", [EPOCH, EPOCH + 1])
