@@ -15,7 +15,6 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from tests.commons.distributed.internals import EXCHANGE_NAMES
 from tests.drawn_batches import draw_batch
-from tests.process_pool import rank_device
 
 BOTH = sorted(EXCHANGE_NAMES)
 # Collectives in which they move samples.
@@ -69,16 +68,6 @@ def agreed(shuffler, labels="keyed"):
     """Runs a first step, in which ranks agree on the fields; later steps are like any other."""
     shuffler.shuffle(draw_batch(np.random.default_rng(0), 0, 1, 1, labels))
     return shuffler
-
-
-def loaded_batch(shuffler, case):
-    """Returns this rank's batch of the case as `plan` takes it, and as `exchange` does."""
-    rank = dist.get_rank()
-    sizes = case.batches[rank]
-    if sizes is None:
-        return None, shuffler.padding_batch().to(rank_device())
-    batch = draw_batch(np.random.default_rng((case.seed, rank)), 1000 * (rank + 1), *sizes, case.labels)
-    return batch, batch.to(rank_device())
 
 
 def lopsided_batch():

@@ -50,12 +50,13 @@ class Case:
         return self.settings["equal_rows"]
 
     @property
-    def partitioner(self) -> str:
-        return self.settings.get("partitioner", ShufflerSettings.partitioner)
-
-    @property
     def num_real(self) -> int:
         return sum(sizes[1] for sizes in self.batches if sizes is not None)
+
+    def loaded_by(self, rank: int) -> MixedBatch | None:
+        """Draws the batch of a rank."""
+        sizes, rng = self.batches[rank], np.random.default_rng((self.seed, rank))
+        return None if sizes is None else draw_batch(rng, 1000 * (rank + 1), *sizes, self.labels)
 
 
 class Posting(Extension):
@@ -108,23 +109,14 @@ def cases(draw, num_ranks: int, **more: Sequence[Any]) -> Case:
     )
 
 
-def planned(
-    case: Case, group: dist.ProcessGroup | None = None
-) -> tuple[FieldShuffler, MixedBatch | None, ShufflePlan]:
-    """Returns this rank's shuffler, the batch it loaded, and the plan. Collective over the group."""
-    shuffler = FieldShuffler(group, **case.settings)
-    if case.agreed_before:
-        agreed(shuffler, case.labels)
-    rank = shuffler.group.rank
-    rng, sizes = np.random.default_rng((case.seed, rank)), case.batches[rank]
-    batch = None if sizes is None else draw_batch(rng, 1000 * (rank + 1), *sizes, case.labels)
-    return shuffler, batch, shuffler.plan(batch)
-
-
 def exchanged(case: Case) -> tuple[FieldShuffler, ShufflePlan, MixedBatch, MixedBatch] | None:
     """Returns this rank's shuffler, the plan, and the batch before and after; None where no plan is."""
+    shuffler = FieldShuffler(**case.settings)
+    if case.agreed_before:
+        agreed(shuffler, case.labels)
+    batch = case.loaded_by(shuffler.group.rank)
     try:
-        shuffler, batch, plan = planned(case)
+        plan = shuffler.plan(batch)
     except ValueError:
         return None
     if not plan.has_batch:

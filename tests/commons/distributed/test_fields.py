@@ -246,16 +246,6 @@ def _with_attribute(of: type, mask: Any, **fields: Any) -> Any:
     return batch
 
 
-@dataclass(frozen=True)
-class FeatureName:
-    """A key that shows its name without its version."""
-
-    version: int
-
-    def __repr__(self) -> str:
-        return "item"
-
-
 @dataclass
 class WithDefault:
     ids: torch.Tensor
@@ -282,10 +272,6 @@ class OfSomethingElse:
 @dataclass
 class Pieced(BaseBatch):
     pieces: torch.Tensor | None = None
-
-
-class Unknown:
-    """No library knows it."""
 
 
 @tensorclass
@@ -377,10 +363,10 @@ REFUSED_FIELDS: Mapping[str, tuple[Callable[[], Any], str]] = {
 REFUSED_BATCHES: Mapping[str, tuple[Callable[[], Any], str]] = {
     "no field": (dict, "TypeError: dict has no rows to place; expected a BaseBatch"),
     "a text": (lambda: {"name": "train"}, "TypeError: dict has no rows"),
-    "unknown": (Unknown, "TypeError: .*Unknown has no rows.*register_batch_type"),
+    "unknown": (object, "TypeError: object has no rows.*register_batch_type"),
     "keys that look alike": (
-        lambda: {FeatureName(1): IDS, FeatureName(2): IDS},
-        r"TypeError: .*two keys that both show as \[item\].*different texts",
+        lambda: {float("nan"): IDS, np.nan: IDS},
+        r"TypeError: .*two keys that both show as \[nan\].*different texts",
     ),
     "an attribute": (
         lambda: _with_attribute(UserDict, IDS + 1, ids=IDS),

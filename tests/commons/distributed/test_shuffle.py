@@ -45,17 +45,6 @@ class Ran:
     report: BalanceReport
 
 
-def _loaded(case: Case, kind: str, rank: int) -> Any:
-    """Returns the batch that a rank loads; containers other than a `BaseBatch` have no padding."""
-    sizes = case.batches[rank]
-    if sizes is None:
-        return None
-    if kind == "mixed":
-        rng = np.random.default_rng((case.seed, rank))
-        return draw_batch(rng, 1000 * (rank + 1), *sizes, case.labels)
-    return make_batch(kind, case.seed, 1000 * (rank + 1), max(sizes[1], 1))
-
-
 def _planned_and_moved(
     case: Case, kind: str, exchange: str, group: dist.ProcessGroup | None
 ) -> tuple[Any, ShufflePlan, Any]:
@@ -64,7 +53,12 @@ def _planned_and_moved(
     shuffler = (FieldShuffler if kind == "mixed" else ContainerShuffler)(group, **settings)
     if case.agreed_before:
         agreed(shuffler, case.labels) if kind == "mixed" else shuffler.shuffle(make_batch(kind, 0, 0, 2))
-    batch = _loaded(case, kind, shuffler.group.rank)
+    rank = shuffler.group.rank
+    if kind == "mixed":
+        batch = case.loaded_by(rank)
+    else:  # which has no padding
+        sizes = case.batches[rank]
+        batch = sizes and make_batch(kind, case.seed, 1000 * (rank + 1), max(sizes[1], 1))
     plan = shuffler.plan(batch)
     if not plan.has_batch:
         return batch, plan, None

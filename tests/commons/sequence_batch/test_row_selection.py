@@ -99,9 +99,3 @@ def test_flat_labels_with_padding_travel(padding, width):
     labels = torch.cat([torch.arange(4.0 * width), torch.full((4 * width,), padding)])
     selected = _incomplete(labels).index_select([3, 1])
     assert selected.labels.view(2, width).tolist() == labels.view(8, width)[[3, 1]].tolist()
-
-
-@pytest.mark.parametrize("padding", [0.0, -100.0])
-def test_one_label_per_row_travels_beside_padding(padding):
-    labels = torch.tensor([3.0, 0.0, 5.0, 7.0, *[padding] * 4])
-    assert _incomplete(labels).index_select([3, 1]).labels.tolist() == [7, 0]
