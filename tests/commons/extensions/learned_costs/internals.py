@@ -1,4 +1,3 @@
 """Names that `commons.extensions.learned_costs` does not export: the one place where tests know its files."""
 
 from commons.extensions.learned_costs.learned_costs import SPEED_LIMIT
-from commons.extensions.learned_costs.learning import _DELAY

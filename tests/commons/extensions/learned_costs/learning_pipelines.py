@@ -11,34 +11,15 @@ import torch.distributed as dist
 from commons.distributed import BatchShuffler, Extension
 from commons.extensions.learned_costs import LearnedCosts
 from commons.sequence_batch import BaseBatch
-from tests.commons.extensions.learned_costs.internals import _DELAY
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model
 
 STEPS, STOP = 44, 28
 
 
-def learning_pipeline(
-    name: str,
-    settings: dict[str, Any],
-    learns: bool = True,
-    make_model: Callable[[], tuple[Any, Any]] = sharded_ranking_model,
-    extensions: Sequence[Extension] = (),
-) -> Any:
-    """Returns a pipeline whose shuffler learns costs, and has other extensions."""
-    learning = [LearnedCosts()] if learns else []
-    shuffler = TokenShuffler(extensions=[*learning, *extensions], equal_rows=False, **settings)
-    return pipeline_of(name, *make_model(), shuffler)
-
-
 def learned(shuffler: BatchShuffler) -> LearnedCosts:
     """Returns what a shuffler learns by."""
     return next(extension for extension in shuffler.extensions if isinstance(extension, LearnedCosts))
-
-
-def learned_by(pipeline: Any) -> LearnedCosts:
-    """Returns what a pipeline learns by."""
-    return learned(pipeline._stage._shuffler)
 
 
 def batches_from(first: int) -> Iterator[BaseBatch]:
@@ -56,20 +37,22 @@ def _plans(pipeline: Any, batches: Iterator[BaseBatch], steps: int) -> list[Any]
 
 def check_resumed(
     name: str,
-    settings: dict[str, Any],
     make_model: Callable[[], tuple[Any, Any]] = sharded_ranking_model,
     make_extensions: Callable[[], Sequence[Extension]] = tuple,
 ) -> None:
     """Checks that a resumed pipeline plans as the one that went on, with what it had learned."""
-    pipeline = learning_pipeline(name, settings, True, make_model, make_extensions())
-    batches = batches_from(0)
+
+    def learning() -> tuple[LearnedCosts, Any]:
+        costs = LearnedCosts()
+        shuffler = TokenShuffler(extensions=[costs, *make_extensions()], equal_rows=False)
+        return costs, pipeline_of(name, *make_model(), shuffler)
+
+    (costs, pipeline), batches = learning(), batches_from(0)
     _plans(pipeline, batches, STOP)
-    saved = learned_by(pipeline).state()
+    saved = costs.state()
     rest = _plans(pipeline, batches, STEPS - STOP)
-    other = learning_pipeline(name, settings, True, make_model, make_extensions())
-    learned_by(other).load_state(saved)
+    other_costs, other = learning()
+    other_costs.load_state(saved)
     again = _plans(other, batches_from(STOP), STEPS - STOP)
-    # Up to here, plans use the times before the stop alone.
-    same = min(_DELAY, STEPS - STOP)
-    assert same > 0 and rest[:same] == again[:same]
+    assert rest[:4] == again[:4]  # later ones use times that differ
     assert rest[0].predicted_seconds is not None

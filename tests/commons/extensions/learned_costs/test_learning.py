@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,28 +72,22 @@ def _train(
     return plans, imbalance
 
 
-def _follows(speeds: list[float], settings: dict[str, Any]) -> list[Any]:
-    shuffler, equal = _learning(**settings), [1.0] * len(speeds)
+@on_ranks(3)
+def test_loads_follow_times_and_speeds_within_fifty_steps():
+    shuffler, equal = _learning(), [1.0] * 3
     _, before = _train(shuffler, 0, 60, equal)
-    _, during = _train(shuffler, 60, 130, speeds)
-    followed = _state_of(shuffler).speeds.tolist()
+    _, during = _train(shuffler, 60, 130, [1.0, 0.5, 1.0])
+    followed = _state_of(shuffler).speeds
     _, after = _train(shuffler, 130, 200, equal)
-    ended, error = _state_of(shuffler).speeds.tolist(), learned(shuffler).cost().median_error
-    return [before, during, after, followed, ended, error]
-
-
-@pytest.mark.parametrize("settings", [{}, {"partitioner": "refined"}, {"partitioner": "karmarkar_karp"}])
-def test_loads_follow_times_and_speeds_within_fifty_steps(pools, settings):
-    results = pools(3).run(_follows, [1.0, 0.5, 1.0], settings)
-    assert results[0] == results[1] == results[2]
-    before, during, after, followed, ended, error = results[0]
-    if settings.get("partitioner") != "karmarkar_karp":
-        assert np.mean(before[40:]) < 1.03 < 1.2 < np.mean(during[:5])
-        assert np.mean(during[STEPS_TO_FOLLOW:]) < 1.05
-        assert np.mean(after[STEPS_TO_FOLLOW:]) < 1.04
+    assert np.mean(before[40:]) < 1.03 < 1.2 < np.mean(during[:5])
+    assert np.mean(during[STEPS_TO_FOLLOW:]) < 1.05
+    assert np.mean(after[STEPS_TO_FOLLOW:]) < 1.04
     assert followed[1] / followed[0] == pytest.approx(0.5, rel=0.1)
-    assert ended == [1.0, 1.0, 1.0]
-    assert error < 1.5 * NOISE
+    assert _state_of(shuffler).speeds.tolist() == equal
+    assert learned(shuffler).cost().median_error < 1.5 * NOISE
+    of_ranks: list[Any] = [None] * 3
+    dist.all_gather_object(of_ranks, (before, during, after, followed.tolist()))
+    assert of_ranks == of_ranks[:1] * 3
 
 
 @on_ranks(2)
@@ -218,7 +213,6 @@ def test_errors():
     errors = {
         "the plan is none of the last": error_of(of.record, plans[0], 1.0),
         "record got nan seconds": error_of(of.record, plans[-1], float("nan")),
-        "record got 0.0 seconds": error_of(of.record, plans[-1], 0.0),
         "record each step once": error_of(lambda: [of.record(plans[-1], 1.0) for _ in range(2)]),
         "has no effect with LearnedCosts: leave out one": error_of(_learning, cost=Cost((0.0, 0.0, 1.0))),
         "speed_limit=0.5: expected 1 to": error_of(LearnedCosts, 0.5),
@@ -231,7 +225,7 @@ def test_errors():
         assert message in error
 
 
-def _warnings(settings: dict[str, Any], recorded: int, speeds: Sequence[float] = (1.0, 0.5)) -> list[str]:
+def _warnings(settings: dict[str, Any], recorded: int, speeds: Sequence[float]) -> list[str]:
     with warnings_of("commons.extensions.learned_costs") as told:
         shuffler = _learning(**settings)
         _train(shuffler, 0, recorded, speeds, lengths=(900, 1100))
@@ -240,34 +234,29 @@ def _warnings(settings: dict[str, Any], recorded: int, speeds: Sequence[float] =
     return list(told)
 
 
+SLOWER, FASTER = "rank 1 on .* times as fast as .* is slower$", "rank 2 on .* times as fast as .* is faster"
+BEHIND = "ranks differ in speed by .* and loads do not follow"
+MISSING = r".*for 50 plans, and learns nothing from them; they are missing from ranks \[0, 1\]"
+
+
 @pytest.mark.parametrize(
-    ("settings", "is_told"),
+    ("settings", "recorded", "speeds", "expected"),
     [
-        ({"equal_rows": True}, True),
-        ({"max_tokens": ROWS * 1200}, True),
-        ({"partitioner": "karmarkar_karp"}, True),
-        ({}, False),
+        ({"equal_rows": True}, 120, (1.0, 0.5), [BEHIND, SLOWER]),
+        ({"max_tokens": ROWS * 1200}, 120, (1.0, 0.5), [BEHIND, SLOWER]),
+        ({"partitioner": "karmarkar_karp"}, 120, (1.0, 0.5), [BEHIND, SLOWER]),
+        ({}, 120, (1.0, 0.5), [SLOWER]),
+        ({"partitioner": "refined"}, 120, (1.0, 1.0, 2.0), [FASTER]),
+        ({}, 0, (1.0, 0.5), [MISSING]),
+        ({}, 40, (1.0, 1.0), [MISSING]),
     ],
 )
-def test_loads_that_do_not_follow_speeds_and_slow_ranks_are_said_once(pools, settings, is_told):
-    told, second = pools(2).run(_warnings, settings, 120)
-    assert second == [] and sum("loads do not follow" in line for line in told) == is_told
-    slow = [line for line in told if "times as fast as the other rank" in line]
-    assert [line[:10] for line in slow] == ["rank 1 on "] and slow[0].endswith("GPU or host is slower")
-
-
-def test_a_rank_faster_than_the_others_is_called_faster(pools):
-    told, *_ = pools(3).run(_warnings, {"equal_rows": True}, 120, (1.0, 1.0, 2.0))
-    named = [line for line in told if "times as fast as" in line]
-    assert [line[:10] for line in named] == ["rank 2 on "] and named[0].endswith("GPU or host is faster")
-
-
-@pytest.mark.parametrize("recorded", [0, 40])
-def test_missing_times_are_named_once(pools, recorded):
-    told, second = pools(2).run(_warnings, {}, recorded)
-    missing = "for 50 plans, and learns nothing from them; they are missing from ranks [0, 1]"
-    assert sum(missing in line for line in told) == 1
-    assert second == []
+def test_slow_and_fast_ranks_loads_that_do_not_follow_and_missing_times_are_said_once(
+    pools, settings, recorded, speeds, expected
+):
+    told, *others = pools(len(speeds)).run(_warnings, settings, recorded, speeds)
+    assert others == [[]] * len(others) and len(told) == len(expected)
+    assert all(map(re.match, expected, sorted(told, reverse=True)))
 
 
 @on_ranks(3)

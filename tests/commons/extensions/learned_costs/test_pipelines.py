@@ -9,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -24,35 +23,29 @@ from tests.commons.extensions.learned_costs.learning_pipelines import (
     batches_from,
     check_resumed,
     learned,
-    learning_pipeline,
 )
 from tests.commons.histories import TokenShuffler
 from tests.commons.perf_model.internals import ComputeSpan
-from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
+from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model, steps_of
 from tests.commons.pipeline.scored_samples import ScoredShuffler, Scorer, ddp, draw
 from tests.on_ranks import on_ranks
 
 
-@pytest.mark.parametrize("name", ["none", "native"])
-def test_a_resumed_pipeline_plans_as_the_one_that_went_on(pools, name):
-    pools(2).run(check_resumed, name, {})
-
-
-class _Waits(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.SyncBatchNorm(4)
+def test_a_resumed_pipeline_plans_as_the_one_that_went_on(pools):
+    pools(2).run(check_resumed, "none")
 
 
 @on_ranks(2)
 def test_models_that_wait_within_a_step_are_refused():
-    refused = error_of(pipeline_of, "none", _Waits(), None, TokenShuffler(extensions=[LearnedCosts()]))
+    shuffler = TokenShuffler(extensions=[LearnedCosts()])
+    refused = error_of(pipeline_of, "none", nn.Sequential(nn.SyncBatchNorm(4)), None, shuffler)
     assert "ValueError: LearnedCosts: SyncBatchNorm waits for all ranks within a step" in refused
 
 
 def _collectives(learns: bool) -> tuple[Counter[str], set[str]]:
     """Counts collectives of a run, except each step's exchange; and names the threads that wait for times."""
-    pipeline, waiting = learning_pipeline("native", {}, learns), set()
+    shuffler = TokenShuffler(extensions=[LearnedCosts()] if learns else [], equal_rows=False)
+    pipeline, waiting = pipeline_of("native", *sharded_ranking_model(), shuffler), set()
 
     def seconds(span: ComputeSpan) -> float:
         waiting.add(threading.current_thread().name)

@@ -122,4 +122,4 @@ def _splitting() -> list[Extension]:
 
 
 def test_a_resumed_pipeline_plans_as_the_one_that_went_on(pools):
-    pools(2).run(check_resumed, "native", {}, sharded_model_for_pieces, _splitting)
+    pools(2).run(check_resumed, "native", sharded_model_for_pieces, _splitting)
