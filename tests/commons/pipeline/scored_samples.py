@@ -268,7 +268,6 @@ class Run:
     name: str = "none"
     settings: Mapping[str, Any] | None = field(default_factory=dict)
     sharded: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def shuffler(self) -> BatchShuffler:
         if self.settings is None:
@@ -327,7 +326,7 @@ def trained(run: Run, of_output: Read = as_computed, partner: Partner = ALONE) -
         optimizer = torch.optim.SGD([tables, {"params": list(model.head.parameters())}], RATE)
     scheduler = partner.scheduler(optimizer) if partner.scheduler else None
     shuffler, result = run.shuffler(), Trained()
-    pipeline = pipeline_of(run.name, on_ranks, optimizer, shuffler, run.reduction, **run.arguments)
+    pipeline = pipeline_of(run.name, on_ranks, optimizer, shuffler, run.reduction)
     for loss_sum, tokens, output in steps_of(pipeline, run.batches()):
         assert pipeline.num_samples == len(pipeline.plan.computed_by(dist.get_rank()))
         dist.all_reduce(loss_sum)

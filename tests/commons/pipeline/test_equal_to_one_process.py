@@ -25,14 +25,9 @@ RUNS = {
         for kind, reduction, settings in product(WEIGHTED, REDUCTIONS[:2], ({}, None))
     ],
     "sharded tables": [
-        Run("torchrec", name="native", sharded="table"),
-        Run("dict", name="native", sharded="table", arguments={"pipeline_postproc": True}),
-        Run("named tuple", name="native", sharded="table", arguments={"enqueue_batch_after_forward": True}),
-        Run(
-            "dataclass",
-            name="native",
-            sharded="table",
-            arguments={"dmp_collection_sync_interval_batches": None, "apply_jit": False},
+        *(
+            Run(kind, name="native", sharded="table")
+            for kind in ("torchrec", "dict", "named tuple", "dataclass")
         ),
         Run("dataclass", sharded="table"),
         Run("base", name="native", sharded="row"),

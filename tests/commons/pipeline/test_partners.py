@@ -134,21 +134,6 @@ def test_torchrecs_gradient_accumulation_trains_as_on_its_own_pipeline():
 
 @pytest.mark.parametrize("name", ["none", "native"])
 @on_ranks(2)
-def test_a_detached_pipeline_goes_on_once_it_is_attached_to_its_model(name):
-    model, optimizer = sharded_ranking_model()
-    pipeline, loader = pipeline_of(name, model, optimizer, TokenShuffler()), iter(loaded_histories(4))
-    pipeline.progress(loader)
-    if name == "none":
-        assert pipeline.detach() is model
-        pipeline.attach(model)
-    pipeline.progress(loader)
-    with pytest.raises(ValueError, match="make a new pipeline, with a new shuffler, for another model"):
-        pipeline.attach(torch.nn.Linear(1, 1))
-    assert len(list(steps_of(pipeline, loader))) == 2
-
-
-@pytest.mark.parametrize("name", ["none", "native"])
-@on_ranks(2)
 def test_pipelines_run_in_a_thread_and_beside_another_default_device(name):
     def losses() -> list[float]:
         pipeline = ranking_pipeline(name, TokenShuffler())
@@ -185,7 +170,7 @@ def test_batches_that_run_in_another_mode_than_they_were_loaded_for_are_named(na
 
 
 @on_ranks(2)
-def test_evaluation_by_a_pipeline_of_another_kind_is_refused_until_the_first_is_detached():
+def test_a_pipeline_of_another_kind_evaluates_once_the_first_is_detached():
     model, optimizer = sharded_ranking_model()
     training = pipeline_of("native", model, optimizer, TokenShuffler())
     evaluation = pipeline_of("none", model, optimizer, TokenShuffler())
@@ -197,7 +182,13 @@ def test_evaluation_by_a_pipeline_of_another_kind_is_refused_until_the_first_is_
     training.detach()
     model.eval()
     evaluation.progress(iter(loaded_histories(2)))
+    assert evaluation.detach() is model
+    evaluation.attach(model)
+    evaluation.progress(iter(loaded_histories(2)))
     evaluation.reset()
+    for pipeline in (training, evaluation):
+        with pytest.raises(ValueError, match="make a new pipeline, with a new shuffler, for another model"):
+            pipeline.attach(torch.nn.Linear(1, 1))
 
 
 def total_of(outputs: Iterable[Any]) -> float:
