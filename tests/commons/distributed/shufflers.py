@@ -60,19 +60,25 @@ class Case:
 
 
 class Posting(Extension):
-    """Posts 10 × the number of the plan + the rank; `newest` is what it took last."""
+    """Posts numbers that tell its order, the plan, and the rank; notes what it placed by and took."""
 
-    name, order, num_posted = "posting", 0, 1
+    num_posted = 1
 
-    def __init__(self) -> None:
-        self.newest: list[int] | None = None
-        self._numbers = itertools.count(dist.get_rank(), 10)
+    def __init__(self, name: str = "posting", order: int = 0, num_posted: int = 1) -> None:
+        self.name, self.order, self.num_posted = name, order, num_posted
+        self.placed: list[tuple[list[int], list[list[int]]]] = []
+        self.taken: list[list[list[int]]] = []
+        self._numbers = itertools.count(1000 * order + dist.get_rank(), 10)
 
     def post(self):
-        return np.array([next(self._numbers)])
+        return next(self._numbers) + 100 * np.arange(self.num_posted)
+
+    def place(self, rows, place):
+        self.placed.append((rows.num_loaded.tolist(), rows.posts[self.name].tolist()))
+        return place(rows)
 
     def take(self, posted):
-        self.newest = posted[:, 0].tolist()
+        self.taken.append(posted.tolist())
 
 
 @st.composite

@@ -26,7 +26,7 @@ from tests.commons.distributed.internals import (
     token_tolerance,
 )
 from tests.commons.distributed.loaded_batches import lopsided_batch, sample_ids
-from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
+from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, Posting, cases, exchanged
 from tests.drawn_batches import sample_contents
 from tests.few_examples import few_examples
 from tests.on_ranks import on_ranks
@@ -140,30 +140,6 @@ def test_an_extension_that_cannot_be_added_leaves_the_shuffler_as_it_was():
     assert np.ptp(shuffler.plan(lopsided_batch()).num_placed) <= 1
 
 
-class Posting(Named):
-    """Posts numbers that tell the extension, the step and the rank."""
-
-    def __init__(self, name: str, order: int, count: int) -> None:
-        super().__init__(name, order)
-        self.numbers = np.arange(count) + 1000 * order
-        self.step, self.placed, self.taken = 0, [], []
-
-    @property
-    def num_posted(self):
-        return len(self.numbers)
-
-    def post(self):
-        self.step += 1
-        return self.numbers + 100 * self.step + 10 * dist.get_rank()
-
-    def place(self, rows, place):
-        self.placed.append((rows.num_loaded.tolist(), rows.posts[self.name].tolist()))
-        return place(rows)
-
-    def take(self, posted):
-        self.taken.append(posted.tolist())
-
-
 @on_ranks(2)
 def test_each_extension_places_by_and_takes_what_it_posted_on_every_rank():
     extensions = [Posting(f"{i}", i, count) for i, count in enumerate([2, 0, 1])]
@@ -171,9 +147,8 @@ def test_each_extension_places_by_and_takes_what_it_posted_on_every_rank():
     for step in range(4):
         shuffler.plan(lopsided_batch() if step < 3 - dist.get_rank() else None)  # rank 1 ends first
     for extension in extensions:
-        posted = [
-            [(extension.numbers + 100 * step + 10 * rank).tolist() for rank in range(2)] for step in (1, 2, 3)
-        ]
+        of_columns = 1000 * extension.order + 100 * np.arange(extension.num_posted)
+        posted = [[(of_columns + 10 * step + rank).tolist() for rank in range(2)] for step in range(3)]
         assert extension.taken == posted
         assert extension.placed == list(zip([[4, 4], [4, 4], [4, 0]], posted, strict=True))
 

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch.distributed as dist
 
 from commons.distributed import Extension, show_first_cause_only
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
-from tests.commons.distributed.internals import RankGroup, raised_on
+from tests.commons.distributed.internals import raised_on
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.histories import TokenShuffler
 from tests.commons.pipeline.ranking_pipelines import ranking_pipeline
 from tests.on_ranks import on_ranks
-from tests.process_pool import ProcessPool, RankError
 
 
 class CorruptShard(Exception):
@@ -73,12 +70,13 @@ class FailingShuffler(FieldShuffler):
 @on_ranks(3)
 def test_an_error_of_one_rank_is_raised_on_all_with_its_type_its_text_and_its_rank():
     is_here = dist.get_rank() == 1
-    for failure in (
-        CorruptShard("a.parquet", 7),
-        FileNotFoundError(2, "no such file", "c.parquet"),
-        json.JSONDecodeError("no value", "{", 1),  # pickles without what was added to it
+    for hook, failure in (
+        ("get_workloads", CorruptShard("a.parquet", 7)),
+        ("columns", FileNotFoundError(2, "no such file", "c.parquet")),
+        ("post", json.JSONDecodeError("no value", "{", 1)),  # pickles without what was added to it
+        ("agree", KeyError("d")),
     ):
-        shuffler = FailingShuffler(extensions=[Failing("get_workloads", (1,), failure)])
+        shuffler = FailingShuffler(extensions=[Failing(hook, (1,), failure)])
         with pytest.raises(type(failure)) as raised:
             shuffler.plan(lopsided_batch())
         error = raised.value
@@ -126,22 +124,6 @@ def test_an_error_while_planning_ahead_ends_all_ranks_in_the_same_step(hook, ran
     assert expected in error_of_all(loop)
     assert len(steps) == failing.call - 1
     assert error_of_all(loop) == "no error" and len(steps) == failing.call + 4
-
-
-def _leave_while_the_others_gather() -> None:
-    channel = RankGroup.of().channel()
-    if dist.get_rank() == 1:
-        os._exit(1)
-    channel.all_gather(np.zeros(1))
-
-
-def test_a_lost_connection_says_that_another_rank_shows_the_cause():
-    pool = ProcessPool(2)
-    with pytest.raises(RankError) as raised:
-        pool.run(_leave_while_the_others_gather)
-    waiting, left = raised.value.by_rank
-    assert left == "the process died"
-    assert "rank 0 ends, because it lost the connection to another rank: that rank's traceback" in waiting
 
 
 @on_ranks(2)

@@ -123,6 +123,7 @@ def test_plain_values_and_lists_that_are_equal_on_all_ranks_stay():
 
 LISTS: Mapping[str, Callable[[int], Any]] = {
     "strings": lambda rank: [f"user {rank} {row}" for row in range(ROWS)],
+    "tuple": lambda rank: tuple(f"{rank}.{row}" for row in range(ROWS)),
     "records": lambda rank: [{"user": rank, "name": str(row)} for row in range(ROWS)],
     "range": lambda rank: range(rank * ROWS, rank * ROWS + ROWS),
     "by number": lambda rank: {rank * ROWS + row: "text" for row in range(ROWS)},

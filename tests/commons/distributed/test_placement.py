@@ -8,18 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from commons.distributed import PARTITIONERS, ShufflerSettings
 from commons.partition import rebalance
 from tests.commons.distributed.compiled_kernels import before_and_after_placing
-from tests.commons.distributed.errors_and_warnings import error_of_all
 from tests.commons.distributed.internals import RowTable, place, place_rows, ranks_per_node, relative_speeds
-from tests.commons.distributed.shufflers import LIMITED, FieldShuffler
-from tests.drawn_batches import draw_batch
-from tests.on_ranks import on_ranks
+from tests.commons.distributed.shufflers import LIMITED
 
 
 def _place(loaded: RowTable, partitioner: str = "rebalance", **settings) -> list[np.ndarray]:
@@ -121,17 +117,6 @@ def test_a_users_partitioner_that_returns_something_wrong_is_named(monkeypatch, 
     expected = re.escape(f"partitioner 'mine' returned {reprlib.repr(returned)}: ") + ".*" + re.escape(fault)
     with pytest.raises(RuntimeError, match=expected):
         _place(_loaded([1] * 8, [4, 4]), "mine", **limits)
-
-
-@on_ranks(2)
-def test_limits_that_are_not_kept_are_an_error_on_all_ranks():
-    batch = draw_batch(np.random.default_rng(dist.get_rank()), 0, 4, 4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PARTITIONERS, "mine", _of_user(UNEQUAL))
-        error = error_of_all(FieldShuffler(partitioner="mine").plan, batch)
-        assert error.startswith("RuntimeError: partitioner 'mine' returned [[0], [1, 2,")
-    assert "above max_tokens=1" in error_of_all(FieldShuffler(max_tokens=1).plan, batch)
-    assert error_of_all(FieldShuffler(max_tokens=10**6).plan, batch) == "no error"
 
 
 def test_a_sample_above_the_limit_is_named_by_rank_and_row():

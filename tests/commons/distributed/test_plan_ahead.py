@@ -184,6 +184,6 @@ def test_what_all_ranks_posted_with_a_plan_is_taken_as_its_step_is_handed_out():
     ahead, loader = FieldShuffler(extensions=[posting]).ahead(), _batches()
     for number in range(max(NUM_BATCHES)):
         assert ahead.next_step(loader) is not None
-        assert posting.newest == [10 * number, 10 * number + 1]
+        assert posting.taken[-1] == [[10 * number], [10 * number + 1]]
     assert ahead.next_step(loader) is None
-    assert posting.newest == [10 * number, 10 * number + 1]
+    assert posting.taken[-1] == [[10 * number], [10 * number + 1]]

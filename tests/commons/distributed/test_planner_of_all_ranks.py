@@ -46,7 +46,7 @@ def _plan_of_pairs(identity: bool) -> tuple[list[int], list[float], list]:
     plan = shuffler.plan(lopsided_batch())
     assert identity or ((plan.rows.home == alone.rows.home).all() and plan == alone)
     whole = plan.whole
-    facts = [whole.loads_before, whole.loads, whole.num_placed, [whole.num_loss_tokens], posting.newest]
+    facts = [whole.loads_before, whole.loads, whole.num_placed, [whole.num_loss_tokens], *posting.taken[-1]]
     return list(shuffler.group.ranks), plan.loads.tolist(), [list(each) for each in facts]
 
 
@@ -55,10 +55,10 @@ def test_a_plan_in_step_with_all_ranks_is_that_of_its_group_and_tells_of_all(poo
     results = pools(3).run(_plan_of_pairs, identity)
     assert [ranks for ranks, *_ in results] == groups
     loads = {rank: load for ranks, of_ranks, _ in results for rank, load in zip(ranks, of_ranks, strict=True)}
-    for _, _, (before, after, placed, (loss_tokens,), posted) in results:
+    for _, _, (before, after, placed, (loss_tokens,), *posted) in results:
         assert after == [loads[rank] for rank in range(3)] and (before == after) == identity
         assert sum(before) == sum(after) and sum(placed) == 12 and loss_tokens > 0
-        assert posted == [10, 11, 12]
+        assert posted == [[10], [11], [12]]
 
 
 class Learned(Extension):

@@ -19,7 +19,7 @@ from tests.commons.distributed.internals import RankGroup
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.on_ranks import on_ranks
-from tests.process_pool import ProcessPool, free_port
+from tests.process_pool import ProcessPool, RankError, free_port
 
 CPU = torch.device("cpu")
 Sets = Sequence[Sequence[int] | None]
@@ -230,3 +230,19 @@ def leaving() -> Iterator[ProcessPool]:
 )
 def test_processes_that_change_jobs(leaving, scenario):
     leaving.run(scenario)
+
+
+def _left_by_one_while_the_others_gather() -> None:
+    _join_another_job()
+    channel = RankGroup.of().channel()
+    if dist.get_rank() == 1:
+        os._exit(1)
+    channel.all_gather(np.zeros(1))
+
+
+def test_a_lost_connection_says_that_another_rank_shows_the_cause(leaving):
+    with pytest.raises(RankError) as raised:
+        leaving.run(_left_by_one_while_the_others_gather)
+    waiting, left, _ = raised.value.by_rank
+    assert left == "the process died"
+    assert "rank 0 ends, because it lost the connection to another rank: that rank's traceback" in waiting
