@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from commons.perf_model import HSTUFlops, transformer_flops
 from hstu.modules import HSTULayer, SampleMask, batch_attention
 from sid_gr.modules import Decoder, DecoderConfig, JaggedCausalAttention
-from sid_gr.training.sid_gr_task import transformer_config
+from tests.sid_gr.internals import transformer_config
 from tests.tiled_attention import tiled_attention
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from hypothesis import strategies as st
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.datasets import ItemSIDs, SIDBatch
 from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
 from sid_gr.modules import DecoderConfig
+from tests.commons.histories import keyed
 
 CODEBOOK_SIZES = (4, 3, 5)
 CONTEXTUAL_VOCABULARY = 7
@@ -56,16 +56,12 @@ def sid_batch(rows: Sequence[Sample], batch_size: int | None = None) -> SIDBatch
         "country": [row.country for row in rows],  # one of two contextual features follows the items
     }
     padding = [[]] * (batch_size - len(rows))
-    lengths = [len(ids) for column in by_key.values() for ids in column + padding]
+    lengths = {key: [len(ids) for ids in column + padding] for key, column in by_key.items()}
     values = [value for column in by_key.values() for ids in column for value in ids]
     targets = torch.zeros(batch_size, dtype=torch.int64)
     targets[: len(rows)] = torch.tensor([int(SIDS.items[row.candidates[-1]]) for row in rows])
     return SIDBatch(
-        features=KeyedJaggedTensor(
-            list(by_key),
-            torch.tensor(values, dtype=torch.int64),
-            lengths=torch.tensor(lengths, dtype=torch.int64),
-        ),
+        features=keyed(lengths, torch.tensor(values, dtype=torch.int64)),
         batch_size=batch_size,
         feature_to_max_seqlen={},
         contextual_feature_names=list(CONTEXTUAL),

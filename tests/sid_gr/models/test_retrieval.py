@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from commons.datasets import ItemSIDs
 from sid_gr.models import CodeTree
 from sid_gr.modules import JaggedCausalAttention, TokenLayout
+from tests.sid_gr.internals import model_file
 from tests.sid_gr.reference import log_probabilities
 from tests.sid_gr.sid_samples import (
     CODEBOOK_SIZES,
@@ -84,7 +85,7 @@ def test_search_in_chunks_finds_the_same(monkeypatch):
     model = sid_gr_model().eval()
     _, at_once = model(sid_batch(rows, 6))
     for budget in (1, 60):  # one user at a time, and several
-        monkeypatch.setattr("sid_gr.models.sid_gr._CACHED_TOKENS", budget)
+        monkeypatch.setattr(model_file, "_CACHED_TOKENS", budget)
         _, in_chunks = model(sid_batch(rows, 6))
         assert in_chunks.items.tolist() == at_once.items.tolist()
         torch.testing.assert_close(in_chunks.scores, at_once.scores, rtol=1e-5, atol=1e-5)

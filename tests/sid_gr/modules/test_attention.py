@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from sid_gr.modules import JaggedCausalAttention
-from sid_gr.modules.attention import LastQueriesAttention, varlen, varlen_causal_attention
+from tests.sid_gr.internals import attention
 
 HEADS, HEAD_DIM = 4, 8
 
@@ -37,16 +37,16 @@ def test_samples_attend_as_if_each_were_alone(num_kv_heads, with_equal, few, equ
     lengths = few + [equal] * 5 + [2] * 4 if with_equal else few
     seed.shuffle(lengths)
     x, *qkv = _inputs(sum(lengths), num_kv_heads)
-    attention = JaggedCausalAttention(lengths, keep=True)
+    jagged = JaggedCausalAttention(lengths, keep=True)
     for layer in range(2):
-        out, expected = attention(layer, *qkv), _one_by_one(lengths, *qkv)
+        out, expected = jagged(layer, *qkv), _one_by_one(lengths, *qkv)
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(layer))
         got, wanted = (
             torch.autograd.grad((y * weights).sum(), x, retain_graph=True) for y in (out, expected)
         )
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
-    assert [list(map(id, kept)) for kept in attention.keys_values] == [list(map(id, qkv[1:]))] * 2
+    assert [list(map(id, kept)) for kept in jagged.keys_values] == [list(map(id, qkv[1:]))] * 2
 
 
 @given(
@@ -59,8 +59,8 @@ def test_last_queries_attend_as_if_all_tokens_had_queries(num_kv_heads, samples,
     is_last = [number >= before for last, before in samples for number in range(last + before)]
     is_last = torch.tensor(is_last, dtype=torch.bool)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sid_gr.modules.attention.QUERIES_PER_BLOCK", block)
-        out = LastQueriesAttention(lengths, num_keys, x.device)(q[is_last], k, v)
+        patch.setattr(attention, "QUERIES_PER_BLOCK", block)
+        out = attention.LastQueriesAttention(lengths, num_keys, x.device)(q[is_last], k, v)
     expected = JaggedCausalAttention(num_keys)(0, q, k, v)[is_last]
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(block))
@@ -79,7 +79,7 @@ def test_non_finite_values_stay_in_their_sample():
     assert out[5:14].isnan().all()
 
 
-@pytest.mark.skipif(varlen is None, reason="PyTorch before 2.10")
+@pytest.mark.skipif(attention.varlen is None, reason="PyTorch before 2.10")
 @pytest.mark.parametrize("num_kv_heads", [2, HEADS])
 def test_varlen_attention_accepts_our_arguments(num_kv_heads):
     """On the meta device, which checks arguments and shapes; the kernel itself needs CUDA."""
@@ -87,12 +87,7 @@ def test_varlen_attention_accepts_our_arguments(num_kv_heads):
     q, k, v = x.requires_grad_().split([HEADS, num_kv_heads, num_kv_heads], 1)
     offsets = torch.empty(3, device="meta", dtype=torch.int32)
     for queries in (q, q[2:]):  # of whole samples, and of pieces
-        out = varlen_causal_attention(queries, k, v, offsets, 4, offsets, 6)
+        out = attention.varlen_causal_attention(queries, k, v, offsets, 4, offsets, 6)
         assert out.shape == queries.shape
     (grad,) = torch.autograd.grad(out.sum(), x)
     assert grad.shape == x.shape
-
-
-def test_lengths_must_add_up():
-    with pytest.raises(ValueError, match="the samples have 3 tokens, q, k and v 7"):
-        JaggedCausalAttention([1, 2])(0, *_inputs(7, 1)[1:])
