@@ -73,6 +73,8 @@ def test_the_rank_asleep_stands_out_and_goes_on(pools, tmp_path):
     assert "rank 1 goes on: step 2 took" in said
     stacks = [(tmp_path / f"stacks/rank{rank}.txt").read_text() for rank in range(2)]
     assert ["in linger" in text for text in stacks] == [False, True]
+    _, problems = read_stalls(tmp_path)
+    assert problems == [f"rank{rank}.txt: the rank has gone on since" for rank in range(2)]
     assert [step["step"] for step in lines_in(tmp_path, "train")] == [1, 2, 3]
 
 

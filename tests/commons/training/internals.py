@@ -3,7 +3,7 @@
 from commons.training.balance_flags import make_extensions
 from commons.training.calibration import LEAST_STEPS, measure_steps
 from commons.training.checkpoints import CONTENTS_FILE, CheckpointFolder, Checkpoints
-from commons.training.entry_point import UNBALANCED, _pipelines
+from commons.training.entry_point import _pipelines
 from commons.training.hang_watch import HangWatch
 from commons.training.host_copies import HostCopies
 from commons.training.plain_reader import PlainReader

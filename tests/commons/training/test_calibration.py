@@ -10,14 +10,13 @@ from commons.check_equal import check_equal
 from commons.perf_model import Cost
 from commons.training import OptimizerArgs, TrainerArgs
 from tests.commons.perf_model.internals import MeasuredSteps
-from tests.commons.training.internals import LEAST_STEPS, UNBALANCED, _pipelines, measure_steps
+from tests.commons.training.internals import LEAST_STEPS, _pipelines, measure_steps
 from tests.commons.training.small_task import (
     CPU,
     lines_in,
     small_dataset,
     small_run,
     small_task,
-    trainer_args,
 )
 from tests.hstu.hstu_samples import ranking_model
 
@@ -87,17 +86,6 @@ def test_ranks_that_learn_plan_alike_through_evaluations_checkpoints_and_a_resum
     assert [line["step"] for line in learned] == list(range(30, STEPS + 1, 10))
     assert all(len(line["predicted_ms"]) == len(line["speeds"]) == 2 for line in learned)
     assert Cost.load(tmp_path / "logs" / "learned_cost.json").median_error > 0
-
-
-def test_a_calibration_undoes_what_the_file_has():
-    file = [
-        "TrainerArgs.enable_balanced_shuffler = True",
-        "TrainerArgs.balance_cost = 'learned'",
-        "TrainerArgs.balance_speed_limit = 3.0",
-        "TrainerArgs.single_rank_load = True",
-    ]
-    args = trainer_args([*file, *UNBALANCED])
-    assert not args.enable_balanced_shuffler and not args.single_rank_load
 
 
 def _compared() -> tuple[bool, int]:

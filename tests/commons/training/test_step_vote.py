@@ -4,8 +4,6 @@ import os
 import signal
 import threading
 from contextlib import nullcontext
-from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -104,21 +102,20 @@ def _train_spoiled(folder: str, interval: int, spoiled: str) -> str:
     return f"{steps}: {error.value}"
 
 
-def _newest(folder: Path) -> str:
-    return max(path.name for path in (folder / "checkpoints").iterdir() if path.suffix != ".unfinished")
-
-
-@pytest.mark.parametrize("interval", [1, 3])
-def test_training_stops_within_two_steps_and_no_checkpoint_is_after_a_bad_loss(pools, tmp_path, interval):
-    run = partial(_train_spoiled, str(tmp_path), interval, "loss")
-    for answer in pools(2).run(run):
+@pytest.mark.parametrize(
+    ("interval", "spoiled", "bad_step", "last_steps"),
+    [
+        (1, "loss", 4, [4]),  # before a checkpoint, ranks vote
+        (3, "loss", 4, [5, 6]),
+        (1, "gradient", 5, [5]),  # parameters that are not finite are no checkpoint
+    ],
+)
+def test_training_stops_within_two_steps_and_no_checkpoint_is_after_a_bad_loss(
+    pools, tmp_path, interval, spoiled, bad_step, last_steps
+):
+    for answer in pools(2).run(_train_spoiled, str(tmp_path), interval, spoiled):
         stopped_in, _, error = answer.partition(": ")
-        assert error.startswith("the loss of step 4 is not finite on rank 1")
-        assert int(stopped_in) in ((4,) if interval == 1 else (5, 6))  # before a checkpoint, ranks vote
-    assert _newest(tmp_path) == "step_3"
-
-
-def test_parameters_that_are_not_finite_are_no_checkpoint(pools, tmp_path):
-    for answer in pools(2).run(partial(_train_spoiled, str(tmp_path), 1, "gradient")):
-        assert "the loss of step 5 is not finite on rank" in answer
-    assert _newest(tmp_path) == "step_3"
+        assert error.startswith(f"the loss of step {bad_step} is not finite on rank ")
+        assert int(stopped_in) in last_steps
+    folders = (tmp_path / "checkpoints").iterdir()
+    assert max(path.name for path in folders if path.suffix != ".unfinished") == "step_3"
