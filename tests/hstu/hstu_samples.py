@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.datasets import HSTUBatch
-from commons.datasets.sample_source import keyed_rows
 from hstu.models import EmbeddingTable, HSTUConfig, HSTUFeatures, HSTURanking, RankingHeadConfig
 
 NUM_CLASSES = 5
@@ -48,8 +46,12 @@ def samples(draw: st.DrawFn, max_items: int = 6) -> Sample:
 
 def keyed(num_rows: int, **ids: Sequence[list[int]]) -> KeyedJaggedTensor:
     """Makes jagged features of each row's ids; further rows are empty."""
-    arrays = {key: [np.array(row, dtype=np.int64) for row in column] for key, column in ids.items()}
-    return keyed_rows(arrays, num_rows)
+    columns = [[*column, *[[]] * (num_rows - len(column))] for column in ids.values()]
+    values = [value for column in columns for row in column for value in row]
+    lengths = [len(row) for column in columns for row in column]
+    return KeyedJaggedTensor(
+        list(ids), torch.tensor(values, dtype=torch.int64), lengths=torch.tensor(lengths, dtype=torch.int64)
+    )
 
 
 def hstu_batch(rows: Sequence[Sample]) -> HSTUBatch:

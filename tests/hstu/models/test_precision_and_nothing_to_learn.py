@@ -25,9 +25,8 @@ RETRIEVED = retrieval_samples.Sample([5, 9, 13, 2, 9], [1, 0, 3, 2, 4], [7, 9, 3
     ],
     ids=["no tokens", "no labels", "no tokens", "one item", "no labels", "only the target as negative"],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_to_learn_gives_zero_gradients(make_model, batch, dtype):
-    model = make_model(dtype=dtype)
+def test_nothing_to_learn_gives_zero_gradients(make_model, batch):
+    model = make_model()
     loss, output = model(batch)
     loss.backward()
     assert loss.item() == 0

@@ -1,13 +1,9 @@
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from hstu.models import (
     EmbeddingTable,
@@ -17,6 +13,7 @@ from hstu.models import (
     RankingHeadConfig,
     full_sequence_length,
 )
+from tests.few_examples import few_examples
 from tests.hstu.hstu_samples import NUM_CLASSES, Sample, hstu_batch, ranking_model, samples
 
 SAMPLE = Sample(
@@ -35,8 +32,8 @@ def logits_of(model: HSTURanking, sample: Sample) -> torch.Tensor:
     return model(hstu_batch([sample]))[1].logits
 
 
+@few_examples
 @given(rows=st.lists(samples(), min_size=1, max_size=5))
-@settings(max_examples=30)
 def test_loss_and_gradients_do_not_depend_on_other_samples(rows):
     model = ranking_model()
     losses, logits = [], []
@@ -119,36 +116,24 @@ def test_full_sequence_length():
     assert full_sequence_length(num_contextual=3, max_history=10, max_candidates=2) == 27
 
 
-@pytest.mark.parametrize(
-    ("head", "labels", "message"),
-    [
-        (RankingHeadConfig((5,)), [3, 5, 0], "label 5 is outside the head's 5 classes"),
-        (RankingHeadConfig((2,), num_tasks=2), [4, 0, 0], "label 4 is outside the head's 2 bits"),
-        (RankingHeadConfig((5,)), [0] * 7, "row 0 has 7 labels for 6 items"),
-    ],
-)
-def test_wrong_labels_are_named(head, labels, message):
-    with pytest.raises(ValueError, match=message):
-        ranking_model(head)(hstu_batch([replace(SAMPLE, labels=labels)]))
-
-
 BOTH = HSTUFeatures("item", "action")
 
 
-def _make(features: HSTUFeatures, *tables: tuple[str, tuple[str, ...]], **options: Any) -> HSTURanking:
+def _make(features, *tables, **options):
     config = HSTUConfig(1, 8, 1, 4, scaling_seqlen=10, contextual_embedding_dim=4)
     made = [EmbeddingTable(*table, 10, **{"sharded": True, **options}) for table in tables]
     return HSTURanking(config, made, features, RankingHeadConfig((5,)))
+
+
+def _learn(labels, head=None):
+    ranking_model(head)(hstu_batch([replace(SAMPLE, labels=labels)]))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: ranking_model(RankingHeadConfig((8, 4), num_tasks=3)), "4; with num_tasks = 3 it must end"),
-        (lambda: ranking_model(RankingHeadConfig(())), "expected positive widths"),
         (lambda: ranking_model(RankingHeadConfig((5,), "tanh")), r"'tanh'; expected one of \['gelu',"),
-        (lambda: ranking_model(RankingHeadConfig((5,), num_tasks=0)), "num_tasks is 0"),
-        (lambda: ranking_model(num_layers=0), "num_layers is 0"),
         (lambda: ranking_model(num_position_buckets=0), "num_position_buckets"),
         (lambda: _make(HSTUFeatures("item")), "no action feature"),
         (lambda: _make(BOTH, ("t", ("item",))), r"no embedding table has the features \['action'\]"),
@@ -162,31 +147,11 @@ def _make(features: HSTUFeatures, *tables: tuple[str, tuple[str, ...]], **option
             "'t' is replicated; a ",
         ),
         (lambda: ranking_model(is_causal=False)(NO_CANDIDATES), "sees its own action"),
+        (lambda: _learn([3, 5, 0]), "label 5 is outside the head's 5 classes"),
+        (lambda: _learn([4, 0, 0], RankingHeadConfig((2,), num_tasks=2)), "label 4 is outside .* 2 bits"),
+        (lambda: _learn([0] * 7), "row 0 has 7 labels for 6 items"),
     ],
 )
 def test_what_cannot_be_trained_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-EMPTY = Sample([], [], [], [], 0, [])
-
-
-def train_with_an_empty_rank() -> tuple[int, list[torch.Tensor]]:
-    """Trains 3 steps; how many lookups were pipelined, and the dense parameters."""
-    device = torch.device("cpu")
-    model = DistributedModelParallel(ranking_model(), device=device)
-    dense = [parameter for name, parameter in model.named_parameters() if "dense." in name]
-    pipeline = TrainPipelineSparseDist(model, torch.optim.SGD(dense, lr=0.1), device)
-    batches = iter([hstu_batch([SAMPLE if dist.get_rank() else EMPTY] * 2) for _ in range(3)])
-    for _ in range(3):
-        pipeline.progress(batches)
-    return len(pipeline._pipelined_modules), [parameter.detach() for parameter in dense]
-
-
-def test_an_empty_rank_keeps_in_step_and_all_lookups_are_pipelined(pools):
-    (num_pipelined, first), (_, second) = pools(2).run(train_with_an_empty_rank)
-    assert num_pipelined == 2  # sharded tables of two widths
-    for one, other in zip(first, second, strict=True):
-        assert torch.equal(one, other)
-        assert one.isfinite().all()

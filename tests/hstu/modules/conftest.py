@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hstu.modules import attention_tiles, cutlass_attention
 from tests.hstu.modules import cutlass_stand_in
+from tests.hstu.modules.internals import attention_tiles, cutlass_attention
 
 
 @pytest.fixture(

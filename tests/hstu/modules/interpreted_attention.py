@@ -13,9 +13,8 @@ from pathlib import Path
 import torch
 
 from hstu.modules import SampleMask
-from hstu.modules.triton_attention import triton_hstu_attention
-from hstu.modules.triton_work import TritonWork
 from tests.hstu.modules.attention_cases import CASES, SCALING_SEQLEN, Case, mask
+from tests.hstu.modules.internals import TritonWork, triton_hstu_attention
 from tests.hstu.modules.pieces import Piece, attention_in_pieces, cut
 
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from hstu.modules import SampleMask, batch_attention, piece_attention
+from tests.hstu.modules.attention_cases import batches
 
 CPU = torch.device("cpu")
 
@@ -48,22 +49,10 @@ def cut(sample: int, mask: SampleMask, cuts: Sequence[int]) -> list[Piece]:
 @st.composite
 def cut_samples(draw: st.DrawFn) -> tuple[list[SampleMask], list[list[Piece]]]:
     """Draws whole samples, and the pieces of each rank in the order of their tokens."""
-    tokens_per_candidate, is_causal = draw(st.integers(1, 2)), draw(st.booleans())
-    masks_contextual = draw(st.booleans())
-    masks: list[SampleMask] = []
+    masks = draw(batches())
     ranks: list[list[Piece]] = [[] for _ in range(draw(st.integers(2, 3)))]
-    for sample in range(draw(st.integers(1, 3))):
-        contextual = draw(st.sampled_from([0, 1, 3, 33]))
-        end = contextual + draw(st.one_of(st.integers(1, 9), st.integers(28, 110)))
-        mask = SampleMask(
-            num_tokens=end + draw(st.integers(0, 3)) * tokens_per_candidate,
-            num_contextual=contextual if masks_contextual else 0,
-            history_end=end,
-            tokens_per_candidate=tokens_per_candidate,
-            is_causal=is_causal,
-        )
-        masks.append(mask)
-        possible = range(max(contextual, 1), min(end + 1, mask.num_tokens))
+    for sample, mask in enumerate(masks):
+        possible = range(max(mask.num_contextual, 1), min(mask.history_end + 1, mask.num_tokens))
         cuts = draw(st.sets(st.sampled_from(possible), max_size=4)) if possible else set()
         for piece in cut(sample, mask, sorted(cuts)):
             draw(st.sampled_from(ranks)).append(piece)

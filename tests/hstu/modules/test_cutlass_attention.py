@@ -3,49 +3,29 @@ import importlib.util
 import pytest
 import torch
 
-from commons.datasets import HSTUBatch
 from hstu.models import HSTUConfig
-from hstu.modules import batch_attention, cutlass_attention
-from hstu.modules.attention_backend import running_backend
+from hstu.modules import batch_attention
 from tests.commons.distributed.counted_collectives import no_synchronization
 from tests.hstu.hstu_samples import Sample, hstu_batch, ranking_model
 from tests.hstu.modules.attention_cases import CAUSAL, mask
 from tests.hstu.modules.cutlass_stand_in import ATTENTION
+from tests.hstu.modules.internals import cutlass_attention, running_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-
-
-def _batch(contextual: int) -> HSTUBatch:
-    sample = Sample(list(range(contextual)), [], [5, 6, 7, 8], [0, 1, 2, 3], 2, [2, 3])
-    return hstu_batch([sample, Sample([], [], [], [], 0, []), sample])
-
-
-def test_a_model_has_the_loss_and_gradients_of_pytorch(install):
-    install()
-    gradients = []
-    for backend in ("cutlass", "pytorch"):
-        model = ranking_model(dtype=torch.bfloat16, head_dim=32, attention_backend=backend)
-        loss, _ = model(_batch(contextual=1))
-        loss.backward()
-        gradients.append(torch.cat([loss.view(1), *(x.grad.flatten() for x in model.dense.parameters())]))
-    got, expected = gradients
-    assert (got - expected).norm() <= 2e-2 * expected.norm()
 
 
 def test_contextual_tokens_that_see_each_other_are_refused(install):
     install()
     model = ranking_model(dtype=torch.bfloat16, head_dim=32, attention_backend="cutlass")
+    model(hstu_batch([Sample([1], [], [5, 6], [0, 1], 1, [1])]))[0].backward()
     with pytest.raises(ValueError, match="lets 2 tokens see each other; the CUTLASS kernels need causal"):
-        model(_batch(contextual=2))
+        model(hstu_batch([Sample([1, 2], [], [5, 6], [0, 1], 1, [1])]))
 
 
 OLD = ATTENTION.replace(" scaling_seqlen,", "").replace("scaling_seqlen", "max_seqlen_q")
-
-
 DIFFERS = "the installed fbgemm_gpu_hstu gives other results than PyTorch"
 INSTALLATIONS = {
     "complete": (ATTENTION, ""),
-    "without kernels": (ATTENTION.replace("torch.cat(out)", "(0 * torch.cat(out))"), DIFFERS),
     "without kernels for batches without candidates": (
         ATTENTION.replace("torch.cat(out)", "((num_targets is not None) * torch.cat(out))"),
         DIFFERS,
@@ -54,10 +34,7 @@ INSTALLATIONS = {
     "one token per candidate": (ATTENTION.replace(" // target_group_size * target_group_size", ""), DIFFERS),
     "divides by the longest sample": (ATTENTION.replace("/ scaling_seqlen)", "/ max_seqlen_q)"), DIFFERS),
     "old": (OLD, "fbgemm_gpu_hstu fails: hstu_attn_varlen_func() got an unexpected keyword argument"),
-    "of another torch": (
-        "raise OSError('undefined symbol')",
-        "fbgemm_gpu_hstu does not load: undefined symbol",
-    ),
+    "of another torch": ("raise OSError('no symbol')", "fbgemm_gpu_hstu does not load: no symbol"),
 }
 
 
@@ -106,11 +83,9 @@ def test_a_backend_that_runs_has_no_reason():
     assert (backend.name, backend.reason) in [("triton", ""), ("pytorch", "triton is not installed")]
 
 
-@pytest.mark.parametrize(("settings", "reason"), UNSUPPORTED[:3])
-def test_a_configuration_refuses_what_cutlass_cannot_compute(settings, reason):
-    fitting = {"head_dim": 64, "attention_backend": "cutlass"}
-    with pytest.raises(ValueError, match=f'attention_backend is "cutlass", but {reason}'):
-        HSTUConfig(num_layers=1, hidden_size=8, num_heads=1, scaling_seqlen=9, **fitting | settings)
+def test_a_configuration_refuses_what_cutlass_cannot_compute():
+    with pytest.raises(ValueError, match='attention_backend is "cutlass", but CUTLASS kernels have heads'):
+        HSTUConfig(1, 8, 1, 48, scaling_seqlen=9, attention_backend="cutlass")
 
 
 def test_a_batch_is_prepared_without_reading_from_the_device():

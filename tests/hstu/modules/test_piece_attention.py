@@ -4,17 +4,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
-from hstu.modules import (
-    AttentionTiles,
-    HSTULayer,
-    SampleMask,
-    batch_attention,
-    jagged_hstu_attention,
-    piece_attention,
-)
+from hstu.modules import AttentionTiles, SampleMask, jagged_hstu_attention, piece_attention
 from tests.hstu.modules.pieces import CPU, Piece, attention_in_pieces, cut, cut_samples
 
 SCALING_SEQLEN = 7
@@ -35,7 +27,9 @@ def test_pieces_equal_whole_samples(samples):
     out = attention_in_pieces("pytorch", masks, ranks, qkv, SCALING_SEQLEN)
     torch.testing.assert_close(out, expected)
     grad_out = torch.randn_like(out)
-    grads, expected_grads = (torch.autograd.grad(x, qkv, grad_out) for x in (out, expected))
+    grads, expected_grads = (
+        torch.autograd.grad(x, qkv, grad_out, materialize_grads=True) for x in (out, expected)
+    )
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad)
 
@@ -82,28 +76,6 @@ def test_only_the_arguments_are_saved_and_fetched_ones_always_get_a_gradient(num
         assert all(grad.any() for grad in own_grads) and not own_grads[0][40:70].any()
     else:
         assert own_grads == [None] * 3
-
-
-def test_layers_recompute_what_pieces_see():
-    num_own, num_fetched, keys = 40, 16, np.concatenate([np.arange(40, 56), np.arange(20, 40)])
-    whole = batch_attention("pytorch", [SampleMask(20, 2, 20, 1, True)], SCALING_SEQLEN, CPU, [0])
-    pieces = piece_attention("pytorch", [SampleMask(36, 0, 36, 1, True, 16)], [20], keys, SCALING_SEQLEN, CPU)
-    storages: list[StorageWeakRef] = []
-
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        storages.append(StorageWeakRef(q.untyped_storage()))
-        return whole(q, k, v) + pieces(q, k, v, torch.stack((k, v), 1)[:num_fetched])
-
-    grads = []
-    for recompute in (False, True):
-        torch.manual_seed(0)
-        layer = HSTULayer(24, 2, 8, 0.0, 1e-5, recompute_input_silu=recompute)
-        x = torch.randn(num_own, 24, requires_grad=True)
-        out = layer(x, attention)
-        assert storages[-1].expired() == recompute
-        for _ in range(2):
-            grads.append(torch.autograd.grad(out.sum(), [x, *layer.parameters()], retain_graph=True))
-    assert all(torch.equal(*pair) for other in grads for pair in zip(grads[0], other, strict=True))
 
 
 def test_wrong_pieces_are_named():

@@ -11,8 +11,10 @@ WIDTH = 3
 NUM_BUCKETS = 7
 
 
-def preprocessor(with_actions: bool) -> SequencePreprocessor:
-    return SequencePreprocessor(
+@given(rows=st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=4), with_actions=st.booleans())
+def test_order_of_tokens_and_positions(rows, with_actions):
+    """The embedding of each token tells its feature, its row, and its place in it."""
+    module = SequencePreprocessor(
         contextual_feature_names=["b", "a"],
         item_feature_name="item",
         action_feature_name="action" if with_actions else None,
@@ -21,52 +23,35 @@ def preprocessor(with_actions: bool) -> SequencePreprocessor:
         hidden_size=WIDTH,
         num_position_buckets=NUM_BUCKETS,
     )
-
-
-@given(rows=st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=4), with_actions=st.booleans())
-def test_order_of_tokens_and_positions(rows, with_actions):
-    """Every embedding's first entry tells the feature, the second the row, the third the place in it."""
-    module = preprocessor(with_actions)
-    kinds = {"a": 0, "b": 1, "item": 2, "action": 3}
-    lengths = {
-        name: [row[min(kinds[name], 2)] for row in rows]
-        for name in (*kinds,)
-        if with_actions or name != "action"
-    }
+    in_a, in_b, items, drawn = zip(*rows, strict=True)
+    lengths = {"a": in_a, "b": in_b, "item": items} | ({"action": items} if with_actions else {})
+    candidates = list(map(min, items, drawn))
     embedded = {
-        name: JaggedTensor(
-            torch.tensor(
-                [
-                    [kinds[name], row, place]
-                    for row, length in enumerate(row_lengths)
-                    for place in range(length)
-                ],
-                dtype=torch.float32,
-            ).view(-1, WIDTH),
-            lengths=torch.tensor(row_lengths, dtype=torch.int32),
-        )
-        for name, row_lengths in lengths.items()
+        name: _embedded([(kind, row, place) for row, length in enumerate(of) for place in range(length)], of)
+        for kind, (name, of) in enumerate(lengths.items())
     }
-    candidates = [min(row[2], row[3]) for row in rows]
     expected, positions = [], []
+    of_item = range(2, len(lengths))  # an item, and its action
     for row, (num_a, num_b, num_items, _) in enumerate(rows):
-        tokens = [[1, row, place] for place in range(num_b)] + [[0, row, place] for place in range(num_a)]
-        for place in range(num_items):
-            tokens.append([2, row, place])
-            tokens += [[3, row, place]] if with_actions else []
-        per_candidate = 2 if with_actions else 1
-        history_end = len(tokens) - per_candidate * candidates[row]
+        tokens = [(1, row, place) for place in range(num_b)] + [(0, row, place) for place in range(num_a)]
+        tokens += [(kind, row, place) for place in range(num_items) for kind in of_item]
+        history_end = len(tokens) - len(of_item) * candidates[row]
         positions += range(history_end)
-        positions += [history_end + token for _ in range(candidates[row]) for token in range(per_candidate)]
+        positions += [history_end + token for _ in range(candidates[row]) for token in range(len(of_item))]
         expected += tokens
     counts = {f"features.{name}": np.array(row_lengths) for name, row_lengths in lengths.items()}
-    counts["num_candidates"] = np.array(candidates)
-    got, structure = module(embedded, torch.tensor(candidates), counts)
-    buckets = torch.tensor(positions, dtype=torch.int64).clamp(max=NUM_BUCKETS - 1)
-    torch.testing.assert_close(
-        got, torch.tensor(expected, dtype=torch.float32).view(-1, WIDTH) + module.position_embedding(buckets)
+    got, structure = module(
+        embedded, torch.tensor(candidates), counts | {"num_candidates": np.array(candidates)}
     )
+    buckets = torch.tensor(positions, dtype=torch.int64).clamp(max=NUM_BUCKETS - 1)
+    wanted = torch.tensor(expected).view(-1, WIDTH) + module.position_embedding(buckets)
+    torch.testing.assert_close(got, wanted)
     assert structure.total_tokens == len(expected)
+
+
+def _embedded(tokens, lengths):
+    values = torch.tensor(tokens, dtype=torch.float32).view(-1, WIDTH)
+    return JaggedTensor(values, lengths=torch.tensor(lengths, dtype=torch.int32))
 
 
 def test_masks_of_a_structure():
