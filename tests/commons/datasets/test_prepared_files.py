@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commons.datasets.prepared_files import new_file, replaced_files
+from tests.commons.datasets.internals import new_file, replaced_files
 from tests.commons.datasets.raw_files import FORMATS, error_of, write_file
 
 PREPROCESSORS = pytest.mark.parametrize("name", ["interactions", "u.data", "users"])

@@ -2,38 +2,27 @@
 
 from dataclasses import replace
 
-import gin
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.datasets import (
-    BenchmarkDatasetArgs,
     DynamicEmbeddingArgs,
     EmbeddingArgs,
     FeatureArgs,
+    ItemSIDs,
     RandomDistribution,
     RandomSIDSource,
     RandomSource,
-    SequenceDataset,
+    SIDDatasetSpec,
+    random_item_sids,
 )
-from commons.datasets.item_sids import ItemSIDs
-from commons.datasets.sid_batch import SIDDatasetSpec
-from commons.datasets.sid_random_source import random_item_sids
 from tests.commons.datasets.random_args import random_args
-from tests.e2e.gin_files import generated_benchmark
 
 ZIPF = RandomDistribution("zipf", alpha=2.0)
-NORMAL = RandomDistribution("normal", mean=3.0, std=10.0)
 SIZES = (4, 8, 16)
 SIDS = random_item_sids(SIZES, 30, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def clear_gin():
-    yield
-    gin.clear_config()
 
 
 def hstu_source(num_samples=200, seed=0, args=None):
@@ -50,49 +39,15 @@ def samples(source):
     return [source[index] for index in range(len(source))]
 
 
-def arrays_of(sample):
-    """Returns all ids of a sample, as lists."""
-    names = ("items", "actions", "labels", "codes", "target_item")
-    ids = {name: getattr(sample, name) for name in names if hasattr(sample, name)} | sample.contextual
-    return {name: np.asarray(of).tolist() for name, of in ids.items()}
-
-
 @pytest.mark.parametrize("make", [hstu_source, sid_source])
 def test_a_sample_depends_on_the_seed_and_its_index_alone(make):
     few, many = make(num_samples=5, seed=3), make(num_samples=50, seed=3)
     many[0]
-    assert arrays_of(few[4]) == arrays_of(many[4])
-    first, other = (list(map(arrays_of, samples(make(seed=seed)))) for seed in (3, 4))
+    assert repr(few[4]) == repr(many[4])
+    first, other = (list(map(repr, samples(make(seed=seed)))) for seed in (3, 4))
     assert first != other and first[0] != first[1]
     with pytest.raises(IndexError, match="sample 5: expected 0 to 4"):
         few[5]
-
-
-def test_a_recsys_examples_file_parses_and_bindings_override_it():
-    # Without the settings of the model, whose names those of another model share.
-    file = generated_benchmark(caching=True, zipf_values=1.2).partition("\nNetworkArgs")[0]
-    gin.parse_config(file, skip_unknown=["TrainerArgs"])
-    parsed = BenchmarkDatasetArgs()
-    assert parsed.num_generated_batches == 100
-    assert parsed.feature_args[0].seqlen_dist == RandomDistribution("zipf", low=1, alpha=1.2)
-    assert parsed.feature_args[0].value_dists["item"] == RandomDistribution("zipf", alpha=1.2)
-    items = parsed.embedding_args[0]
-    assert isinstance(items, DynamicEmbeddingArgs) and items.sharding_type == "model_parallel"
-    assert items.caching
-    spec = parsed.spec()
-    names = ["user_id", "user_age", "item_category_l1", "item", "action"]
-    assert spec.feature_names == names
-    assert spec.feature_to_max_seqlen == dict(zip(names, (1, 1, 1, 4096, 4096), strict=True))
-    assert spec.vocab_sizes == dict(zip(names, (5 * 10**7, 100, 50, 5 * 10**7, 100), strict=True))
-    assert (spec.num_classes, spec.positive_class, spec.max_num_candidates) == (100, None, 0)
-    sizes = (
-        "history/FeatureArgs.max_sequence_length = 16",
-        "BenchmarkDatasetArgs.contextual_feature_names = []",
-    )
-    gin.parse_config([file, *sizes], skip_unknown=["TrainerArgs"])
-    overridden = BenchmarkDatasetArgs().spec()
-    assert overridden.feature_to_max_seqlen == {"item": 16, "action": 16}
-    assert [table.table_name for table in overridden.tables] == ["item", "action"]
 
 
 def table(*features, size=10, sharding="data_parallel"):
@@ -103,9 +58,12 @@ def item_table(rows=9, **options):
     return DynamicEmbeddingArgs(["item"], "item", rows, **options)
 
 
-def test_a_table_serves_only_the_features_in_use():
-    shared = random_args(embedding_args=[table("item", "unused"), table("act"), table("user")])
-    assert [t.feature_names for t in shared.spec().tables] == [["item"], ["act"], ["user"]]
+def test_the_spec_has_only_the_features_in_use():
+    spec = random_args(embedding_args=[table("item", "unused"), table("act"), table("user", size=9)]).spec()
+    assert [t.feature_names for t in spec.tables] == [["item"], ["act"], ["user"]]
+    assert spec.feature_to_max_seqlen == {"user": 2, "item": 8, "act": 8}
+    assert spec.vocab_sizes == {"user": 9, "item": 10, "act": 10}
+    assert (spec.num_classes, spec.positive_class, spec.max_num_candidates) == (10, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -223,10 +181,9 @@ def test_draws_are_integers_within_their_bounds_and_follow_the_generator(options
 
 
 def test_parameters_are_those_of_the_values():
-    for mean, std in ((200.0, 100.0), (500.0, 1000.0)):
-        values = draw(RandomDistribution("lognormal", mean=mean, std=std), 1_000_000)
-        assert values.mean() == pytest.approx(mean, rel=0.01)
-        assert values.std() == pytest.approx(std, rel=0.05)
+    values = draw(RandomDistribution("lognormal", mean=500.0, std=1000.0), 1_000_000)
+    assert values.mean() == pytest.approx(500, rel=0.01)
+    assert values.std() == pytest.approx(1000, rel=0.05)
     values = draw(RandomDistribution("normal", mean=100.0, std=20.0), 100_000)
     assert values.mean() == pytest.approx(100, rel=0.01)
     assert values.std() == pytest.approx(20, rel=0.02)
@@ -249,16 +206,12 @@ def test_semantic_ids_and_contextual_ids_are_drawn_from_all_that_there_are():
         assert {int(sample.contextual[name][0]) for sample in drawn} == set(range(size))
 
 
-@pytest.mark.parametrize("max_candidate_length", [0, 1, 3])
-def test_histories_of_semantic_ids_have_the_lengths_of_their_spec(max_candidate_length):
+def test_histories_of_semantic_ids_have_the_lengths_of_their_spec():
+    normal = RandomDistribution("normal", mean=3.0, std=10.0)
     uniform = RandomDistribution("uniform", low=2, high=4)
-    for lengths, expected in ((None, range(1, 7)), (NORMAL, range(7)), (uniform, (2, 3))):
-        source = sid_source(lengths=lengths, max_candidate_length=max_candidate_length)
-        assert source.spec.max_candidate_length == max_candidate_length
+    for lengths, expected in ((None, range(1, 7)), (normal, range(7)), (uniform, (2, 3))):
+        source = sid_source(lengths=lengths, max_candidate_length=3)
         assert {len(sample.codes) - 1 for sample in samples(source)} == set(expected)
-        for batch in SequenceDataset(source, batch_size=30):
-            for name, longest in source.spec.feature_to_max_seqlen.items():
-                assert int(batch.feature_lengths(name).max()) <= longest
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(1, 60), st.integers(0, 9))
