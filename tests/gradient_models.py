@@ -1,6 +1,6 @@
 """Models whose gradients are compared, with batches on which the ranks' loads differ widely."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -137,13 +137,3 @@ CASES = {
     "sid_gr, last item": _sid_case(only_last=True),
     "sid_gr, all items": _sid_case(only_last=False),
 }
-
-
-def in_turn(models: Iterable[str], settings: Iterable[Any]) -> list[tuple[str, str, Any]]:
-    """Returns each model with each setting, and one of its pipelines, which take turns."""
-    numbered = list(enumerate(settings))
-    return [
-        (name, CASES[name].pipelines[(model + number) % 2], setting)
-        for model, name in enumerate(models)
-        for number, setting in numbered
-    ]
