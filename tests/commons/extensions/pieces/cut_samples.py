@@ -11,37 +11,26 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import Extension, ShufflePlan, ShufflerSettings
+from commons.extensions.pieces import cut_rules as of
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.internals import RowTable, arguments_of, make_plan, place
-from tests.commons.extensions.pieces.internals import (
-    FROM_END,
-    MIN_TOKENS,
-    TO_EVERY,
-    WITH_FIRST,
-    WITH_LAST,
-    CutRules,
-    Cutting,
-    FieldRule,
-    ItemGroup,
-    cut_and_place,
-    cut_rows,
-)
+from tests.commons.extensions.pieces.internals import MIN_TOKENS, Cutting, cut_and_place, cut_rows
 from tests.commons.histories import FLOPS, TokenShuffler, drawn_lengths, histories
 from tests.commons.sequence_batch.internals import Rows, Schema, read_lengths
 
 KINDS = ("history", "history with candidates", "ahead")
-RULES = CutRules(
-    items=(ItemGroup("features.item"),),
+RULES = of.CutRules(
+    items=(of.ItemGroup("features.item"),),
     head=("features.user",),
     fields={
-        "features.user": WITH_FIRST,
-        "features.item": FieldRule("items", after=1),
-        "features.negative": TO_EVERY,
-        "labels": FROM_END,
-        "loss_tokens": FROM_END,
-        "frames": FieldRule("items", 2),
-        "number": WITH_LAST,
-        "times": TO_EVERY,
+        "features.user": of.WITH_FIRST,
+        "features.item": of.FieldRule("items", after=1),
+        "features.negative": of.TO_EVERY,
+        "labels": of.FROM_END,
+        "loss_tokens": of.FROM_END,
+        "frames": of.FieldRule("items", 2),
+        "number": of.WITH_LAST,
+        "times": of.TO_EVERY,
     },
 )
 
@@ -61,7 +50,7 @@ class AheadBatch(BaseBatch):
     def row_counts(self) -> dict[str, torch.Tensor]:
         return self.feature_row_counts()
 
-    def cut_rules(self) -> CutRules:
+    def cut_rules(self) -> of.CutRules:
         return RULES
 
 
@@ -139,17 +128,18 @@ def loaded_by(
 
 
 def placed(
-    rows: RowTable,
-    cutting: Cutting | None,
-    settings: ShufflerSettings | None = None,
-    extensions: Sequence[Extension] = (),
+    rows: RowTable, cutting: Cutting | None, extensions: Sequence[Extension] = (), **options: Any
 ) -> ShufflePlan:
     """Returns the plan of rows of one set of ranks, cut unless `cutting` is None."""
     rows = replace(rows, arguments=arguments_of(extensions))
-    settings = settings or ShufflerSettings(equal_rows=False)
+    settings = ShufflerSettings(equal_rows=False, **options)
     if cutting is None:
         return place(rows, settings)
     return make_plan(*cut_and_place(rows, settings, replace(cutting, cost=rows.cost)))
+
+
+def imbalance_of(plan: ShufflePlan) -> float:
+    return plan.loads.max() / max(plan.loads.mean(), 1)
 
 
 def check_pieces(plan: ShufflePlan, samples: RowTable, cutting: Cutting) -> None:

@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.commons.extensions.pieces.internals import (
-    PIECE,
-    CutRules,
-    FieldRule,
-    ItemGroup,
-    check_cut,
-    cut_rows,
-    own_spans,
-    spans,
-)
+from commons.extensions.pieces.cut_rules import CutRules, FieldRule, ItemGroup
+from tests.commons.extensions.pieces.internals import PIECE, check_cut, cut_rows, own_spans, spans
 from tests.commons.sequence_batch.drawn_fields import bytes_of_rows, draw_fields
 from tests.commons.sequence_batch.internals import Rows, Schema
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from commons.distributed import PARTITIONERS, ShufflePlan, ShufflerSettings
+from commons.distributed import PARTITIONERS, ShufflerSettings
 from commons.extensions.pieces import Pieces
+from commons.extensions.pieces import cut_rules as of
 from commons.partition import lower_bound
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.column_costs import (
@@ -28,29 +29,14 @@ from tests.commons.extensions.pieces.cut_samples import (
     check_cut,
     check_pieces,
     flops,
+    imbalance_of,
     loaded_by,
     placed,
 )
-from tests.commons.extensions.pieces.internals import (
-    ALONG_ITEMS,
-    FROM_END,
-    MIN_TOKENS,
-    CutRules,
-    Cutting,
-    ItemGroup,
-    cut_and_place,
-)
-from tests.commons.histories import TokenShuffler, drawn_lengths
+from tests.commons.extensions.pieces.drawn_cuts import is_cut
+from tests.commons.extensions.pieces.internals import MIN_TOKENS, Cutting, cut_and_place
+from tests.commons.histories import drawn_lengths
 from tests.process_pool import ProcessPool
-
-
-def _placed(samples: RowTable, cutting: Cutting | None, **options) -> ShufflePlan:
-    return placed(samples, cutting, ShufflerSettings(equal_rows=False, **options))
-
-
-def _imbalance(plan: ShufflePlan) -> float:
-    loads = np.bincount(plan.destination, plan.rows.workloads, minlength=plan.num_ranks)
-    return loads.max() / max(loads.mean(), 1)
 
 
 def _drawn(seed: int, kind: str, rows: int, num_ranks: int) -> tuple[BaseBatch, RowTable, Cutting]:
@@ -74,15 +60,15 @@ def test_pieces_are_those_of_the_batch_balance_it_and_keep_to_max_tokens(
     options = {"partitioner": partitioner}
     if slack is not None and partitioner in LIMITED:
         options["max_tokens"] = int(samples.tokens.sum() / num_ranks * slack) + 4 * MIN_TOKENS
-    plan = _placed(samples, cutting, **options)
+    plan = placed(samples, cutting, **options)
     assert not any(array.flags.writeable for array in plan.rows.arrays())
     if "max_tokens" in options:
         assert np.bincount(plan.destination, plan.rows.tokens).max() <= options["max_tokens"]
     elif lower_bound(samples.workloads, num_ranks, equal_size=False) <= 1.01:
-        assert plan == _placed(samples, None, partitioner=partitioner)
+        assert plan == placed(samples, None, partitioner=partitioner)
     elif samples.tokens.sum() >= 2000 * num_ranks:  # or pieces would be too short
-        assert _imbalance(plan) <= 1.01
-    if not plan.rows.starts_sample.all():
+        assert imbalance_of(plan) <= 1.01
+    if is_cut(plan):
         check_pieces(plan, samples, cutting)
         check_cut(batch, plan, cutting)
 
@@ -99,22 +85,22 @@ def test_pieces_follow_the_speeds_of_ranks_and_equal_ones_cut_no_more(
 ):
     _, samples, cutting = _drawn(seed, "history", 16, num_ranks)
     speeds = fast * np.where(np.arange(num_ranks) == 1, slow, 1.0)
-    chosen = ShufflerSettings(partitioner, equal_rows=False)
-    plan = placed(replace(samples, speeds=speeds), cutting, chosen)
+    plan = placed(replace(samples, speeds=speeds), cutting, partitioner=partitioner)
     if slow == 1:
-        assert np.array_equal(plan.destination, placed(samples, cutting, chosen).destination)
+        whole = placed(samples, cutting, partitioner=partitioner)
+        assert np.array_equal(plan.destination, whole.destination)
     elif partitioner != "longest_processing_time":
         ideal = plan.rows.workloads.sum() / speeds.sum()
         bound = lower_bound(samples.workloads, num_ranks, equal_size=False, speeds=speeds)
-        assert (plan.loads / speeds).max() <= 1.05 * ideal * (bound if plan.rows.starts_sample.all() else 1)
+        assert (plan.loads / speeds).max() <= 1.05 * ideal * (1 if is_cut(plan) else bound)
 
 
 @pytest.mark.parametrize("partitioner", LIMITED)
 def test_max_tokens_gives_a_rank_an_early_and_a_late_piece(partitioner):
     samples, cutting = loaded_by([1, 0], batch_of("history", np.array([5000])))
-    plan = _placed(samples, cutting, partitioner=partitioner, max_tokens=5600)
+    plan = placed(samples, cutting, partitioner=partitioner, max_tokens=5600)
     assert np.bincount(plan.destination, plan.rows.tokens).max() <= 5600
-    assert _imbalance(plan) <= 1.01
+    assert imbalance_of(plan) <= 1.01
     assert len(plan.rows.workloads) == 3
 
 
@@ -125,8 +111,8 @@ def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
     samples, cutting = loaded_by([32] * 8, batch_of("history", lengths))
     moved = {}
     for partitioner, tolerance in (("refined", None), ("rebalance", None), ("rebalance", 0.1)):
-        plan = _placed(samples, cutting, partitioner=partitioner, tolerance=tolerance)
-        assert _imbalance(plan) <= 1 + (tolerance or 0.01)
+        plan = placed(samples, cutting, partitioner=partitioner, tolerance=tolerance)
+        assert imbalance_of(plan) <= 1 + (tolerance or 0.01)
         moved[partitioner, tolerance] = (plan.rows.home != plan.destination).sum()
     assert moved["rebalance", 0.1] <= moved["rebalance", None] < moved["refined", None] / 2
 
@@ -138,11 +124,11 @@ def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
         lengths = np.random.default_rng(seed).lognormal(5, 1.4, 128).clip(1, 4096).astype(np.int64)
         samples, cutting = loaded_by([16] * 8, batch_of("history", lengths))
         plans = [
-            _placed(samples, cutting, partitioner=partitioner, token_tolerance=each) for each in (None, 0.1)
+            placed(samples, cutting, partitioner=partitioner, token_tolerance=each) for each in (None, 0.1)
         ]
         loads = [plan.loads.max() for plan in plans]
         tokens = [np.bincount(plan.destination, plan.rows.tokens).max() for plan in plans]
-        if not plans[0].rows.starts_sample.all():
+        if is_cut(plans[0]):
             assert loads[1] <= loads[0] and tokens[1] <= tokens[0]
             fewer += tokens[1] < tokens[0]
     assert fewer >= 6
@@ -150,7 +136,7 @@ def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
 
 def _fingerprint() -> int:
     _, samples, cutting = _drawn(0, "history", 32, 16)
-    return _placed(samples, cutting).fingerprint
+    return placed(samples, cutting).fingerprint
 
 
 def test_all_processes_cut_alike(pools):
@@ -166,9 +152,9 @@ def test_few_samples_are_cut_as_far_as_pieces_are_of_use():
     ):
         batch = batch_of("history", np.array(lengths))
         samples, cutting = loaded_by([len(lengths)] + [0] * (num_ranks - 1), batch)
-        plan = _placed(samples, cutting)
-        assert _imbalance(plan) <= most
-        assert plan.rows.starts_sample.all() == (most == np.inf)
+        plan = placed(samples, cutting)
+        assert imbalance_of(plan) <= most
+        assert is_cut(plan) == (most < np.inf)
         if most < np.inf:
             check_pieces(plan, samples, cutting)
 
@@ -176,7 +162,7 @@ def test_few_samples_are_cut_as_far_as_pieces_are_of_use():
 def test_samples_without_cost_stay_whole_and_a_cost_that_decreases_is_named():
     samples, cutting = loaded_by([3, 2], batch_of("history", np.array([500, 9, 9, 9, 9])))
     free = replace(samples, workloads=0 * samples.workloads, work=0 * samples.work)
-    assert _placed(free, cutting).rows.starts_sample.all()
+    assert not is_cut(placed(free, cutting))
     doubled = replace(cutting, prefix_cost=lambda tokens, counts: 2 * flops(tokens, counts))
     with pytest.raises(ValueError, match="prefix_cost decreases"):
         doubled.cut(samples, np.array([0]), np.array([400]))
@@ -184,16 +170,11 @@ def test_samples_without_cost_stay_whole_and_a_cost_that_decreases_is_named():
         cutting.cut(samples, np.array([0]), np.array([500]))
 
 
-def test_planning_becomes_faster_without_pieces():
-    shuffler = TokenShuffler(equal_rows=False, extensions=[Pieces()])
-    assert "leave Pieces out (TrainerArgs.balance_split = False)" in shuffler.faster_planning()[1]
-
-
 def _compiled_before_and_after_cutting() -> tuple[list[str], list[str]]:
     before = compiled()
     for ranks, lengths in (([9, 0], [3000] + [200] * 8), ([3, 0], [200] * 3)):
         samples, cutting = loaded_by(ranks, batch_of("history", np.array(lengths)))
-        assert not _placed(samples, cutting).rows.starts_sample.all()
+        assert is_cut(placed(samples, cutting))
     return before, compiled()
 
 
@@ -206,15 +187,13 @@ def test_nothing_is_compiled_after_the_warm_up():
 
 def test_columns_that_add_up_to_one_are_cut_as_it_is(pools):
     for plans in pools(3).run(planned_by_one_column_and_two, {"equal_rows": False}, [Pieces]):
-        assert sum(not plan.rows.starts_sample.all() for plan in plans) >= 6
+        assert sum(is_cut(plan) for plan in plans) >= 6
 
 
 @pytest.mark.parametrize("cost", COSTS)
 def test_pieces_level_the_costs_that_were_calibrated(pools, cost):
     for plans in pools(3).run(planned_by_calibrated_cost, cost, [Pieces]):
-        largest = [
-            plan.loads.max() / plan.loads.mean() for plan in plans if not plan.rows.starts_sample.all()
-        ]
+        largest = [imbalance_of(plan) for plan in plans if is_cut(plan)]
         assert len(largest) >= (3 if cost is SLOW_ATTENTION else 0)
         assert max(largest, default=1) <= 1.02
 
@@ -222,9 +201,9 @@ def test_pieces_level_the_costs_that_were_calibrated(pools, cost):
 def test_what_is_kept_together_limits_no_other_piece():
     history, candidates = np.array([1900, 200, 200, 200]), np.array([1100, 10, 10, 10])
     tokens, each = history + candidates, np.ones(4, dtype=np.int64)
-    rules = CutRules(
-        items=(ItemGroup("history"), ItemGroup("candidates")),
-        fields={"history": ALONG_ITEMS, "candidates": FROM_END, "loss_tokens": FROM_END},
+    rules = of.CutRules(
+        items=(of.ItemGroup("history"), of.ItemGroup("candidates")),
+        fields={"history": of.ALONG_ITEMS, "candidates": of.FROM_END, "loss_tokens": of.FROM_END},
         kept_together="candidates",
     )
     lengths, none = np.stack([history, candidates], 1), np.zeros((4, 0), dtype=np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,20 +15,16 @@ import torch.distributed as dist
 from commons.balance_meter import BalanceMeter
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
 from commons.extensions.pieces import Pieces
+from commons.extensions.pieces import cut_rules as of
 from commons.sequence_batch import move_to
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH
 from tests.commons.extensions.pieces.cut_samples import RULES, AheadBatch, ahead_batch
-from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
-from tests.commons.extensions.pieces.internals import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
+from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts, is_cut
 from tests.commons.extensions.pieces.ranking_on_pieces import sharded_model_for_pieces
 from tests.commons.histories import TokenShuffler, histories
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
 from tests.on_ranks import on_ranks
-
-
-def splitting(shuffler: type[TokenShuffler] = TokenShuffler, **settings: Any) -> TokenShuffler:
-    return shuffler(extensions=[Pieces()], equal_rows=False, **settings)
 
 
 def cutting_anywhere(seed: int, **settings: Any) -> TokenShuffler:
@@ -62,7 +59,7 @@ def _exchanged(exchange: str, num_real: tuple[int, ...], seed: int, on_device: b
     batch = draw_history(rng, 5, num_real[dist.get_rank()])
     shuffler = cutting_anywhere(seed, exchange=exchange)
     plan = shuffler.plan(batch)
-    if plan.rows.starts_sample.all():
+    if not is_cut(plan):
         return None
     moved = {plan.rows.sample_of[row] for row in np.flatnonzero(plan.rows.home != plan.destination)}
     assert BalanceReport.of(plan, equal_rows=False).samples_moved == len(moved)
@@ -110,7 +107,7 @@ def test_a_cut_batch_is_not_cut_again_however_it_is_copied():
     batch = draw_history(np.random.default_rng(dist.get_rank()), 5, 4)
     shuffler = cutting_anywhere(2)
     plan = shuffler.plan(batch)
-    assert not plan.rows.starts_sample.all()
+    assert is_cut(plan)
     cut = cut_as_planned(shuffler, batch, plan)
     cpu = torch.device("cpu")
     copies = (batch, cut, cut.to(cpu), move_to(cut, cpu), replace(cut))
@@ -142,7 +139,8 @@ def test_a_model_that_takes_pieces_for_samples_is_an_error():
 @on_ranks(3)
 def test_the_meter_counts_samples_that_a_set_has_cut_once_on_all_ranks():
     group = [dist.new_group(ranks) for ranks in ([0], [1, 2])][dist.get_rank() > 0]
-    pipeline = pipeline_of("none", *sharded_model_for_pieces(), splitting(process_group=group))
+    shuffler = TokenShuffler(group, extensions=[Pieces()], equal_rows=False)
+    pipeline = pipeline_of("none", *sharded_model_for_pieces(), shuffler)
     meter = BalanceMeter(pipeline)
     pipeline.progress(iter([histories([300, 3, 4] if dist.get_rank() == 2 else [3, 4])]))
     meter.add()
@@ -150,35 +148,17 @@ def test_the_meter_counts_samples_that_a_set_has_cut_once_on_all_ranks():
     assert (figures["samples_cut"], figures["pieces"]) == (1, 2) and "imbalance_bound" not in figures
 
 
-class WithoutCost(TokenShuffler):
-    prefix_cost = None
+class Changed(TokenShuffler):
+    """Has other methods, or costs of the pieces' own."""
+
+    def __init__(self, cost=None, **methods):
+        vars(self).update(methods)
+        super().__init__(extensions=[Pieces(cost)], equal_rows=False)
 
 
-class WithoutRules(TokenShuffler):
-    cut_rules = None
-
-
-class CostShuffler(TokenShuffler):
-    def get_workloads(self, batch):
-        return batch["cost"]
-
-
-class WithOtherCosts(TokenShuffler):
-    def __init__(self, factor):
-        super().__init__(extensions=[Pieces()], equal_rows=False)
-        self.factor = factor
-
-    def prefix_cost(self, tokens, counts):
-        return self.factor(tokens, counts["tokens"])
-
-
-class WithOtherRules(TokenShuffler):
-    def __init__(self, fields=RULES.fields, **changed):
-        super().__init__(extensions=[Pieces()], equal_rows=False)
-        self.changed = {**changed, "fields": RULES.fields | fields}
-
-    def cut_rules(self, batch):
-        return replace(batch.cut_rules(), **self.changed)
+def cutting_by(fields: dict[str, Any], **changed: Any) -> Callable[[], Changed]:
+    rules = replace(RULES, fields=RULES.fields | fields, **changed)
+    return partial(Changed, cut_rules=lambda batch: rules)
 
 
 @on_ranks(2)
@@ -187,27 +167,25 @@ def test_what_cannot_be_cut_and_contracts_that_do_not_fit_are_errors():
     rng = np.random.default_rng(rank)
     batch = draw_history(rng, 2, 2, longest=400 if rank else 20)  # a sample of rank 1 has to be cut
 
-    def decreasing(tokens, of_all):
-        return np.where(tokens == of_all, tokens**2, of_all**2 + 1 - tokens)
+    def decreasing(tokens, counts):
+        return np.where(tokens == counts["tokens"], tokens**2, counts["tokens"] ** 2 + 1 - tokens)
 
-    for shuffler, loaded, expected in (
-        (partial(splitting, WithoutCost), batch, "prefix_cost: give WithoutCost this method"),
-        (partial(splitting, WithoutRules), batch, "cut_rules: give WithoutRules this method"),
+    for make, loaded, expected in (
+        (partial(Changed, prefix_cost=None), batch, "prefix_cost: give Changed this method"),
         (partial(TokenShuffler, extensions=[Pieces()]), batch, "equal_rows=True with Pieces"),
-        (partial(splitting, CostShuffler), {"cost": torch.ones(3).long()}, "make it a BaseBatch"),
-        (splitting, replace(batch, labels=None), "without jagged labels"),
-        (partial(WithOtherCosts, lambda tokens, of_all: tokens**2 // 2), batch, "prefix_cost is"),
         (
-            partial(WithOtherCosts, lambda tokens, of_all: tokens**2 / 2),
-            batch,
-            "prefix_cost returned float64",
+            partial(Changed, get_workloads=lambda batch: batch[0]),
+            [torch.arange(3)],
+            "make it a BaseBatch",
         ),
-        (partial(WithOtherCosts, decreasing), batch, "prefix_cost decreases from"),
-        (partial(WithOtherRules, head=()), batch, "check head"),
-        (partial(WithOtherRules, items=(ItemGroup("features.item", tokens=2),)), batch, "each ItemGroup"),
-        (partial(WithOtherRules, {"loss_tokens": TO_EVERY}), batch, "check the rule of 'loss_tokens'"),
+        (Changed, replace(batch, labels=None), "without jagged labels"),
+        (partial(Changed, lambda tokens, _: tokens**2 // 2), batch, "prefix_cost is"),
+        (partial(Changed, lambda tokens, _: tokens**2 / 2), batch, "prefix_cost returned float64"),
+        (partial(Changed, decreasing), batch, "prefix_cost decreases from"),
+        (cutting_by({}, items=(of.ItemGroup("features.item", tokens=2),)), batch, "of each ItemGroup"),
+        (cutting_by({"loss_tokens": of.TO_EVERY}), batch, "check the rule of 'loss_tokens'"),
     ):
-        error = error_of(lambda made=shuffler, loaded=loaded: made().plan(loaded))
+        error = error_of(lambda make=make, loaded=loaded: make().plan(loaded))
         assert expected in error, (expected, error)
 
 
@@ -216,9 +194,9 @@ def test_fields_that_disagree_are_an_error_of_the_rank_that_has_the_sample():
     rank = dist.get_rank()
     batch = draw_history(np.random.default_rng(rank), 2, 2, longest=400 if rank else 20)
     for changed, expected in (
-        ({"features.user": TO_EVERY}, "get_tokens counts"),
-        ({"loss_tokens": WITH_FIRST}, "get_loss_tokens counts"),
+        ({"features.user": of.TO_EVERY}, "get_tokens counts"),
+        ({"loss_tokens": of.WITH_FIRST}, "get_loss_tokens counts"),
     ):
-        shuffler = WithOtherRules({"features.item": ALONG_ITEMS} | changed)
+        shuffler = cutting_by({"features.item": of.ALONG_ITEMS} | changed)()
         plan = shuffler.plan(batch)  # collective, and to cut is not
         assert expected in error_of(cut_as_planned, shuffler, batch, plan) or rank == 0
