@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import gin
 import torch
 
 from commons.datasets import BenchmarkDatasetArgs
-from commons.gin_values import from_gin, is_bound
+from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs, entry_point
 from tests.docs.pages import REPOSITORY
 
@@ -36,8 +37,8 @@ ENTRY_POINTS = {
 _USERS_MODULES = ("my_module",)
 
 
-def problems_of_gin_text(model: str, text: str) -> list[str]:
-    """Returns the problems of a block on each base of its model; empty if it fits one of them."""
+def problems_of_gin_text(model: str, text: str, folder: Path) -> list[str]:
+    """Returns the problems of a block on each base of its model in a folder; empty if it fits one of them."""
     for name in _USERS_MODULES:
         sys.modules.setdefault(name, types.ModuleType(name))
     problems = []
@@ -47,7 +48,8 @@ def problems_of_gin_text(model: str, text: str) -> list[str]:
             args = importlib.import_module(f"{model}.training.model_args")
             gin.parse_config((REPOSITORY / base).read_text())
             gin.parse_config(text)
-            _make_all(args)
+            with contextlib.chdir(folder):
+                _make_all(args)
             return []
         except Exception as error:
             problems.append(f"on {base}: {type(error).__name__}: {error}")
@@ -56,15 +58,12 @@ def problems_of_gin_text(model: str, text: str) -> list[str]:
 
 def _make_all(args: Any) -> None:
     """Creates every configured instance, each of which checks its values."""
-    for configurable in (TrainerArgs, OptimizerArgs, TensorModelParallelArgs, args.NetworkArgs):
-        from_gin(configurable)
-    for name in ("DatasetArgs", "RankingArgs", "RetrievalArgs"):
-        configurable = getattr(args, name, None)
-        first = {"DatasetArgs": "dataset_name", "RankingArgs": "prediction_head_arch"}
-        if configurable is not None and is_bound(f"{name}.{first.get(name, 'num_negatives')}"):
-            from_gin(configurable)
-    if is_bound("BenchmarkDatasetArgs.feature_args"):
-        from_gin(BenchmarkDatasetArgs)
+    names = ("DatasetArgs", "NetworkArgs", "RankingArgs", "RetrievalArgs")
+    of_model = [getattr(args, name) for name in names if hasattr(args, name)]
+    configured = set(re.findall(r"^(\w+)\.", gin.config_str(), re.MULTILINE))
+    for each in (TrainerArgs, OptimizerArgs, TensorModelParallelArgs, BenchmarkDatasetArgs, *of_model):
+        if each.__name__ in configured:
+            from_gin(each)
 
 
 class _Parsed(Exception):
@@ -106,9 +105,3 @@ def problem_of_command(module: str, arguments: list[str]) -> str:
         return errors.getvalue()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-
-
-def in_folder(folder: Path, check: Any, *args: Any) -> Any:
-    """Runs `check(*args)` in a folder where it may leave files."""
-    with contextlib.chdir(folder):
-        return check(*args)

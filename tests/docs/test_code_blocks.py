@@ -1,6 +1,5 @@
 """Runs every code block of the pages, or checks it as far as possible without training."""
 
-import ast
 import importlib.util
 import itertools
 import re
@@ -13,7 +12,7 @@ import pytest
 
 from commons.perf_model import Cost
 from tests.commons.advisor.internals import parser as advisor_parser
-from tests.docs.gin_checks import ENTRY_POINTS, in_folder, problem_of_command, problems_of_gin_text
+from tests.docs.gin_checks import ENTRY_POINTS, problem_of_command, problems_of_gin_text
 from tests.docs.messages import is_in_code
 from tests.docs.pages import PAGES, REPOSITORY, blocks, blocks_of, commands
 from tests.docs.python_blocks import run_page
@@ -56,7 +55,7 @@ def test_gin_blocks_are_valid_settings(processes, block, tmp_path):
     Cost((1e3, 1.0, 1.0), 1e6).save(tmp_path / "cost.json")
     problems = []
     for model in ("sid_gr", "hstu"):
-        [found] = processes(model).run(in_folder, tmp_path, problems_of_gin_text, model, block.code)
+        [found] = processes(model).run(problems_of_gin_text, model, block.code, tmp_path)
         if not found:
             return
         problems += found
@@ -197,24 +196,3 @@ def _anchors(text: str) -> set[str]:
     """Returns the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-# Files with the fields that gin files set.
-_ARGS = (
-    "commons/training/training_args.py",
-    "commons/training/network_args.py",
-    "commons/datasets/benchmark_args.py",
-    "commons/datasets/embedding_args.py",
-    "hstu/training/model_args.py",
-    "sid_gr/training/model_args.py",
-)
-
-
-def test_every_setting_is_on_the_page_about_gin_files():
-    page = PAGES["docs/coming-from-recsys-examples.md"]
-    trees = [ast.parse((REPOSITORY / path).read_text()) for path in _ARGS]
-    for node in itertools.chain.from_iterable(map(ast.walk, trees)):
-        if isinstance(node, ast.ClassDef):
-            assert re.search(rf"\b{node.name.removeprefix('Base')}\b", page), node.name
-            for field in (line.target.id for line in node.body if isinstance(line, ast.AnnAssign)):
-                assert f"`{field}`" in page or field.startswith("balance_") or f".{field}`" in page, field

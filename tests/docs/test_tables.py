@@ -1,12 +1,9 @@
-"""The tables between markers, and the README's, have the committed results."""
+"""The tables between markers have the committed results."""
 
 import re
 
 import pytest
 
-from benchmarks.demo.table import TITLES
-from benchmarks.demo.training import ARMS, DEFAULT
-from benchmarks.harness import read_result
 from benchmarks.markdown import PAGES, filled, marked
 from benchmarks.tables import all_tables
 from tests.docs.pages import REPOSITORY
@@ -30,13 +27,3 @@ def test_marked_tables_are_those_of_the_results(tables, page):
 def test_every_table_is_on_a_page(tables):
     shown = [name for page in WITH_TABLES.values() for name in marked(page)]
     assert sorted(shown) == sorted(tables)
-
-
-@pytest.mark.parametrize("model", TITLES)
-def test_the_readme_has_the_speedup_of_the_default(model):
-    summary = read_result(f"demo/{model}/summary")
-    assert summary["arms"] == ARMS
-    measured = summary["balanced"][DEFAULT]["untrimmed"]
-    low, high = measured["speedup_interval"]
-    shown = f"{TITLES[model]} {measured['speedup']:.2f}× ({low:.2f}–{high:.2f})"
-    assert shown in marked(WITH_TABLES["README.md"])["demo speedup"]
