@@ -104,22 +104,20 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
 
 def sample_contents(batch: MixedBatch) -> list[tuple]:
     """Returns everything that belongs to each real row, in a form that can be compared."""
-    contents = []
-    jagged = {
-        f"{name}.{key}": column
-        for name in ("features", "weighted", "labels")
-        if isinstance(getattr(batch, name), KeyedJaggedTensor)
-        for key, column in getattr(batch, name).to_dict().items()
-    } | {"jagged": batch.jagged}
-    dense = {name: getattr(batch, name) for name in ("small", "matrix", "flags", "workload")}
-    if isinstance(batch.labels, torch.Tensor):
-        dense["labels"] = batch.labels.reshape(batch.batch_size, -1)
-    for row in range(batch.num_samples):
-        content = [(name, tensor[row].flatten().tolist()) for name, tensor in dense.items()]
-        for name, tensor in jagged.items():
-            start, end = tensor.offsets()[row].item(), tensor.offsets()[row + 1].item()
-            content.append((name, tensor.values()[start:end].flatten().tolist()))
-            if tensor.weights_or_none() is not None:
-                content.append((name + ".weights", tensor.weights()[start:end].tolist()))
-        contents.append(tuple((name, tuple(row_values)) for name, row_values in content))
-    return contents
+    names = ("small", "matrix", "flags", "workload")
+    columns: dict[str, Any] = {name: getattr(batch, name) for name in names}
+    jagged = {"jagged": batch.jagged}
+    for name in ("features", "weighted", "labels"):
+        field = getattr(batch, name)
+        if isinstance(field, KeyedJaggedTensor):
+            jagged |= {f"{name}.{key}": column for key, column in field.to_dict().items()}
+        elif field is not None:
+            columns[name] = field.reshape(batch.batch_size, -1)
+    for name, column in jagged.items():
+        columns[name] = column.to_dense()
+        if column.weights_or_none() is not None:
+            columns[f"{name}.weights"] = column.to_dense_weights()
+    return [
+        tuple((name, tuple(rows[row].flatten().tolist())) for name, rows in columns.items())
+        for row in range(batch.num_samples)
+    ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from tests.drawn_batches import tensors_of
 
 
@@ -13,11 +11,8 @@ def check_own_memory(batch: Any, *others: Any) -> None:
     """Checks that every tensor of a batch has memory of its own, which holds nothing else and is not that of
     other batches."""
     tensors = [tensor for tensor in tensors_of(batch) if tensor.numel()]
+    of_others = [tensor for other in others for tensor in tensors_of(other) if tensor.numel()]
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)
     every = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-    every += {memory_of(tensor) for other in others for tensor in tensors_of(other) if tensor.numel()}
+    every += {tensor.untyped_storage().data_ptr() for tensor in of_others}
     assert len(set(every)) == len(every)
-
-
-def memory_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

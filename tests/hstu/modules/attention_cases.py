@@ -25,17 +25,22 @@ def sees(mask: SampleMask, row: int, column: int) -> bool:
     return column <= row or (row < mask.num_contextual and column < mask.num_contextual)
 
 
+def visible(mask: SampleMask) -> torch.Tensor:
+    """Returns which tokens each token of a whole sample sees, bool `[num_tokens, num_tokens]`."""
+    tokens = range(mask.num_tokens)
+    seen = [sees(mask, row, column) for row in tokens for column in tokens]
+    return torch.tensor(seen, dtype=torch.bool).view(mask.num_tokens, mask.num_tokens)
+
+
 def dense_attention(
     qkv: Sequence[torch.Tensor], masks: Sequence[SampleMask], scaling_seqlen: float = SCALING_SEQLEN
 ) -> torch.Tensor:
     """Computes the attention of whole samples with one matrix of weights each."""
     out, start = [sum(x[:0] for x in qkv)], 0  # there may be no samples
     for mask in masks:
-        tokens = range(mask.num_tokens)
-        seen = torch.tensor([[float(sees(mask, row, column)) for column in tokens] for row in tokens])
         q, k, v = (x[start : start + mask.num_tokens] for x in qkv)
         scores = torch.einsum("rhd,chd->hrc", q, k) / math.sqrt(q.shape[-1])
-        weights = scores * torch.sigmoid(scores) * seen.view(mask.num_tokens, mask.num_tokens).to(q.dtype)
+        weights = scores * torch.sigmoid(scores) * visible(mask)
         out.append(torch.einsum("hrc,chd->rhd", weights / scaling_seqlen, v))
         start += mask.num_tokens
     return torch.cat(out)

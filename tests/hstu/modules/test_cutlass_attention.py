@@ -50,37 +50,35 @@ def test_a_missing_package_is_named():
 
 
 MODEL = {"head_dim": 64, "dtype": torch.bfloat16, "is_causal": True, "num_contextual": 1}
-UNSUPPORTED = [
-    ({"dtype": torch.float32}, "CUTLASS kernels take bfloat16 and float16, not float32"),
-    ({"head_dim": 48}, "CUTLASS kernels have heads of width 32, 64, 128, 256, not 48"),
-    ({"is_causal": False}, "CUTLASS kernels take candidates only if attention is causal"),
-    ({"num_contextual": 2}, "in CUTLASS kernels, contextual tokens see the whole history"),
-]
 
 
-@pytest.mark.parametrize(("settings", "reason"), UNSUPPORTED)
-def test_what_cutlass_cannot_compute_runs_in_triton(settings, reason):
-    backend = running_backend("cutlass", CPU, **MODEL | settings)
-    assert (backend.name, backend.reason) == ("pytorch", "there is no GPU")
-    backend = running_backend("cutlass", GPU, **MODEL | settings)
-    has_triton = importlib.util.find_spec("triton") is not None
-    assert backend.name == ("triton" if has_triton else "pytorch")
-    assert backend.reason.startswith(reason)
-    assert backend.reason.endswith("triton is not installed") != has_triton
-
-
-def test_a_head_too_wide_for_any_kernel_runs_in_pytorch():
-    for requested in ("cutlass", "triton"):
-        backend = running_backend(requested, GPU, **MODEL | {"head_dim": 512})
-        assert backend.name == "pytorch"
-        assert backend.reason.endswith("Triton kernels have heads of width up to 256, not 512")
-
-
-def test_a_backend_that_runs_has_no_reason():
-    assert running_backend("pytorch", GPU, **MODEL).reason == ""
-    assert running_backend("tritn", GPU, **MODEL).reason == "it is none of pytorch, triton, cutlass"
-    backend = running_backend("triton", GPU, **MODEL)
-    assert (backend.name, backend.reason) in [("triton", ""), ("pytorch", "triton is not installed")]
+@pytest.mark.parametrize(
+    ("requested", "settings", "name", "reason"),
+    [
+        ("cutlass", {"dtype": torch.float32}, "triton", "kernels take bfloat16 and float16, not float32"),
+        (
+            "cutlass",
+            {"head_dim": 48},
+            "triton",
+            "kernels have heads of width 32, 64, 128, 256, not 48",
+        ),
+        ("cutlass", {"is_causal": False}, "triton", "take candidates only if attention is causal"),
+        ("cutlass", {"num_contextual": 2}, "triton", "contextual tokens see the whole history"),
+        ("cutlass", {"head_dim": 512}, "pytorch", "Triton kernels have heads of width up to 256, not 512"),
+        ("triton", {}, "triton", ""),
+        ("pytorch", {}, "pytorch", ""),
+        ("tritn", {}, "pytorch", "it is none of pytorch, triton, cutlass"),
+    ],
+)
+def test_the_first_backend_that_can_compute_the_model_runs(requested, settings, name, reason):
+    backend = running_backend(requested, GPU, **MODEL | settings)
+    if name == "triton" and importlib.util.find_spec("triton") is None:
+        assert backend.name == "pytorch" and backend.reason.endswith("triton is not installed")
+    else:
+        assert backend.name == name and bool(backend.reason) == bool(reason)
+    assert reason in backend.reason
+    if requested in ("cutlass", "triton"):
+        assert running_backend(requested, CPU, **MODEL | settings).reason == "there is no GPU"
 
 
 def test_a_configuration_refuses_what_cutlass_cannot_compute():

@@ -57,44 +57,30 @@ def _run(layers: torch.nn.ModuleList, x: torch.Tensor, dtype: torch.dtype) -> to
     return x
 
 
-def _inputs() -> tuple[torch.Tensor, torch.Tensor]:
-    x, grad = torch.randn(2, NUM_TOKENS, HIDDEN_SIZE, generator=torch.Generator().manual_seed(2))
-    return x.requires_grad_(), grad
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_are_equal_in_repeated_passes_without_running_products_again(dtype):
-    results, flops = {}, set()
+def test_recomputing_saves_memory_runs_no_product_again_and_changes_no_gradient(dtype):
+    results, flops, saved, kept = {}, set(), {}, set()
     for name, setting in SETTINGS.items():
-        layers, (x, grad) = _layers(*setting), _inputs()
-        out = _run(layers, x, dtype)
-        results[name] = [out]
-        for _ in range(2):
-            with FlopCounterMode(display=False) as counter:
-                results[name] += torch.autograd.grad(out, [x, *layers.parameters()], grad, retain_graph=True)
-            flops.add(counter.get_total_flops())
+        with _LiveBytes() as live:
+            layers = _layers(*setting)
+            x, grad = torch.randn(2, NUM_TOKENS, HIDDEN_SIZE, generator=torch.Generator().manual_seed(2))
+            out = _run(layers, x.requires_grad_(), dtype)
+            saved[name], results[name] = live.total(), [out]
+            inputs = [x, *layers.parameters()]
+            for _ in range(2):
+                with FlopCounterMode(display=False) as counter:
+                    results[name] += torch.autograd.grad(out, inputs, grad, retain_graph=True)
+                flops.add(counter.get_total_flops())
+            kept.add(live.total() - saved[name])
         with torch.no_grad():
             assert torch.equal(_run(layers, x, dtype), out)
     for name, found in results.items():
         assert all(torch.equal(*pair) for pair in zip(found, results["none"], strict=True)), name
-    assert len(flops) == 1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_activations_are_neither_saved_nor_kept_by_backward(dtype):
-    saved, kept = {}, {}
-    for name, setting in SETTINGS.items():
-        with _LiveBytes() as live:
-            layers, (x, grad) = _layers(*setting), _inputs()
-            out = _run(layers, x, dtype)
-            saved[name] = live.total()
-            torch.autograd.grad(out, [x, *layers.parameters()], grad, retain_graph=True)
-        kept[name] = live.total() - saved[name]
     norm = NUM_LAYERS * NUM_TOKENS * HIDDEN_SIZE * dtype.itemsize
     silu = NUM_LAYERS * NUM_TOKENS * 4 * NUM_HEADS * HEAD_DIM * dtype.itemsize
     expected = {"none": 0, "norm": norm, "silu": silu, "both": norm + silu}
     assert {name: saved["none"] - of for name, of in saved.items()} == expected
-    assert len(set(kept.values())) == 1  # backward frees what it has recomputed
+    assert len(flops) == len(kept) == 1  # backward frees what it has recomputed
 
 
 def test_a_model_passes_the_settings_on():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hstu.modules import SampleMask
-from tests.hstu.modules.attention_cases import batches, mask, sees
+from tests.hstu.modules.attention_cases import batches, mask, visible
 from tests.hstu.modules.internals import TileShape, TritonWork
 
 CPU = torch.device("cpu")
@@ -58,12 +58,7 @@ def _visible_tiles(
     """
     some, whole, start = [], set(), 0
     for one in masks:
-        seen = torch.tensor(
-            [
-                [sees(one, row, column) for column in range(one.num_tokens)]
-                for row in range(one.first_row, one.end_row)
-            ]
-        ).view(one.num_rows, one.num_tokens)
+        seen = visible(one)[one.first_row : one.end_row]
         for row in range(0, one.num_rows, rows):
             for column in range(0, one.num_tokens, columns):
                 tile = seen[row : row + rows, column : column + columns]

@@ -70,8 +70,7 @@ def test_a_batch_without_tokens_has_no_loss_and_zero_gradients():
     assert output.items.shape == output.scores.shape == (0, 4) and len(output.targets) == 0
 
 
-@pytest.mark.parametrize("num_hierarchies", [1, 2, 4])
-@pytest.mark.parametrize("max_candidate_length", [0, 1, 2])
+@pytest.mark.parametrize(("num_hierarchies", "max_candidate_length"), [(1, 1), (2, 2), (4, 1), (4, 0)])
 def test_any_number_of_hierarchies(num_hierarchies, max_candidate_length):
     sizes = (6, 3, 2, 4)[:num_hierarchies]
     sids = random_item_sids(sizes, 12, seed=0)
@@ -80,15 +79,14 @@ def test_any_number_of_hierarchies(num_hierarchies, max_candidate_length):
     model = SIDGR(config, CodeTree(sids, sizes)).eval()
     (batch,) = SequenceDataset(RandomSIDSource(sids, spec, None, 5, seed=0), batch_size=6)
     loss, output = model(batch)
-    own_losses = []
-    for row, (items, scores, target) in enumerate(
-        zip(output.items, output.scores, output.targets, strict=True)
+    own_losses = [model(batch.index_select([row]))[0] for row in range(len(output.items))]
+    torch.testing.assert_close(loss, torch.stack(own_losses).sum())
+    for items, scores, target, own_loss in zip(
+        output.items, output.scores, output.targets, own_losses, strict=True
     ):
         assert sorted(items.tolist()) == sids.items.tolist()
-        own_losses.append(model(batch.index_select([row]))[0])
         if max_candidate_length == 1:  # then the target's codes are all that the loss is about
-            torch.testing.assert_close(scores[items == target].sum(), -own_losses[-1])
-    torch.testing.assert_close(loss, torch.stack(own_losses).sum())
+            torch.testing.assert_close(scores[items == target].sum(), -own_loss)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
