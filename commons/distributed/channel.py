@@ -19,6 +19,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..sequence_batch.row_schema import flattened
+
 # Seconds that a rank waits before it exits because of another rank's failure. Torchrun, which polls ten times
 # a second, ends the waiting rank in that time, and names the other rank as the cause.
 GRACE_S = 10.0
@@ -155,8 +157,7 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if value.layout != torch.strided or value.is_nested or value.is_quantized:
             return NotImplemented
-        flat = value.resolve_conj().resolve_neg().reshape(-1).clone()
-        return _typed, (flat.view(torch.uint8), value.dtype, value.shape)
+        return _typed, (flattened(value).clone().view(torch.uint8), value.dtype, value.shape)
 
 
 def _typed(flat: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ..sequence_batch.leaf_fields import Leaf, tensors_of
+from ..sequence_batch.row_schema import flattened
 from ..sequence_batch.rows import Rows
 
 _SAMPLED = 64  # least number of evenly spread elements to compare in a large tensor
@@ -57,10 +58,9 @@ def _host_tensors(rows: Rows) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _sample_of(tensor: torch.Tensor) -> bytes:
     """Returns the bytes of fewer than 2 × `_SAMPLED` elements, including the first and the last."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
     if not tensor.is_contiguous():
         evenly = torch.linspace(0, tensor.numel() - 1, _SAMPLED, device="cpu", dtype=torch.float64).long()
         tensor = tensor[torch.unravel_index(evenly, tensor.shape)]
-    elements = tensor.reshape(-1, 1).view(torch.uint8)
+    elements = flattened(tensor)[:, None].view(torch.uint8)
     # `cat` makes a copy for NumPy: torch never resizes memory that NumPy has seen.
     return torch.cat([elements[:: max(len(elements) // _SAMPLED, 1)], elements[-1:]]).numpy().tobytes()

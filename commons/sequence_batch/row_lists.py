@@ -17,7 +17,7 @@ import torch
 from .. import NAME
 from .container_types import SEQUENCE, container_type, is_plain, join_path, type_name
 from .leaf_fields import tensors_of
-from .row_schema import hash_bytes
+from .row_schema import flattened, hash_bytes
 from .tree import Part, held_in_attributes, take_apart, tensors_and_arrays
 
 PlainList: TypeAlias = list | tuple | range | dict
@@ -135,8 +135,8 @@ def _bytes_of(part: Any) -> bytes:
         if part.dtype == object:
             raise TypeError("objects have no bytes")
         return repr((part.shape, part.dtype.str)).encode() + part.tobytes()
-    flat = part.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return repr((tuple(part.shape), part.dtype)).encode() + flat.view(torch.uint8).numpy().tobytes()
+    elements = flattened(part.cpu()).view(torch.uint8).numpy().tobytes()
+    return repr((tuple(part.shape), part.dtype)).encode() + elements
 
 
 def _text(value: Any) -> str:

@@ -82,10 +82,9 @@ class Field:
         tensor = value
         if not isinstance(tensor, torch.Tensor):
             tensor = tensor.weights() if self.is_weights else tensor.values()
-        flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-        if flat.storage_offset() * self.dtype.itemsize % self.width or flat.stride(0) != 1:
-            # A view as words must start at a multiple of their size. A lone element may have any stride.
-            flat = flat.clone(memory_format=torch.contiguous_format)
+        flat = flattened(tensor)
+        if flat.storage_offset() * self.dtype.itemsize % self.width:
+            flat = flat.clone()  # a view as words must start at a multiple of their size
         return flat.view(WORD_DTYPES[self.width]).view(tensor.shape[0], self.element_bytes // self.width)
 
     def from_words(self, words: torch.Tensor) -> torch.Tensor:
@@ -203,6 +202,15 @@ class Schema:
                     return f"field {name!r} has {attribute} {got}, expected {expected}"
         in_order = list(mine) == list(theirs)
         return "" if in_order else f"fields are in order {list(theirs)}, expected {list(mine)}"
+
+
+def flattened(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the elements of a tensor, `[elements]`, so that torch can view them as another dtype.
+
+    A lone element may have any stride, as in `x[:, 0]` of a single row, and torch views only a stride of 1.
+    """
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    return flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
 
 
 def hash_bytes(data: bytes) -> int:
