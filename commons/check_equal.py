@@ -82,7 +82,7 @@ class EqualityReport:
             [
                 f"{'equal' if self.is_equal else 'not equal'}: {self.losses.shape[1]} steps, "
                 f"{self.samples_moved} samples moved, imbalance "
-                f"{self.imbalance[0]:.2f} → {self.imbalance[1]:.2f}",
+                f"{self.imbalance[0]:.2f} -> {self.imbalance[1]:.2f}",
                 f"the mean loss goes from {first:.4g} to {last:.4g}, and differs by at most "
                 f"{self.loss_difference:.0e}",
                 *(

@@ -1,11 +1,16 @@
-"""Silences the start-up warnings of torch and torchrec when imported before them.
+"""Silences the start-up warnings of torch and torchrec when imported before them, and makes stdout forgiving.
 
-Only entry points import it, because a library should not change the loggers of its host.
+Only entry points import it, because a library should not change the loggers and streams of its host.
 """
 
+import io
 import logging
 import os
+import sys
 import warnings
+
+if isinstance(sys.stdout, io.TextIOWrapper):  # not a test's
+    sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: no character may end a run
 
 # This logger warns at import that a function's meaning has changed. Nothing here calls the function.
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)

@@ -73,6 +73,6 @@ if __name__ == "__main__":
         if dist.get_rank() == 0:
             report = BalanceReport.of(plan, shuffler.settings.equal_rows)
             before, after = report.imbalance_before, report.imbalance_after
-            print(f"loss {loss:.4f}  imbalance {before:.3f} → {after:.3f}", flush=True)
+            print(f"loss {loss:.4f}  imbalance {before:.3f} -> {after:.3f}", flush=True)
     dist.barrier()  # a rank that leaves early breaks the others' connections
     dist.destroy_process_group()

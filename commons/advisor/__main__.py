@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import quiet_logs  # noqa: F401
 from . import InputError
 from .command_line import parse_request
 

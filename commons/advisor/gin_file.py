@@ -122,8 +122,6 @@ def _application(path: Path) -> ModuleType:
     # A console command, unlike `python -m`, does not look for packages in the working directory.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    from .. import quiet_logs  # noqa: F401
-
     try:
         return importlib.import_module(f"{package}.training.advisor_inputs")
     except ModuleNotFoundError as error:
@@ -142,6 +140,6 @@ def _with_includes(path: Path) -> str:
     while to_read:
         file = to_read.pop()
         if file not in texts and file.is_file():
-            texts[file] = file.read_text()
+            texts[file] = file.read_text(encoding="utf-8", errors="replace")
             to_read += map(Path, _INCLUDE.findall(texts[file]))
     return "\n".join(texts.values())

@@ -93,15 +93,15 @@ class BalanceReport:
 
     def __str__(self) -> str:
         text = (
-            f"imbalance {self.imbalance_before:.2f} → {self.imbalance_after:.2f} in {self.unit} (bound "
-            f"{self.lower_bound:.2f}), tokens {self.token_imbalance_before:.2f} → "
+            f"imbalance {self.imbalance_before:.2f} -> {self.imbalance_after:.2f} in {self.unit} (bound "
+            f"{self.lower_bound:.2f}), tokens {self.token_imbalance_before:.2f} -> "
             f"{self.token_imbalance_after:.2f}, {self.samples_moved} of {len(self.workloads)} samples moved "
             f"({_bytes_text(self.bytes_moved)})"
         )
         num_ranks, of_job = len(self.loads_after), len(self.job_loads_after)
         if num_ranks < of_job:
             text += (
-                f" among {num_ranks} ranks, imbalance {self.job_imbalance_before:.2f} → "
+                f" among {num_ranks} ranks, imbalance {self.job_imbalance_before:.2f} -> "
                 f"{self.job_imbalance_after:.2f} of all {of_job}"
             )
         for name, value in self.extensions.items():

@@ -185,8 +185,8 @@ class BatchShuffler(ABC):
         The shape is `[batch_size]`. It may be `[batch_size, columns]` if parts of a row's work differ in
         speed, such as matrix products and attention. A cost fitted to measured times weighs each column
         separately. Otherwise, the columns are added up. Values of padding rows are ignored. In `batch`,
-        lengths are int64, and so are integers with one number per row, so that their squares do not
-        overflow. Pipelines call this method in the planning thread, while the model trains.
+        lengths are int64, and so are integers in tensors of one or two dimensions, so that their squares do
+        not overflow. Pipelines call this method in the planning thread, while the model trains.
         """
 
     def get_tokens(self, batch: Any) -> torch.Tensor:

@@ -100,12 +100,13 @@ class _Shown:
         self._widened: list[tuple[torch.Tensor, torch.Tensor]] = []
         for shown, loaded in zip(self._rows.fields.values(), batch.fields.values(), strict=True):
             if isinstance(shown, torch.Tensor):
-                if shown.data_ptr() != loaded.data_ptr():
-                    self._copies.append((shown, loaded))
-                continue
-            self._copies.append((lengths_of(shown), lengths_of(loaded)))
-            if shown.values().data_ptr() != loaded.values().data_ptr():
-                self._widened.append((shown.values(), loaded.values()))
+                pairs, into = [(shown, loaded)], self._copies if shown[:1].numel() <= 1 else self._widened
+            else:
+                self._copies.append((lengths_of(shown), lengths_of(loaded)))
+                pairs, into = [(shown.values(), loaded.values())], self._widened
+                if shown.weights_or_none() is not None:
+                    pairs.append((shown.weights(), loaded.weights()))
+            into += [(of, original) for of, original in pairs if of.data_ptr() != original.data_ptr()]
 
     def to(self, count: Counter, whose: str) -> Any:
         """Restores the copies that earlier functions modified, and returns the result of `count`."""

@@ -12,7 +12,14 @@ from ..sequence_batch.base_batch import BaseBatch
 from ..sequence_batch.container_types import is_plain, join_path
 from ..sequence_batch.leaf_fields import Leaf, as_field, num_rows
 from ..sequence_batch.packed_rows import PackedRows, checked_lengths, jagged_parts, read_together, select_rows
-from ..sequence_batch.row_lists import PlainList, check_no_samples, hash_lists, hash_shared, lists_of
+from ..sequence_batch.row_lists import (
+    PlainList,
+    check_no_samples,
+    hash_lists,
+    hash_shared,
+    lists_of,
+    tensor_lists,
+)
 from ..sequence_batch.row_schema import FieldValue, hash_bytes
 from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import Part, check_replaceable, take_apart, tensors_and_arrays
@@ -99,7 +106,7 @@ def join(
     num_rows: int,
     shared: Collection[str],
     whose: str,
-    rows_of_samples: int | None = None,
+    field_lists: Collection[str] | None = None,
 ) -> Any:
     """Joins batches of one kind. With jagged fields, the host waits once for the device.
 
@@ -110,7 +117,8 @@ def join(
         num_rows: number of rows of the result, including the padding rows after its samples.
         shared: paths of the values that all samples share.
         whose: name of the function that received the batches, for messages.
-        rows_of_samples: length of a list of tensors that may be a list of samples. None means any length.
+        field_lists: paths of lists of tensors that are known to be fields. All others with an entry for each
+            row of every part are refused. None means that all lists of tensors are refused.
 
     Raises:
         ValueError: a batch has the wrong number of rows; the batches differ in their fields, or in a value
@@ -127,7 +135,8 @@ def join(
                 f"batch {number} has {view.num_rows} rows, expected {expected}: give {whose} a row for each "
                 "row of the part, padding rows included"
             )
-        check_no_samples(view.tree, rows_of_samples)
+        if field_lists is None:
+            check_no_samples(view.tree)
         check_replaceable(view.tree)
         views.append(view)
         if difference := views[0].schema.difference(view.schema):
@@ -136,6 +145,8 @@ def join(
             )
         positions[samples] = first + np.arange(len(samples))
         first += view.num_rows
+    if field_lists is not None:
+        _check_lists([view for view in views if view.num_rows], field_lists)
     parts = [jagged_parts(view.fields, view.schema) for view in views]
     on_host = iter(read_together([part for of_view in parts for part in of_view]))
     sources = []
@@ -145,6 +156,16 @@ def join(
         sources.append(view.packed(lengths))
     _join_objects(views)
     return views[0].select(sources, positions, num_rows)
+
+
+def _check_lists(views: Sequence[RowsWithObjects], field_lists: Collection[str]) -> None:
+    """Raises a TypeError if a list of tensors may be samples: it has an entry for each row of every part.
+
+    In parts of other sizes, the tensors of a list of samples have other numbers of rows, which is an error.
+    """
+    for path in tensor_lists(views[0].tree).keys() - field_lists if views else ():
+        if all(len(tensor_lists(view.tree).get(path, ())) == view.num_rows for view in views):
+            check_no_samples(views[0].tree, views[0].num_rows)
 
 
 def _join_objects(views: Sequence[RowsWithObjects]) -> None:

@@ -84,23 +84,28 @@ def hash_shared(tree: Part) -> dict[str, int]:
 
 
 def check_no_samples(tree: Part, num_rows: int | None = None) -> None:
-    """Checks that no list, or dict with numeric keys, has similar entries with tensors that may be samples.
-
-    Two or more such entries may be samples if there are `num_rows` of them, or if `num_rows` is None.
+    """Checks that no list of `tensor_lists` may hold samples: one for each of `num_rows`, if that is given.
 
     Raises:
         TypeError: entries may be fields or samples. Entries of tuples, and of dicts with names, are fields.
     """
-    for part in tree.each():
-        if part.is_shared or isinstance(part.value, tuple) or not are_samples(part):
-            continue
-        if num_rows is None or len(part.value) == num_rows:
+    for path, entries in tensor_lists(tree).items():
+        if num_rows is None or len(entries) == num_rows:
             of = f", in a batch of {num_rows} rows" if num_rows else ""
             raise TypeError(
-                f"{part.path or 'the batch'} is a {type_name(part.value)} of {len(part.value)} similar "
-                f"entries{of}: they may be fields or samples. Make it a tuple, or a dict with names, if they "
-                f"are fields. If they are samples, {RECIPE}"
+                f"{path or 'the batch'} is a {type_name(entries)} of {len(entries)} similar entries{of}: "
+                "they may be fields or samples. Make it a tuple, or a dict with names, if they are fields. If "
+                f"they are samples, {RECIPE}"
             )
+
+
+def tensor_lists(tree: Part) -> dict[str, Any]:
+    """Returns the lists, and dicts with numeric keys, of two or more alike entries with tensors, by path."""
+    return {
+        part.path: part.value
+        for part in tree.each()
+        if not (part.is_shared or isinstance(part.value, tuple)) and are_samples(part)
+    }
 
 
 def are_samples(part: Part) -> bool:

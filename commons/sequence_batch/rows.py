@@ -194,20 +194,25 @@ class Rows:
     def to_count(self) -> Rows:
         """Returns rows to count costs from, in which squares of integers do not overflow.
 
-        Lengths are int64. So are integers with one number per row, or per element of a jagged field. Lengths
-        and fields with one number per row are copies, so that user code may overwrite them. All other objects
-        are new but share memory, so that the loaded batch gets no cached offsets and no added items.
+        Lengths are int64. So are integers in tensors of one or two dimensions, which leaves images as they
+        are. Lengths and fields with one number per row are copies, so that user code may overwrite them. All
+        other objects are new but may share memory, so that the loaded batch gets no cached offsets and no
+        added items.
         """
         shown: dict[str, FieldValue] = {}
         for path, value in self.fields.items():
             if not isinstance(value, torch.Tensor):
-                values = _widened(value.values()) if value.values().dim() == 1 else value.values()
-                lengths = lengths_of(value).to(torch.int64, copy=True)
-                shown[path] = with_parts(value, values=values, lengths=lengths)
+                weights = value.weights_or_none()
+                shown[path] = with_parts(
+                    value,
+                    values=_widened(value.values()),
+                    weights=None if weights is None else _widened(weights),
+                    lengths=lengths_of(value).to(torch.int64, copy=True),
+                )
             elif value.dim() == 1 or (value.dim() == 2 and value.shape[1] == 1):
                 shown[path] = _widened(value, copy=True)
             else:
-                shown[path] = value.view_as(value)
+                shown[path] = _widened(value.view_as(value))
         return self.replaced(shown, self.num_rows, self.num_samples)
 
     def num_tokens(self) -> torch.Tensor:
@@ -269,4 +274,5 @@ class Rows:
 
 
 def _widened(numbers: torch.Tensor, copy: bool = False) -> torch.Tensor:
-    return numbers.to(torch.int64 if numbers.dtype in NARROW_INTEGERS else numbers.dtype, copy=copy)
+    is_narrow = numbers.dtype in NARROW_INTEGERS and numbers.dim() <= 2
+    return numbers.to(torch.int64 if is_narrow else numbers.dtype, copy=copy)

@@ -44,7 +44,7 @@ class HangWatch:
         if self._timeout is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._path.open("a")
+                self._file = self._path.open("a", encoding="utf-8")
             except OSError as error:
                 self._say(f"will not write the stacks of a hang: {error}")
             self.begins("the start")

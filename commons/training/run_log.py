@@ -173,9 +173,9 @@ def text_of(step: int, figures: dict[str, Any]) -> str:
     text = (
         f"step {step}  loss {figures['loss']:.4f}  {figures['samples_per_second']:.0f} samples/s  "
         f"{figures['tokens_per_second']:.0f} tokens/s  {figures['tflops']:.3g} TFLOP/s{utilization}  "
-        f"imbalance {figures['imbalance_before']:.3f} → {figures['imbalance_after']:.3f} in "
+        f"imbalance {figures['imbalance_before']:.3f} -> {figures['imbalance_after']:.3f} in "
         f"{figures['unit']}, measured {figures['imbalance_measured']:.3f}  "
-        f"tokens {figures['token_imbalance_before']:.2f} → {figures['token_imbalance_after']:.2f}"
+        f"tokens {figures['token_imbalance_before']:.2f} -> {figures['token_imbalance_after']:.2f}"
     )
     if "predicted_ms" in figures:
         slowest = int(np.argmax(figures["compute_ms"]))

@@ -104,7 +104,7 @@ def test_own_torchrec_model_trains_and_balances(tmp_path):
     (tmp_path / "program.py").write_text(in_checkout(source("own_torchrec_model")))
     lines = torchrun(tmp_path, "program.py", fresh=True).splitlines()
     lines = [line for line in lines if not line.startswith("compiling ")]  # shown where that takes seconds
-    steps = [re.fullmatch(r"loss ([\d.]+)  imbalance ([\d.]+) → ([\d.]+)", line) for line in lines]
+    steps = [re.fullmatch(r"loss ([\d.]+)  imbalance ([\d.]+) -> ([\d.]+)", line) for line in lines]
     assert len(steps) == 10 and all(steps), f"expected ten lines of figures and nothing else:\n{lines}"
     losses, before, after = zip(*(map(float, step.groups()) for step in steps if step), strict=True)
     assert losses[-1] < losses[0]

@@ -21,7 +21,7 @@ from ...partition import refined
 from ...partition.problem import indices_of_parts, number_of_part
 from ...partition.workloads import as_workloads, check_count, check_wide, number_groups
 from ...perf_model.cost import Cost
-from ...sequence_batch.row_lists import check_no_samples, lists_in_attributes
+from ...sequence_batch.row_lists import check_no_samples, lists_in_attributes, tensor_lists
 from ...sequence_batch.tree import check_replaceable
 from ..row_objects import RowsWithObjects, hashes_at, join, shared_in_results
 
@@ -38,6 +38,7 @@ class SplitOrder:
         chunk_rows: number of rows of each chunk, padding included.
         shared_fields: paths of the values that all samples share.
         shared_hashes: hashes of the values at these paths.
+        field_lists: paths of the batch's lists of tensors, whose entries are fields.
     """
 
     partition: tuple[np.ndarray, ...]
@@ -45,6 +46,7 @@ class SplitOrder:
     chunk_rows: tuple[int, ...]
     shared_fields: frozenset[str] = frozenset()
     shared_hashes: Mapping[str, int] = field(default_factory=dict)
+    field_lists: frozenset[str] = frozenset()
 
     @property
     def num_samples(self) -> np.ndarray:
@@ -118,7 +120,8 @@ def split_balanced(
     chunks = [view.select(sources, *chunk) for chunk in zip(partition, chunk_rows, strict=True)]
     all_share = frozenset([*shared, *view.shared_lists])
     hashes = hashes_at(batch, all_share)
-    return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, all_share, hashes)
+    lists = frozenset(tensor_lists(view.tree))
+    return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, all_share, hashes, lists)
 
 
 def split_groups(workloads: ArrayLike, groups: ArrayLike, num_chunks: int) -> list[np.ndarray]:
@@ -162,7 +165,8 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
     Raises:
         ValueError: the numbers of batches and chunks differ; a batch has more or fewer rows than its chunk;
             batches differ in their fields; or the lengths of a jagged field do not account for its values.
-        TypeError: a batch has no rows, or has a list of tensors that may be samples.
+        TypeError: a batch has no rows, or has a list of tensors that may be samples: the split batch has none
+            at its path, and it has an entry for each row of every chunk.
     """
     if len(batches) != len(order.partition):
         raise ValueError(
@@ -170,9 +174,9 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
             "in the order in which split_balanced returned them"
         )
     shared = shared_in_results(batches, order.shared_fields, order.chunk_rows, order.shared_hashes)
-    # Lists of tensors that `split_balanced` took for fields are fields here, too.
-    size = order.batch_size
-    return join(batches, order.partition, order.chunk_rows, size, shared, "merge", size)
+    return join(
+        batches, order.partition, order.chunk_rows, order.batch_size, shared, "merge", order.field_lists
+    )
 
 
 def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:

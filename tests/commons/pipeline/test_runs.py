@@ -32,7 +32,7 @@ def test_a_report_is_one_line():
     report = pipeline.report
     pipeline.reset()
     assert report.bytes_moved == report.samples_moved * (8 + 4000)
-    balance = "imbalance 1.50 → 1.00 in workload units (bound 1.00), tokens 1.50 → 1.00"
+    balance = "imbalance 1.50 -> 1.00 in workload units (bound 1.00), tokens 1.50 -> 1.00"
     expected = f"{balance}, 2 of 6 samples moved (8 kB)"
     times = r", waited \d+\.\d ms for the plan, exchange \d+\.\d ms"
     assert re.fullmatch(re.escape(expected) + times, str(report))

@@ -106,8 +106,8 @@ def test_figures_add_up_over_ranks_and_steps():
 def test_the_line_has_utilization_only_where_the_peak_is_known():
     assert "3 TFLOP/s (50.0% MFU)" in text_of(7, interval_figures(OF_METER, peak_flops=3e12))
     line = text_of(7, interval_figures(OF_METER, peak_flops=None))
-    assert "MFU" not in line and "imbalance 1.600 → 1.000 in FLOPs, measured 1.316" in line
-    assert "tokens 1.60 → 1.00" in line
+    assert "MFU" not in line and "imbalance 1.600 -> 1.000 in FLOPs, measured 1.316" in line
+    assert "tokens 1.60 -> 1.00" in line
 
 
 def _events(log_dir: Path) -> EventAccumulator:
