@@ -33,7 +33,7 @@ from .rank_group import RankGroup, job_device
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
 from .shuffler_settings import faster_placement, make_settings, warn_of_unread_method
-from .step import MOST_ON_THEIR_WAY
+from .step import MOST_ON_THEIR_WAY, Step
 
 Batch = TypeVar("Batch")
 
@@ -116,6 +116,16 @@ class BatchShuffler(ABC):
         self._take(extensions)
         warn_of_unread_method(self, {extension.reads for extension in self.extensions})
 
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # raises the error of the property
+        of = type(self).__name__
+        raise AttributeError(
+            f"{of} has no attribute {name!r}"
+            if "settings" in vars(self)
+            else f"this {of} is not set up: call super().__init__() in {of}.__init__"
+        )
+
     def add_extension(self, extension: Extension) -> None:
         """Adds an extension, as the constructor does. The shuffler must not have planned a step yet.
 
@@ -175,7 +185,16 @@ class BatchShuffler(ABC):
         return self.format
 
     def view(self, batch: Any) -> Rows:
-        """Returns the rows of a batch of any supported type, to count or to move them."""
+        """Returns the rows of a batch of any supported type, to count or to move them.
+
+        Raises:
+            TypeError: `batch` is a step, which a pipeline has planned before.
+        """
+        if isinstance(batch, Step):
+            raise TypeError(
+                "a batch is a step that was planned before: a _next_batch must not repeat one of the "
+                "pipeline's batches for a rank that ran dry. Return None there: ranks may have fewer batches"
+            )
         return Rows(batch, self.shared_fields)
 
     @abstractmethod

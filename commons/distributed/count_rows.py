@@ -98,14 +98,15 @@ class _Shown:
         self._rows = batch.to_count()
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # each with its original
         self._widened: list[tuple[torch.Tensor, torch.Tensor]] = []
+        loaded: Any
         for shown, loaded in zip(self._rows.fields.values(), batch.fields.values(), strict=True):
             if isinstance(shown, torch.Tensor):
                 pairs, into = [(shown, loaded)], self._copies if shown[:1].numel() <= 1 else self._widened
             else:
                 self._copies.append((lengths_of(shown), lengths_of(loaded)))
+                weights = shown.weights_or_none(), loaded.weights_or_none()
                 pairs, into = [(shown.values(), loaded.values())], self._widened
-                if shown.weights_or_none() is not None:
-                    pairs.append((shown.weights(), loaded.weights()))
+                pairs += [weights] if weights[0] is not None else []
             into += [(of, original) for of, original in pairs if of.data_ptr() != original.data_ptr()]
 
     def to(self, count: Counter, whose: str) -> Any:
@@ -117,6 +118,9 @@ class _Shown:
             return count(self._rows)
         except StopIteration as error:  # further up, it would look like the end of the data
             raise RuntimeError(f"{whose} raised {error!r}") from error
+        except Exception as error:
+            error.add_note(f"{whose} raised it, on a batch whose fields are {[*self._rows.fields]}")
+            raise
 
 
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:
@@ -179,10 +183,10 @@ def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch
 def check_loss_tokens(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
     """Returns a user's loss tokens as int64 `[samples]`, as `check_counts` does. Floats, such as weights,
     become float64 instead, and must be finite and non-negative."""
-    dtype = str(getattr(returned, "dtype", None)).removeprefix("torch.")
-    if not dtype.startswith(("float", "bfloat")):
-        return check_counts(returned, num_rows, num_real, whose)
-    real = _values_of_rows(returned, num_rows, whose)[:num_real].to(torch.float64, copy=True)
+    values = _values_of_rows(returned, num_rows, whose)
+    if not values.is_floating_point():
+        return check_counts(values, num_rows, num_real, whose)
+    real = values[:num_real].to(torch.float64, copy=True)
     for row in torch.nonzero(~((real >= 0) & real.isfinite()))[:1, 0].tolist():
         raise ValueError(
             f"{whose} returned {real[row].item()} for row {row}, expected a finite number from 0"
@@ -213,6 +217,8 @@ def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> tor
 def _values_of_rows(returned: Any, num_rows: int, whose: str) -> torch.Tensor:
     """Returns a user's numbers as `[rows]`, after refusing wrong shapes, and dtypes that round or wrap."""
     try:
+        if isinstance(returned, list | tuple):  # torch would round floats to 32 bits
+            returned = np.asarray(returned)
         values = torch.as_tensor(returned, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
         kind = type(returned).__name__

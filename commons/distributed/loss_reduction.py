@@ -57,9 +57,12 @@ def loss_sum(
     elif losses.dim() == 0:
         total = losses * (num_loss_tokens if reduction == "mean" else mean_tokens)
     else:
+        remedy = 'use "sum" for one loss per loss token, or return their mean'
+        if losses.numel() != num_loss_tokens:
+            remedy = f"this rank has {num_loss_tokens} loss tokens; of several means, return the sum"
         raise ValueError(
             f"the model returned losses of shape {tuple(losses.shape)}, but {reduction!r} is one number, of "
-            'shape (): use "sum" for one loss per loss token, or return their mean'
+            f"shape (): {remedy}"
         )
     if mean_tokens if reduction == "global_mean" else num_loss_tokens:
         return total

@@ -85,9 +85,16 @@ class RankGroup:
             uses: names of the uses that `group_for` will return process groups for.
 
         Raises:
+            TypeError: `process_group` is not a process group of torch.
             ValueError: a rank is not in its `process_group`, or ranks disagree on groups. All ranks raise it.
             RuntimeError: some ranks do not call `of` within a minute. All ranks that call it raise the error.
         """
+        excludes_it = process_group is dist.GroupMember.NON_GROUP_MEMBER
+        if not (excludes_it or isinstance(process_group, dist.ProcessGroup | None)):
+            raise TypeError(
+                f"process_group is {process_group!r}; expected a process group, as dist.new_group([0, 1]) or "
+                "a DeviceMesh's get_group() return it, or None for all ranks"
+            )
         warn_of_untried()
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return RankGroup.alone()

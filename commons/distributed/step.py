@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -83,7 +84,10 @@ def check_not_hidden(batch: Any) -> None:
     """Raises a TypeError if a step's attribute would hide tensors of the batch from TorchRec."""
     names = Step.__dataclass_fields__.keys() | {name for name in dir(Step) if not name.startswith("_")}
     for name in sorted(names):
-        if tensors_and_arrays(take_apart(getattr(batch, name, None))):
+        hidden = None
+        with suppress(KeyError):  # raised by dicts whose __getattr__ looks up items
+            hidden = getattr(batch, name, None)
+        if tensors_and_arrays(take_apart(hidden)):
             raise TypeError(
                 f"a {type_name(batch)} has tensors in {name!r}, which TorchRec would not see, because its "
                 "step has an attribute of the same name: rename the field"

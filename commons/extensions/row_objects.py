@@ -8,21 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sequence_batch.base_batch import BaseBatch
-from ..sequence_batch.container_types import is_plain, join_path
 from ..sequence_batch.leaf_fields import Leaf, as_field, num_rows
 from ..sequence_batch.packed_rows import PackedRows, checked_lengths, jagged_parts, read_together, select_rows
 from ..sequence_batch.row_lists import (
     PlainList,
     check_no_samples,
-    hash_lists,
+    hash_facts,
     hash_shared,
     lists_of,
     tensor_lists,
 )
 from ..sequence_batch.row_schema import FieldValue, hash_bytes
 from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import Part, check_replaceable, take_apart, tensors_and_arrays
+from ..sequence_batch.tree import check_replaceable, take_apart, tensors_and_arrays
 
 
 class RowsWithObjects(Rows):
@@ -85,6 +83,10 @@ class RowsWithObjects(Rows):
         made = self.replaced(select_rows(sources, positions, num_rows), num_rows, len(positions))
         made.objects = {path: _select(rows, positions, num_rows) for path, rows in self.objects.items()}
         return made.batch
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the plain values that neither have an entry per row nor are declared as shared, by path."""
+        return {path: value for path, value in super().facts().items() if path not in self._list_types}
 
     def others(self) -> dict[str, Any]:
         """Returns the arrays and lists, by path."""
@@ -262,7 +264,7 @@ def _rows_of(leaf: Any) -> int:
 
 def _hash(part: Any) -> int:
     tree = take_apart(part, {""})
-    hashes = hash_shared(tree) if tensors_and_arrays(tree) else hash_lists({"": part})
+    hashes = hash_shared(tree) if tensors_and_arrays(tree) else hash_facts({"": part})
     return hash_bytes(repr(sorted(hashes.items())).encode())
 
 
@@ -274,8 +276,8 @@ def _joined_dtype(dtype: np.dtype) -> Any:
 
 def _check_without_rows(views: Sequence[RowsWithObjects]) -> None:
     """Raises a ValueError if parts differ in a list, number, or text without rows, such as a loss."""
-    values = [view.shared_lists | _plain_values(view.tree, view._shared) for view in views]
-    hashes = [hash_lists(of_view) for of_view in values]
+    values = [view.facts() for view in views]
+    hashes = [hash_facts(of_view) for of_view in values]
     for number in range(len(views)):
         for path in sorted(values[0].keys() | values[number].keys()):
             if hashes[0].get(path) != hashes[number].get(path):
@@ -284,18 +286,3 @@ def _check_without_rows(views: Sequence[RowsWithObjects]) -> None:
                     f"batches 0 and {number} differ in {path!r}, which does not have an entry for each row: "
                     f"{here!r:.60} and {there!r:.60}; leave it out, or give it a row per sample"
                 )
-
-
-def _plain_values(tree: Part, shared: Collection[str]) -> dict[str, Any]:
-    """Returns the numbers and texts of a batch that are neither in a list nor shared, by path."""
-    found: dict[str, Any] = {}
-    if tree.is_shared or tree.container is None or isinstance(tree.value, list | tuple):
-        return found
-    of_rows = {"batch_size", "actual_batch_size"} if isinstance(tree.value, BaseBatch) else set()
-    for key, value in tree.container.parts(tree.value).items():
-        path = join_path(tree.path, key)
-        if not is_plain(value):
-            found |= _plain_values(tree.parts[key], shared)
-        elif path not in shared and key not in tree.container.shared | of_rows:
-            found[path] = value
-    return found

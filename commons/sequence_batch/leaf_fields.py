@@ -81,6 +81,11 @@ def num_rows(name: str, value: FieldValue) -> int:
                 f"{name} is a KeyedJaggedTensor with a variable batch size per key (VBE), whose rows are not "
                 "samples; give every key one row per sample"
             )
+        if not (value.keys() or value.stride()):
+            raise ValueError(
+                f"{name} is a KeyedJaggedTensor without keys, which does not tell its number of rows: give "
+                "it stride=, or leave it out"
+            )
         return value.stride()
     if isinstance(value, JaggedTensor):
         return lengths_of(value).numel()
@@ -114,9 +119,10 @@ def _fitting_form(name: str, fields: Mapping[str, FieldValue], expected: int) ->
     if not isinstance(value, torch.Tensor):
         return ""
     count = len(value)
+    sizes = [len(of) for of in fields.values() if isinstance(of, torch.Tensor)]
     for other, field in fields.items():
         if isinstance(field, torch.Tensor):
-            if _are_offsets(field) and (other == name or int(field[-1]) == count):
+            if _are_offsets(field, sizes):
                 return (
                     f"{other!r} has offsets, which belong to the values that they divide: make both one "
                     "JaggedTensor(values, offsets=…)"
@@ -139,10 +145,13 @@ def _fitting_form(name: str, fields: Mapping[str, FieldValue], expected: int) ->
     return ""
 
 
-def _are_offsets(value: torch.Tensor) -> bool:
+def _are_offsets(value: torch.Tensor, sizes: list[int]) -> bool:
+    """Returns whether numbers divide a field of one of these sizes. Sorted labels and ids look alike."""
     if value.dim() != 1 or len(value) < 2 or value.is_floating_point() or value.dtype == torch.bool:
         return False
-    return int(value[0]) == 0 and bool((value.diff() >= 0).all()) and int(value[-1]) > 0
+    last, divides_few = int(value[-1]), len(value) - 1 in sizes and len(value) - 1 != int(value[-1])
+    is_ascending = int(value[0]) == 0 and bool((value.diff() >= 0).all())
+    return is_ascending and last in sizes and (last > len(value) or divides_few)
 
 
 def tensors_of(leaf: Any) -> list[tuple[str, torch.Tensor]]:

@@ -1,7 +1,8 @@
-"""Lists of plain values in a batch, such as texts or request ids.
+"""Plain values in a batch, such as texts, request ids, or a longest length.
 
 A process that has the whole batch moves entries with their rows. An exchange sends only tensors. It treats a
-list that is equal on all ranks, such as the names of features, as shared, and refuses all other lists.
+list that is equal on all ranks, such as the names of features, as shared, and refuses one that has an entry
+per row and differs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from .. import NAME
 from .container_types import SEQUENCE, container_type, is_plain, join_path, type_name
 from .leaf_fields import tensors_of
+from .optional_types import TensorDictBase
 from .row_schema import flattened, hash_bytes
 from .tree import Part, held_in_attributes, take_apart, tensors_and_arrays
 
@@ -40,14 +42,40 @@ def lists_of(tree: Part) -> dict[str, PlainList]:
     return {path: of for part in tree.parts.values() for path, of in lists_of(part).items()}
 
 
-def lists_in_attributes(tree: Part) -> dict[str, PlainList]:
-    """Returns the lists of plain values that only attributes of mappings and sequences hold, by path."""
-    found: dict[str, PlainList] = {}
+def facts_of(tree: Part, shared: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the plain values of a batch that are not declared as shared, by path.
+
+    `{"x": x, "max_len": 20, "names": ["a", "b"]}` has `max_len` and `names`. Lists are those of `lists_of`.
+
+    Args:
+        tree: batch, taken apart.
+        shared: paths of the parts that are declared as shared.
+    """
+    if tree.is_shared or tree.path in shared:
+        return {}
+    if isinstance(tree.value, range) or (_may_be_list(tree) and is_plain_throughout(tree)):
+        return {tree.path: tree.value}
+    if tree.container is None:  # ranks differ in their devices
+        is_fact = is_plain(tree.value) and not isinstance(tree.value, torch.device)
+        return {tree.path: tree.value} if is_fact else {}
+    found: dict[str, Any] = {}
+    for key, value in tree.container.parts(tree.value).items():
+        part = Part(join_path(tree.path, key), value, key in tree.container.shared, None, {})
+        found |= facts_of(tree.parts.get(key, part), shared)
+    return found
+
+
+def facts_in_attributes(tree: Part) -> dict[str, Any]:
+    """Returns the plain values that only attributes of mappings and sequences hold, by path."""
+    found: dict[str, Any] = {}
     for owner, name, attribute in held_in_attributes(tree):
         is_list = isinstance(attribute, list | tuple) and len(attribute) > 0
+        is_fact = is_plain(attribute) and not (
+            name.startswith("_") or isinstance(owner.value, TensorDictBase)
+        )
         is_part = any(attribute is part.value for part in owner.each())
-        if is_list and not is_part and isinstance(owner.value, MutableMapping | list | tuple):
-            found |= lists_of(take_apart(attribute, path=join_path(owner.path, name)))
+        if (is_list or is_fact) and not is_part and isinstance(owner.value, MutableMapping | list | tuple):
+            found |= facts_of(take_apart(attribute, path=join_path(owner.path, name)))
     return found
 
 
@@ -69,9 +97,9 @@ def select_entries(
     return selected
 
 
-def hash_lists(lists: Mapping[str, PlainList]) -> dict[str, int]:
-    """Returns a 63-bit hash of each list, which is the same in every process."""
-    return {path: hash_bytes(_text(entries).encode()) for path, entries in lists.items()}
+def hash_facts(facts: Mapping[str, Any]) -> dict[str, int]:
+    """Returns a 63-bit hash of each plain value, which is the same in every process."""
+    return {path: hash_bytes(_text(value).encode()) for path, value in facts.items()}
 
 
 def hash_shared(tree: Part) -> dict[str, int]:
@@ -94,8 +122,8 @@ def check_no_samples(tree: Part, num_rows: int | None = None) -> None:
             of = f", in a batch of {num_rows} rows" if num_rows else ""
             raise TypeError(
                 f"{path or 'the batch'} is a {type_name(entries)} of {len(entries)} similar entries{of}: "
-                "they may be fields or samples. Make it a tuple, or a dict with names, if they are fields. If "
-                f"they are samples, {RECIPE}"
+                "they may be fields or samples. Make it a tuple, or a dict with names, if they are fields. "
+                f"If they are samples, {RECIPE}"
             )
 
 

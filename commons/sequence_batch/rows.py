@@ -20,9 +20,10 @@ from .row_lists import (
     RECIPE,
     are_samples,
     check_no_samples,
-    hash_lists,
+    facts_in_attributes,
+    facts_of,
+    hash_facts,
     hash_shared,
-    lists_in_attributes,
     lists_of,
 )
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
@@ -232,9 +233,15 @@ class Rows:
             return self.batch.num_loss_tokens()
         return torch.ones(self.num_rows, dtype=torch.int64, device=self.device)
 
+    def facts(self) -> dict[str, Any]:
+        """Returns the plain values that are not declared as shared, by path, without the numbers of rows."""
+        found = facts_of(self.tree, self._shared) | facts_in_attributes(self.tree)
+        counts = ("batch_size", "actual_batch_size") if self.pads else ()
+        return {path: value for path, value in found.items() if path not in counts}
+
     def list_hashes(self) -> dict[str, int]:
         """Returns a hash of each list of plain values that is not declared as shared, by path."""
-        return hash_lists(lists_of(self.tree) | lists_in_attributes(self.tree))
+        return hash_facts(lists_of(self.tree) | facts_in_attributes(self.tree))
 
     def shared_hashes(self) -> dict[str, int]:
         """Returns a hash of each tensor declared as shared, by path. The batch must be on the host."""
@@ -265,7 +272,7 @@ class Rows:
                     "its own, or the part another dataclass"
                 )
         names = {spec.name for spec in dataclasses.fields(self.batch)} if self.pads else set()
-        for name in names.intersection(getattr(self.batch, "set_by_exchange", ())):
+        for name in names.intersection(getattr(type(self.batch), "set_by_exchange", ())):
             raise TypeError(
                 f"{type_name(self.batch)} has a field {name!r}, which the exchange sets: rename it"
             )

@@ -21,7 +21,7 @@ from ...partition import refined
 from ...partition.problem import indices_of_parts, number_of_part
 from ...partition.workloads import as_workloads, check_count, check_wide, number_groups
 from ...perf_model.cost import Cost
-from ...sequence_batch.row_lists import check_no_samples, lists_in_attributes, tensor_lists
+from ...sequence_batch.row_lists import check_no_samples, facts_in_attributes, tensor_lists
 from ...sequence_batch.tree import check_replaceable
 from ..row_objects import RowsWithObjects, hashes_at, join, shared_in_results
 
@@ -98,8 +98,9 @@ def split_balanced(
     sources = [view.packed()]
     check_replaceable(view.tree)
     check_no_samples(view.tree, view.num_rows)
-    for path, entries in lists_in_attributes(view.tree).items():
-        if path not in shared and len(entries) in (view.num_rows, view.num_samples):
+    for path, entries in facts_in_attributes(view.tree).items():
+        has_rows = isinstance(entries, Sequence) and len(entries) in (view.num_rows, view.num_samples)
+        if has_rows and path not in shared and not isinstance(entries, str):
             raise TypeError(
                 f"{path} has an entry for each row, and is only an attribute of its container, which chunks "
                 "would share: make it an element or a field, or name it in the shuffler's shared_fields"
