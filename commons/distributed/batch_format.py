@@ -21,7 +21,7 @@ _NUM_TOKENS = 2  # columns after the workloads: tokens and loss tokens
 class Format:
     """The format of batches and rows in all steps, equal on all ranks except for `pinned` and `batch_type`.
 
-    `count_rows` sets the attributes up to `lists`. Ranks set the others when they agree on the format.
+    `count_rows` sets the attributes up to `pads`. Ranks set the others when they agree on the format.
 
     Attributes:
         schema: schema of the batch's fields.
@@ -30,9 +30,7 @@ class Format:
         column_names: names of the extensions' columns.
         loss_dtype: dtype of loss tokens, "int64" or "float64".
         pads: whether batches know their padding rows, and so may be padded.
-        lists: hashes of lists that are not declared as shared, by path. None if samples stay on their ranks.
         real_row: fields of one sample, for batches that do not know their padding; else empty.
-        shared: hashes of the tensors that are declared as shared, by path.
         agreed: values that the extensions agree on, by extension name.
         padding: the row for ranks without a batch, the same on all ranks.
         pinned: whether this rank's batches are in pinned memory.
@@ -45,9 +43,7 @@ class Format:
     column_names: tuple[str, ...]
     loss_dtype: str = "int64"
     pads: bool = True
-    lists: Mapping[str, int] | None = None
     real_row: Mapping[str, FieldValue] = field(default_factory=dict)
-    shared: Mapping[str, int] = field(default_factory=dict)
     agreed: Mapping[str, Any] = field(default_factory=dict)
     padding: Rows | None = None
     pinned: bool = False
@@ -142,7 +138,6 @@ class Format:
             ValueError: the formats differ.
         """
         whose = "the first batch" if first is None else f"rank {first}"
-        where = f"between rank {rank} and {whose}" if first is None else f"on the ranks {first} and {rank}"
         if other.schema != self.schema:
             raise ValueError(
                 f"rank {rank} has a batch that differs from that of {whose}: "
@@ -150,17 +145,6 @@ class Format:
                 "fields, keys, dtypes and trailing shapes. Give an empty or zero tensor for a field that a "
                 "step lacks. To change fields for good, make a new shuffler, and a new pipeline with it"
             )
-        lists = self.lists or {}
-        others = lists if other.lists is None else other.lists
-        for path in sorted(lists.keys() | others.keys()):
-            if lists.get(path) != others.get(path):
-                raise ValueError(
-                    f"{path or 'a batch'} is a list that differs {where}: it would stay behind when its "
-                    "samples move. Make it integers in a tensor, with one row per sample, or, for texts, "
-                    "a JaggedTensor of their bytes. If it belongs to the rank, name it in the shuffler's "
-                    "shared_fields, or mark the field of a BaseBatch with "
-                    'field(metadata={"per_sample": False})'
-                )
         for name, value in other.agreed.items():
             if value != self.agreed[name]:
                 raise ValueError(

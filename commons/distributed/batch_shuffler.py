@@ -300,7 +300,7 @@ class BatchShuffler(ABC):
         }
         # If steps are planned ahead, `PlanAhead` checks each batch when it loads the next one.
         first = LoadedBatch(view) if self.format is None and not self._is_taken else None
-        counted = count_rows(view, self._counters(view), columns, self.exchanges)
+        counted = count_rows(view, self._counters(view), columns)
         if first is not None:
             first.check_unchanged()
         return counted
@@ -370,7 +370,7 @@ class BatchShuffler(ABC):
                 while the others wait.
         """
         if self.expects_scale:
-            self._loss_scale.expect()
+            self._loss_scale.expect(plan)
         rows = self.view(batch)
         if self.exchanges:
             prepared = self._prepare(rows, plan)
@@ -438,10 +438,12 @@ class BatchShuffler(ABC):
             MeanOfNoneError: a "mean" over no loss tokens is not finite. Only this rank raises it.
             ValueError: a reduction is unknown; a mean is not a scalar; a "global_mean" covers several
                 batches, or a copied row on a rank without samples (raised on all ranks that balance
-                together); or `plan` is not among `step_plans`.
+                together); `plan` is not among `step_plans`; or it moves samples, and was not exchanged.
         """
         for extension in self.extensions:
             extension.check_ran(plan)
+        if self.expects_scale:
+            self._loss_scale.check_exchanged(plan)
         check_runs_copies(plan.num_placed, self.format is None or self.format.pads, reduction)
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
 

@@ -19,7 +19,7 @@ Columns = Callable[[Rows], Mapping[str, torch.Tensor]]
 
 
 def count_rows(
-    batch: Rows, counters: Mapping[str, Counter], columns: Mapping[str, Columns], moves: bool = False
+    batch: Rows, counters: Mapping[str, Counter], columns: Mapping[str, Columns]
 ) -> tuple[RowTable, Format]:
     """Counts the real rows of a batch on the host, and returns them with the batch's format.
 
@@ -29,7 +29,6 @@ def count_rows(
             keys are their names in messages. The functions see int64 lengths.
         columns: functions that return an extension's columns by name, int64 `[batch_size]` each. The keys are
             the names of the extensions.
-        moves: whether samples may leave this rank. If so, the format hashes lists, which would stay behind.
 
     Raises:
         ValueError: the batch has no rows, a count is invalid (see `check_counts`), lengths do not match the
@@ -75,7 +74,6 @@ def count_rows(
         tuple(extension_columns),
         loss_dtype=str(loss_tokens.dtype),
         pads=batch.pads,
-        lists=batch.list_hashes() if moves else None,
     )
     return table, row_format
 

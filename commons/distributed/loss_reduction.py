@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -80,6 +82,15 @@ def loss_sum(
     return total.masked_fill(torch.ones_like(total, dtype=torch.bool), 0.0)  # 0 × NaN would be NaN
 
 
+@functools.cache
+def warn_without_tokens() -> None:
+    """Warns once that a step trains nothing."""
+    logger.warning(
+        "no rank has loss tokens in a step, so that its gradient is zero: check the labels, and what "
+        "get_loss_tokens, or the batch's num_loss_tokens, returns"
+    )
+
+
 def in_32_bits(losses: torch.Tensor) -> torch.Tensor:
     """Returns losses in float32 or wider. In a narrower dtype, their sum could be off by several percent."""
     return losses.to(torch.promote_types(losses.dtype, torch.float32))
@@ -95,12 +106,14 @@ class LossScale:
     def __init__(self, group: RankGroup) -> None:
         self._group = group
         self._num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self._exchanged: list[weakref.ref[ShufflePlan]] = []
         self._outstanding, self._most_outstanding = 0, 2
         self._warned = False
         self._counted: tuple[list[ShufflePlan], torch.Tensor] | None = None
 
-    def expect(self) -> None:
-        """Counts an exchanged batch if its loss needs scaling. Warns once if losses remain unscaled."""
+    def expect(self, plan: ShufflePlan) -> None:
+        """Notes an exchanged batch, whose loss may need scaling. Warns once if losses remain unscaled."""
+        self._exchanged = [each for each in self._exchanged if each() is not None] + [weakref.ref(plan)]
         if not torch.is_grad_enabled():
             return
         # A loop may exchange one batch ahead, and all batches of an optimizer step before it scales a loss.
@@ -109,11 +122,19 @@ class LossScale:
             self._warned = True
             if not dist.is_initialized() or dist.get_rank() == 0:
                 logger.warning(
-                    "batches were exchanged and their losses not scaled; ranks have different numbers of "
-                    "loss tokens, so the mean of their gradients is not the gradient of the mean loss. Call "
-                    "loss = shuffler.scale(loss, plan, reduction) before backward, with reduction=None if "
-                    "you scale it yourself; in evaluation exchange under torch.no_grad()"
+                    "batches were exchanged, and their losses may not have been scaled; ranks have different "
+                    "numbers of loss tokens, so the mean of their gradients is not the gradient of the mean "
+                    "loss. Call loss = shuffler.scale(loss, plan, reduction) before backward, with "
+                    "reduction=None if you scale it yourself; in evaluation exchange under torch.no_grad()"
                 )
+
+    def check_exchanged(self, plan: ShufflePlan) -> None:
+        """Raises a ValueError if the samples of a plan should have moved, and have not."""
+        if plan.moves and not any(each() is plan for each in self._exchanged):
+            raise ValueError(
+                "scale got a plan that was not exchanged, so that the loss is of other samples: call "
+                "batch = shuffler.exchange(batch, plan) before the model runs"
+            )
 
     def scaled(
         self,
@@ -157,6 +178,8 @@ class LossScale:
         """Returns the plans' loss tokens over all ranks, 0-d float64, on the host unless they are reduced."""
         if self._group.num_ranks == self._num_ranks:
             total = math.fsum(plan.num_loss_tokens for plan in plans)
+            if not total and self._group.rank == 0:
+                warn_without_tokens()
             return torch.full((), total, dtype=torch.float64, device="cpu")
         if self._counted is None or list(map(id, self._counted[0])) != list(map(id, plans)):
             rank_tokens = math.fsum(plan.loss_tokens_on(self._group.rank) for plan in plans)

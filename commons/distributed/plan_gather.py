@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,14 @@ from ..sequence_batch.rows import Rows
 from .batch_format import Format
 from .channel import Channel, to_bytes
 from .extension import Extension
+from .rank_facts import Contents, RankFacts, warn_of_contents
 from .row_table import RowTable
 
 logger = logging.getLogger(__name__)
-# A rank's message starts with a flag for failure, and its numbers of rows and real rows. The lengths of its
-# padding, its posts, and its rows follow. A rank without a batch has 0 rows; every batch has at least one.
-_FAILED, _NUM_ROWS, _NUM_REAL, _HEADER = range(4)
+# A rank's message starts with a flag for failure, a hash of its batch's plain values, and its numbers of
+# rows and real rows. The lengths of its padding, its posts, and its rows follow. Every batch has at least one
+# row, so 0 rows mean that a rank has no batch.
+_FAILED, _FACTS, _NUM_ROWS, _NUM_REAL, _HEADER = range(5)
 
 # The rows of this rank's batch, their format, and the batch.
 Counted = tuple[RowTable, Format, Rows]
@@ -38,13 +40,15 @@ class PlanGather:
         channel, agrees: channels of the ranks whose rows are gathered, and of the ranks that agree on the
             format, which are the same or all ranks of the job.
         extensions, view: the shuffler's extensions and its `view` method.
+        moves: whether samples may leave their ranks, so that ranks compare what stays behind.
     """
 
     def __init__(
-        self, channel: Channel, agrees: Channel, extensions: Sequence[Extension], view: View
+        self, channel: Channel, agrees: Channel, extensions: Sequence[Extension], view: View, moves: bool
     ) -> None:
         self._channel, self._agrees = channel, agrees
         self._view, self._extensions = view, extensions
+        self._moves, self._facts = moves, RankFacts(channel)
         self._capacity = 0  # rows that a gather carries per rank
         self.format: Format | None = None
 
@@ -69,22 +73,25 @@ class PlanGather:
         if self.format is None:  # no rank has ever had a batch
             num_ranks = self._channel.num_ranks
             return RowTable.empty(num_ranks), np.zeros((num_ranks, len(post)), dtype=np.int64)
-        expected = self.format
+        expected, facts = self.format, 0
         try:
             if counted is not None:
+                facts = self._facts.hash_of(counted[2]) if self._moves else 0
                 expected.check_same(None, self._channel.ranks[self._channel.rank], counted[1])
                 if expected.batch_type is None:  # this rank had no batch when ranks agreed
                     self.format = expected = replace(expected, batch_type=type(counted[2].batch))
         except Exception as error:
             failure = error
-        table = self._channel.all_gather(self._encode(counted, failure, expected, post))
+        table = self._channel.all_gather(self._encode(counted, failure, expected, post, facts))
         most = int(table[:, _NUM_ROWS].max())
         if most > self._capacity:
             self._capacity = most
-            table = self._channel.all_gather(self._encode(counted, failure, expected, post))
+            table = self._channel.all_gather(self._encode(counted, failure, expected, post, facts))
         if table[:, _FAILED].any():
             self._channel.all_gather_objects(None, failure)
         has_batch = table[:, _NUM_ROWS] > 0
+        if len({*table[has_batch, _FACTS].tolist()}) > 1:
+            self._facts.compare(counted and counted[2])
         if has_batch.any() and not has_batch.all():
             self._renew_padding(int(has_batch.argmax()), counted)
         header = _HEADER + expected.schema.num_keys
@@ -111,13 +118,18 @@ class PlanGather:
             self.format = replace(self.format, padding=padding)
 
     def _encode(
-        self, counted: Counted | None, failure: Exception | None, expected: Format, post: np.ndarray
+        self,
+        counted: Counted | None,
+        failure: Exception | None,
+        expected: Format,
+        post: np.ndarray,
+        facts: int,
     ) -> np.ndarray:
         """Returns this rank's message. It leaves out the rows themselves if they exceed the capacity."""
         before_post = _HEADER + expected.schema.num_keys
         header = before_post + len(post)
         encoded = np.zeros(header + self._capacity * expected.width, dtype=np.int64)
-        encoded[_FAILED], encoded[before_post:header] = failure is not None, post
+        encoded[_FAILED], encoded[_FACTS], encoded[before_post:header] = failure is not None, facts, post
         if counted is None or failure is not None:
             return encoded
         rows = counted[0]
@@ -130,7 +142,7 @@ class PlanGather:
 
     def _agree(self, counted: Counted | None, failure: Exception | None, num_posted: int) -> None:
         """Agrees on the format with all ranks, and sets `format` unless no rank has a batch. Collective."""
-        mine, padding, pinned, num_rows = None, None, False, 0
+        mine, contents, padding, pinned, num_rows = None, None, None, False, 0
         if counted is not None:
             try:
                 rows, row_format, batch = counted
@@ -139,14 +151,14 @@ class PlanGather:
                 mine = replace(
                     row_format,
                     real_row={} if padding.pads else padding.fields,
-                    shared={} if row_format.lists is None else on_host.shared_hashes(),
                     agreed={of.name: of.agree(on_host.batch, row_format) for of in self._extensions},
                 )
+                contents = Contents.of(on_host) if self._moves else None
             except Exception as error:
                 failure = error
         agrees, names = self._agrees, self._agrees.ranks
-        sent = agrees.all_gather_objects((mine, num_rows, num_posted), failure)
-        formats, rows_of_each, posts = zip(*sent, strict=True)
+        sent = agrees.all_gather_objects((mine, num_rows, num_posted, contents), failure)
+        formats, rows_of_each, posts, contents_of = zip(*sent, strict=True)
         for rank, num in zip(names, posts, strict=True):
             if num != posts[0]:
                 raise ValueError(
@@ -156,12 +168,12 @@ class PlanGather:
         ranks = [rank for rank, of_rank in enumerate(formats) if of_rank is not None]
         if not ranks:
             return
-        ranks.sort(key=lambda rank: formats[rank].lists is None)  # a rank that knows its lists comes first
         first: Format = formats[ranks[0]]
         for rank in ranks:
             first.check_same(names[ranks[0]], names[rank], formats[rank])
-        if agrees.rank == 0:
-            _warn_of_shared([formats[rank].shared for rank in ranks])
+        if self._channel.rank == 0:  # of the ranks that exchange, not of all that agree
+            of_ranks = dict(zip(names, contents_of, strict=True))
+            warn_of_contents({rank: held for rank in self._channel.ranks if (held := of_ranks[rank])})
         if len(ranks) < len(formats):
             row = agrees.broadcast(None if padding is None else padding.batch, ranks[0])
             padding = self._view(row) if padding is None else padding
@@ -192,14 +204,3 @@ def _warn_of_old_padding(reason: str) -> None:
         "ranks without a batch compute samples with the numbers and texts of an earlier step, because those "
         f"of this step cannot be sent: {reason}"
     )
-
-
-def _warn_of_shared(hashes: Sequence[Mapping[str, int]]) -> None:
-    """Warns of tensors that are declared as shared but differ between ranks; `hashes` are each rank's."""
-    paths = dict.fromkeys(path for of_rank in hashes for path in of_rank)
-    if differ := [path for path in paths if len({of_rank.get(path) for of_rank in hashes}) > 1]:
-        logger.warning(
-            f"declared as shared by all samples, but different between ranks: {', '.join(differ)}. They stay "
-            "with their rank when samples move, which is right for records of a rank. Data of samples need a "
-            "row per sample, or a JaggedTensor"
-        )

@@ -70,7 +70,7 @@ class Planner:
         _check_same_settings(self.ranks, settings, extensions, cost, enabled)
         channel = group.channel()
         self._job = None if job is None else job.channel()
-        self._gather = PlanGather(channel, self._job or channel, extensions, view)
+        self._gather = PlanGather(channel, self._job or channel, extensions, view, exchanges)
         self._place = chain(self._extensions, "place", self._place_rows)
         self._takers = [each for each in extensions if type(each).take is not Extension.take]
         self._exchanges, self._settings = exchanges, settings

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ..distributed import BalanceReport, BatchShuffler
 from ..distributed.empty_rank import COPIES, check_runs_copies, without_copies
 from ..distributed.extension import chain
-from ..distributed.loss_reduction import check_reduction, in_32_bits, loss_sum
+from ..distributed.loss_reduction import check_reduction, in_32_bits, loss_sum, warn_without_tokens
 from ..distributed.rank_group import RankGroup
 from ..distributed.step import Step
 from ..named_ranges import named_range
@@ -74,7 +75,8 @@ class ShuffleStage:
 
     Raises:
         TypeError: `shuffler` is not a BatchShuffler.
-        ValueError: the loss reduction is unknown, or an extension does not work with it.
+        ValueError: the loss reduction is unknown, or an extension does not work with it; or samples move, and
+            a part of the model is in a DistributedDataParallel with static_graph=True.
     """
 
     def __init__(
@@ -93,6 +95,8 @@ class ShuffleStage:
         check_reduction(loss_reduction)
         self._loss_reduction, self._optimizer = str(loss_reduction), optimizer
         self._shuffler, self._model = shuffler, model
+        if shuffler.moves_samples:
+            _check_no_static_graph(model)
         shuffler.expects_scale = False
         shuffler.plan_over(RankGroup.of())
         for extension in shuffler.extensions:
@@ -147,8 +151,11 @@ class ShuffleStage:
             TypeError: the step did not come from `next_batch`.
         """
         check_planned(step)
-        if step.mode is not self._model.training and self._shuffler.planner.ranks.rank == 0:
-            _warn_of_mode(self._model.training)
+        if self._shuffler.planner.ranks.rank == 0:
+            if step.mode is not self._model.training:
+                _warn_of_mode(self._model.training)
+            if step.mode and not step.plan.whole.num_loss_tokens:
+                warn_without_tokens()
         loss, total, output = self._forward(step)
         for extension in self._shuffler.extensions:
             extension.check_ran(step.plan)
@@ -243,6 +250,16 @@ def check_planned(batch: Any) -> None:
             "enqueue_batch must take batches from self._next_batch(dataloader_iter), and return the results "
             "of their `to`"
         )
+
+
+def _check_no_static_graph(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel) and module.static_graph:
+            raise ValueError(
+                f"{name or 'the model'} is in a DistributedDataParallel with static_graph=True, and samples "
+                "that move may need other parameters, as with a tower per domain: set static_graph=False, and "
+                "find_unused_parameters=True if some go unused"
+            )
 
 
 @functools.cache

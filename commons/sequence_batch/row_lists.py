@@ -18,8 +18,8 @@ import torch
 from .. import NAME
 from .container_types import SEQUENCE, container_type, is_plain, join_path, type_name
 from .leaf_fields import tensors_of
-from .optional_types import TensorDictBase
-from .row_schema import flattened, hash_bytes
+from .optional_types import KeyedTensor, TensorDictBase
+from .row_schema import flattened, hash_bytes, lengths_of
 from .tree import Part, held_in_attributes, take_apart, tensors_and_arrays
 
 PlainList: TypeAlias = list | tuple | range | dict
@@ -69,12 +69,12 @@ def facts_in_attributes(tree: Part) -> dict[str, Any]:
     """Returns the plain values that only attributes of mappings and sequences hold, by path."""
     found: dict[str, Any] = {}
     for owner, name, attribute in held_in_attributes(tree):
+        if not isinstance(owner.value, MutableMapping | list | tuple):
+            continue
+        is_internal = name.startswith("_") or isinstance(owner.value, TensorDictBase)
         is_list = isinstance(attribute, list | tuple) and len(attribute) > 0
-        is_fact = is_plain(attribute) and not (
-            name.startswith("_") or isinstance(owner.value, TensorDictBase)
-        )
         is_part = any(attribute is part.value for part in owner.each())
-        if (is_list or is_fact) and not is_part and isinstance(owner.value, MutableMapping | list | tuple):
+        if (is_list or (is_plain(attribute) and not is_internal)) and not is_part:
             found |= facts_of(take_apart(attribute, path=join_path(owner.path, name)))
     return found
 
@@ -104,10 +104,19 @@ def hash_facts(facts: Mapping[str, Any]) -> dict[str, int]:
 
 def hash_shared(tree: Part) -> dict[str, int]:
     """Returns a hash of each host tensor and array that all samples share, by path."""
+    return hash_leaves({part.path: part.value for part in tensors_and_arrays(tree) if part.is_shared})
+
+
+def hash_leaves(leaves: Mapping[str, Any]) -> dict[str, int]:
+    """Returns a hash of the contents of each leaf or array, by path. Some layouts and objects have none."""
     found = {}
-    for part in filter(lambda part: part.is_shared, tensors_and_arrays(tree)):
-        with suppress(TypeError, RuntimeError):  # some layouts and objects have no bytes
-            found[part.path] = hash_bytes(b"".join(_bytes_of(tensor) for _, tensor in tensors_of(part.value)))
+    for path, leaf in leaves.items():
+        with suppress(TypeError, RuntimeError):
+            parts = dict(tensors_of(leaf))
+            if ".values()" in parts and not isinstance(leaf, KeyedTensor):
+                parts.pop(".offsets()", None)  # ranks may differ in which of the two they have cached
+                parts[".lengths()"] = lengths_of(leaf).long()
+            found[path] = hash_bytes(b"".join(map(_bytes_of, parts.values())))
     return found
 
 

@@ -23,6 +23,7 @@ from .row_lists import (
     facts_in_attributes,
     facts_of,
     hash_facts,
+    hash_leaves,
     hash_shared,
     lists_of,
 )
@@ -242,6 +243,10 @@ class Rows:
     def list_hashes(self) -> dict[str, int]:
         """Returns a hash of each list of plain values that is not declared as shared, by path."""
         return hash_facts(lists_of(self.tree) | facts_in_attributes(self.tree))
+
+    def field_hashes(self) -> dict[str, int]:
+        """Returns a hash of the contents of each field, by path. The batch must be on the host."""
+        return hash_leaves(self.fields)
 
     def shared_hashes(self) -> dict[str, int]:
         """Returns a hash of each tensor declared as shared, by path. The batch must be on the host."""
