@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from .local_paths import local_path
+
 STACKS = "stacks"  # the folder in a log_dir
 
 _FILE = re.compile(r"rank(\d+)\.txt")
@@ -238,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="stalled_ranks", description="Groups the stacks that stalled ranks wrote to a log_dir."
     )
-    parser.add_argument("log_dir", type=Path, help="TrainerArgs.log_dir of the job")
+    parser.add_argument("log_dir", type=local_path, help="TrainerArgs.log_dir of the job")
     log_dir = parser.parse_args(argv).log_dir
     if not log_dir.is_dir():
         parser.error(f"{log_dir} is not a folder; expected TrainerArgs.log_dir of a job")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from ..local_paths import local_path
 from ..perf_model import HSTUFlops, TransformerConfig, transformer_work
 from . import InputError
 from .option_checks import DIMENSIONS, GIN, check_options, option_of
@@ -83,7 +84,7 @@ def _add_data_and_model(made: argparse.ArgumentParser) -> None:
     count: dict[str, Any] = {"type": _count, "metavar": "N"}
     add = made.add_argument_group("sequence lengths").add_argument
     data = "a .npy, .csv, .csv.gz or .parquet file of lengths, or a gin file that configures a dataset"
-    add("data", type=Path, nargs="?", help=data)
+    add("data", type=local_path, nargs="?", help=data)
     public = f"in place of data: lengths that match published figures of {', '.join(PUBLIC_DATA)}"
     add("--lengths-of", metavar="NAME", help=public)
     add("--max-length", **count, help="newest events that training keeps; with --lengths-of")
@@ -104,7 +105,7 @@ def _add_data_and_model(made: argparse.ArgumentParser) -> None:
     add("--head-dim", **count, help="default: hidden size ÷ heads")
     add("--mlp-size", **count, help="MLP width of transformer and sid_gr; default: 4 × hidden size")
     cost = "cost that a calibration measured or a run learned, in place of the model's FLOPs"
-    add("--cost", type=Path, metavar="FILE", help=cost)
+    add("--cost", type=local_path, metavar="FILE", help=cost)
     tflops = "TFLOP/s that a device achieves in training; predicts seconds in addition to ratios"
     add("--tflops", type=_positive, help=tflops)
     add("--gin-bindings", nargs="*", action="extend", default=[], help="as in training")
@@ -124,7 +125,7 @@ def _add_run_and_output(made: argparse.ArgumentParser) -> None:
 
     add = made.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print JSON instead of tables")
-    add("--html", type=Path, metavar="FILE", help="also write a page with charts")
+    add("--html", type=local_path, metavar="FILE", help="also write a page with charts")
 
 
 def _count(text: str, least: int = 1) -> int:

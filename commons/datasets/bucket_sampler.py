@@ -13,6 +13,7 @@ from torch.utils.data import Sampler
 from ..checks import require
 from ..partition import rebalance, refined
 from ..partition.workloads import as_workloads, check_count, number_groups
+from ..sequence_batch.row_schema import hash_bytes
 from .epoch_start import EpochStart
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
             one integer per sample, or `last` would drop all samples.
     """
 
+    shuffle = True
+
     def __init__(
         self,
         workloads: ArrayLike,
@@ -88,6 +91,9 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         self._num_buckets = num_buckets
         self._last = "keep" if last is None else last
         self._check_last(is_given=last is not None)
+        numbers = [self._workloads, *([] if self._group_of is None else [self._group_of])]
+        costs = hash_bytes(b"".join(each.tobytes() for each in numbers))
+        self._compare(f"{len(self._workloads)} samples", f"costs and groups of hash {costs:x}")
 
     def _check_last(self, is_given: bool) -> None:
         last, rest = self._last, len(self._workloads) % self._step_size

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
+import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from ..checks import require, require_at_least, require_integer
@@ -31,7 +34,12 @@ class EpochStart:
 
     A subclass has `_batches`, and `set_epoch`, which calls `_set`. `start_name` names the argument of
     `set_epoch` that sets the start. The other arguments are the subclass's own.
+
+    Attributes:
+        shuffle: whether each epoch has its own order.
     """
+
+    shuffle: bool
 
     def __init__(self, start_name: str, batch_size: int, rank: int, num_ranks: int, seed: int) -> None:
         batch_size, rank = require_integer("batch_size", batch_size), require_integer("rank", rank)
@@ -44,8 +52,29 @@ class EpochStart:
         self._epoch = self._start = 0
         self._is_start_given = False
         self._begun_in = 0  # the process where an iteration last began with this epoch and start
+        self._is_set = False  # whether `set_epoch` was called
         self._is_repeated = False  # whether two iterations began here without a `set_epoch` between them
         self._share()
+
+    def _compare(self, *division: Any) -> None:
+        """Warns if another rank of the job divides its samples in another way; `division` tells how.
+
+        The rank that comes first posts its division in the job's store, so that no rank waits for others.
+        """
+        if self._num_ranks == 1 or not dist.is_initialized() or self._num_ranks != dist.get_world_size():
+            return
+        number = _made.setdefault(type(self).__name__, itertools.count())
+        key = f"workload_balancer/divisions/{type(self).__name__}/{next(number)}"
+        mine = f"seed={self._seed}, batch_size={self._batch_size}, {', '.join(map(str, division))}"
+        with suppress(RuntimeError, NotImplementedError):  # a store without this operation
+            store = dist.distributed_c10d._get_default_store()
+            first = store.compare_set(key, "", mine).decode()
+            if first != mine:
+                logger.warning(
+                    f"rank {dist.get_rank()} has a {type(self).__name__} of {mine}, and another rank one of "
+                    f"{first}: ranks would load some samples twice and others never. Make it from the same "
+                    "samples, costs, and seed on all ranks"
+                )
 
     def __iter__(self) -> Iterator[Any]:
         # Reads them here, because the body of a generator does not run before its first batch is requested.
@@ -67,9 +96,9 @@ class EpochStart:
             self._share()
 
     def _share(self) -> None:
-        # Epoch, start, and the process whose workers have begun with them, or 0. Python keeps many such
-        # arrays in one file, so that each dataset does not cost a file descriptor.
-        self._shared = RawArray("q", [self._epoch, self._start, 0])
+        # Epoch, start, the process whose workers have begun with them, or 0, and the number of iterations
+        # that have. Python keeps many such arrays in one file, so that no dataset costs a file descriptor.
+        self._shared = RawArray("q", [self._epoch, self._start, 0, 0])
         self._process = os.getpid()
 
     def _set(self, epoch: int, start: int | None, most: int) -> None:
@@ -107,21 +136,26 @@ class EpochStart:
                 f"or make the {type(self).__name__} in this process"
             )
         self._epoch, self._start, self._is_start_given, self._begun_in = epoch, first, start is not None, 0
+        self._is_set = True
         if is_worker:
             return  # a worker sets only its own epoch and start
         if self._process == process:
-            self._shared[:] = [epoch, first, 0]
+            self._shared[:] = [epoch, first, 0, 0]
         else:
             self._share()
 
     def _upcoming(self) -> tuple[int, int]:
         """Returns the epoch and the start of an iteration that is requested now."""
         if get_worker_info() is not None and self._begun_in == os.getpid():
-            self._epoch, self._start, _ = self._shared  # persistent workers get no other update
+            self._epoch, self._start, *_ = self._shared  # persistent workers get no other update
         return self._epoch, self._start
 
     def _begin(self, epoch: int, start: int) -> None:
         """Records an iteration at its first batch, because loaders drop some iterations before that."""
+        if getattr(get_worker_info(), "id", 0) == 0:
+            self._shared[3] += 1
+            if self._shared[3] == 2 and self.shuffle and not self._is_set and self._rank == 0:
+                _warn_of_order(type(self).__name__)
         is_newest = (epoch, start) == (self._epoch, self._start)
         if get_worker_info() is not None:
             if self._shared[:2] == [epoch, start]:
@@ -133,6 +167,18 @@ class EpochStart:
                 _warn_of_start(f"{self._start_name}={start}", epoch)
         if is_newest:
             self._begun_in = os.getpid()
+
+
+# Numbers of the objects that this process has made, by class.
+_made: dict[str, Iterator[int]] = {}
+
+
+@functools.cache
+def _warn_of_order(kind: str) -> None:
+    logger.warning(
+        f"set_epoch of a {kind} that shuffles was never called, so each epoch has the order of the first: "
+        "call set_epoch(epoch) before each epoch"
+    )
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import polars as pl
 
+from ..local_paths import local_path
 from .id_columns import errors_name_file
 from .user_sequences import DatasetFactory, SequencesMeta, UserDataset, UserSequences
 
@@ -95,8 +96,8 @@ def run_preprocessor(
     preprocessor = next(iter(datasets.values())).preprocessor
     parser = argparse.ArgumentParser(prog=f"python -m {preprocessor}", description=description)
     parser.add_argument("--dataset", required=True, choices=list(datasets))
-    parser.add_argument("--raw", type=Path, help="folder of the official files (data/DATASET/raw)")
-    parser.add_argument("--out", type=Path, help="folder to write to (data/DATASET)")
+    parser.add_argument("--raw", type=local_path, help="folder of the official files (data/DATASET/raw)")
+    parser.add_argument("--out", type=local_path, help="folder to write to (data/DATASET)")
     for option, settings in (more or {}).items():
         parser.add_argument(option, **settings)
     options = vars(parser.parse_args(arguments))

@@ -55,6 +55,7 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         self._num_samples = len(source)
         self.shuffle = shuffle
         self._single_rank = single_rank
+        self._compare(f"{self._num_samples} samples", f"shuffle={shuffle}")
 
     @property
     def loads_here(self) -> bool:

@@ -26,6 +26,7 @@ from tqdm import tqdm
 from .. import NAME
 from ..checks import require, require_at_least
 from ..delimited import read_lines
+from ..local_paths import local_path
 from .prepared_files import check_replaceable, replaced_files
 from .sid_sequences import SEQUENCE_COLUMN
 
@@ -133,9 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Splits interactions by user into files for training, validation and testing.",
     )
     parser.add_argument(
-        "--interactions", required=True, type=Path, help="JSON lines with user, history and next"
+        "--interactions", required=True, type=local_path, help="JSON lines with user, history and next"
     )
-    parser.add_argument("--out", required=True, type=Path, help="folder to write to")
+    parser.add_argument("--out", required=True, type=local_path, help="folder to write to")
     parser.add_argument("--seed", type=int, default=0, help="seed of the split (0)")
     parser.add_argument(
         "--split",

@@ -17,6 +17,8 @@ from ..checks import require
 from ..registry import NamedFactory
 from .id_columns import read_ids
 
+USER_ID = "user_id"
+
 
 @dataclass(frozen=True)
 class SequencesMeta:
@@ -118,14 +120,16 @@ class UserSequences:
 
         Args:
             table: table with an integer column per contextual feature, and the list columns "items" and
-                "actions", each user's oldest event first. Other columns are ignored.
+                "actions", each user's oldest event first. Of other columns, only "user_id" is read.
             meta: features and labels.
 
         Raises:
-            ValueError: a column does not contain integers, an id is outside its vocabulary, or a user has no
-                events or unequal numbers of items and actions.
+            ValueError: a column does not contain integers, an id is outside its vocabulary, a user has no
+                events or unequal numbers of items and actions, or a "user_id" is in two rows.
             PolarsError: a column is missing.
         """
+        if USER_ID in table.columns:
+            _check_one_row_per_user(table[USER_ID])
         names = [*meta.contextual_feature_names, "items", "actions"]
         features = [*names[:-2], meta.item_feature_name, meta.action_feature_name]
         table = table.select(names)
@@ -143,6 +147,15 @@ class UserSequences:
             for name, (values, _) in zip(meta.contextual_feature_names, contextual, strict=True)
         }
         return UserSequences(meta, ids, items, actions, offsets)
+
+
+def _check_one_row_per_user(users: pl.Series) -> None:
+    """Raises a ValueError for a user in two rows, who would train beyond what the other row evaluates."""
+    for row in np.flatnonzero(~users.is_first_distinct().to_numpy())[:1]:
+        raise ValueError(
+            f"row {row}: {USER_ID} {users[int(row)]!r} is in an earlier row, too: expected one row per user, "
+            "with all events in the order of their time"
+        )
 
 
 def _range_of(feature: str, meta: SequencesMeta) -> tuple[int, int, str]:

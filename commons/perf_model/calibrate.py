@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..local_paths import local_path
 from .cost import LINEAR, NUM_OTHERS, Cost, is_linear
 
 # First steps of a run. Their times include one-off costs, such as first allocations and kernel compilation.
@@ -108,8 +109,8 @@ def summary(cost: Cost, steps: MeasuredSteps) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Reads logs, fits a cost to them, writes it, and prints a summary."""
     parser = argparse.ArgumentParser(prog="calibrate", description="Fits sample costs to logged steps.")
-    parser.add_argument("out", type=Path, help="file to write, for TrainerArgs.balance_cost")
-    parser.add_argument("logs", type=Path, nargs="+", help="train.jsonl of a run's log_dir")
+    parser.add_argument("out", type=local_path, help="file to write, for TrainerArgs.balance_cost")
+    parser.add_argument("logs", type=local_path, nargs="+", help="train.jsonl of a run's log_dir")
     arguments = parser.parse_args(argv)
     try:
         steps = MeasuredSteps.of([row for path in arguments.logs for row in MeasuredSteps.read(path)])

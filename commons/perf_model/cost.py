@@ -7,9 +7,10 @@ import json
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
+
+from ..local_paths import local_path
 
 _KIND = "cost of samples, tokens and workloads"
 # Number of counts before the columns of `get_workloads`: samples and tokens.
@@ -89,7 +90,7 @@ class Cost:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the cost to a JSON file, and makes the file's folder if it is missing."""
-        path = Path(path)
+        path = local_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"kind": _KIND, **dataclasses.asdict(self)}, indent=1) + "\n")
 
@@ -101,7 +102,7 @@ class Cost:
             FileNotFoundError: the file does not exist.
             ValueError: the file does not hold a cost.
         """
-        path = Path(path)
+        path = local_path(path)
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; expected a file written by a calibration")
         try:

@@ -256,8 +256,8 @@ def _check_no_static_graph(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel) and module.static_graph:
             raise ValueError(
-                f"{name or 'the model'} is in a DistributedDataParallel with static_graph=True, and samples "
-                "that move may need other parameters, as with a tower per domain: set static_graph=False, and "
+                f"{name or 'the model'} is in a DistributedDataParallel with static_graph=True. Samples that "
+                "move may need other parameters, as with a tower per domain: set static_graph=False, and "
                 "find_unused_parameters=True if some go unused"
             )
 

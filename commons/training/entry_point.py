@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ..check_equal import MakePipeline, check_equal
 from ..gin_values import from_gin, is_bound
+from ..local_paths import local_path
 from ..perf_model.calibrate import summary
 from .calibration import measure_steps
 from .evaluation import evaluate_checkpoint
@@ -106,7 +107,7 @@ def _arguments(description: str) -> argparse.Namespace:
     )
     parser.add_argument(
         "--calibrate",
-        type=Path,
+        type=local_path,
         metavar="FILE",
         help="measure the cost of samples, for balance_cost, and exit",
     )

@@ -25,8 +25,12 @@ def rank_process() -> Iterator[torch.device]:
 
     Yields:
         This rank's device.
+
+    Raises:
+        RuntimeError: a launcher started several tasks without torchrun, which would each train alone.
     """
     if "WORLD_SIZE" not in os.environ:
+        _check_alone()
         os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     for name, value in alone.items():
@@ -46,6 +50,18 @@ def rank_process() -> Iterator[torch.device]:
     # If a gloo process ends while others still talk to it, all of them abort.
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _check_alone() -> None:
+    """Raises a RuntimeError if a launcher, such as srun or mpirun, started more tasks than this one."""
+    for variable in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if (tasks := os.environ.get(variable, "1")) != "1":
+            raise RuntimeError(
+                f"{variable} is {tasks}, and WORLD_SIZE is not set, so that each of the {tasks} tasks would "
+                "train alone: start one torchrun on each node, as in srun --ntasks-per-node=1 torchrun "
+                "--nnodes=$SLURM_NNODES --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 "
+                "-m MODULE. To train alone in each task, set WORLD_SIZE=1"
+            )
 
 
 def _join(backend: str) -> None:

@@ -136,5 +136,7 @@ class Recovery:
                 )
             return
         if writing_seconds is not None:
+            if (is_last or must_be_written) and dist.get_rank() == 0:
+                print(f"the checkpoint of step {self._last_saved} is in {saves.path.resolve()}", flush=True)
             figures = {"stall_ms": self._stall_seconds * 1e3, "writing_ms": writing_seconds * 1e3}
             record.write("checkpoint", self._last_saved, figures)

@@ -10,6 +10,7 @@ import gin
 
 from ..checks import check_types, require_setting, require_settings_at_least
 from ..distributed.shuffler_settings import ShufflerSettings
+from ..local_paths import expand_paths
 from ..partition.workloads import MOVES_PER_COPY
 from ..perf_model.cost import Cost
 from .balance_flags import CORE, FLOPS, LEARNED, SETS, check_flags, check_no_window
@@ -114,7 +115,8 @@ class TrainerArgs:
 
     def __post_init__(self, balance_window: int, balance_window_max_step_ratio: float | None) -> None:
         check_types(self)
-
+        cost_file = () if self.balance_cost in (FLOPS, LEARNED) else ("balance_cost",)
+        expand_paths(self, "ckpt_save_dir", "ckpt_load_dir", "log_dir", *cost_file)
         counts = ("train_batch_size", "eval_interval", "log_interval", "top_k_for_generation")
         optional = ("eval_batch_size", "max_train_iters", "max_eval_iters", "ckpt_keep", "gc_interval")
         require_settings_at_least(1, self, *counts, "profile_step_start", *optional)
@@ -136,7 +138,7 @@ class TrainerArgs:
         is_default = self.balance_speed_limit == TrainerArgs.balance_speed_limit
         expected = f'its default without balance_cost = "{LEARNED}"'
         require_setting(self, is_default or self.balance_cost == LEARNED, "balance_speed_limit", expected)
-        if self.balance_cost not in (FLOPS, LEARNED):
+        if cost_file:
             if not Path(self.balance_cost).exists():
                 raise FileNotFoundError(
                     f'TrainerArgs.balance_cost = {self.balance_cost!r}: expected "{FLOPS}", "{LEARNED}", or '

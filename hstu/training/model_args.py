@@ -8,6 +8,7 @@ import gin
 import torch
 
 from commons.checks import check_types, require_setting, require_settings_at_least
+from commons.local_paths import expand_paths
 from commons.training.metrics import parsed_names
 from commons.training.network_args import BaseNetworkArgs
 from hstu.models.hstu_config import HSTUConfig, full_sequence_length
@@ -42,6 +43,7 @@ class DatasetArgs:
 
     def __post_init__(self) -> None:
         check_types(self)
+        expand_paths(self, "dataset_path")
         require_settings_at_least(1, self, "max_history_seqlen")
         require_settings_at_least(0, self, "max_num_candidates")
 

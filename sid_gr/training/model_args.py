@@ -8,6 +8,7 @@ import gin
 
 from commons.checks import check_types, require_setting, require_settings_at_least
 from commons.datasets import RandomDistribution, SIDDatasetSpec
+from commons.local_paths import expand_paths
 from commons.training.network_args import BaseNetworkArgs
 from sid_gr.modules import DecoderConfig
 
@@ -78,6 +79,7 @@ class DatasetArgs:
         if self.dataset_type_str == FROM_DISK:
             for name in _PATHS:
                 require_setting(self, bool(getattr(self, name)), name, "a path")
+            expand_paths(self, *_PATHS)
 
     def settings_without_effect(self) -> list[str]:
         """Returns a warning for each setting without effect."""
