@@ -49,7 +49,7 @@ class Extension:
     name: ClassVar[str]
     order: ClassVar[int]
     reads: ClassVar[str] = ""
-    excludes: ClassVar[Mapping[str, str]] = {}
+    excludes: Mapping[str, str] = {}
     moves: ClassVar[bool] = False
     runs_in_parts: ClassVar[bool] = False
     partitioner_arguments: Mapping[str, Any] = {}

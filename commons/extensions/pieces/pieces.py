@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ class Pieces(Extension):
     name = "pieces"
     moves = True
     order = 30
-    excludes: ClassVar[Mapping[str, str]] = {
+    excludes: Mapping[str, str] = {
         "micro_batches": "a sample's pieces must run at once, but micro-batches divide a step"
     }
     waits_on_device = "Pieces makes the device wait for keys and values of other ranks within a step"

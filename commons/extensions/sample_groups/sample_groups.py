@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ...checks import SettingError, require_type
-from ...distributed.extension import Extension
+from ...distributed.extension import Extension, Place
+from ...distributed.placement import make_plan, place_rows
+from ...distributed.row_table import RowTable
+from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
-from ...partition.workloads import MOST_MOVES_PER_COPY, MOVES_PER_COPY
+from ...partition.workloads import MOST_MOVES_PER_COPY, MOVES_PER_COPY, number_groups
 from ...sequence_batch import BaseBatch
 from ...sequence_batch.container_types import type_name
 from .group_column import COLUMN, compile_search
@@ -22,7 +26,9 @@ GetGroups = Callable[[Any], torch.Tensor]
 
 
 class SampleGroups(Extension):
-    """Brings the samples of a group to one rank, if balance and limits allow it.
+    """Brings the samples of a group to one rank, if balance and limits allow it; with `strict`, always.
+
+    A listwise loss over a session, or over pairs, needs `strict`: rows of one group then meet on one rank.
 
     Args:
         feature: name of a feature of a `BaseBatch`, such as the user's id. Samples with the same first value
@@ -34,11 +40,13 @@ class SampleGroups(Extension):
         moves_per_copy: value of having a group on one rank fewer, in moves of the group's largest sample. It
             is the bytes of embeddings and gradients that ranks exchange per id, over all tables, ÷ the bytes
             of a sample per id. The default of 64 suits one table of 128 float32, with an action per id.
+        strict: whether groups never divide. This needs `equal_rows=False`, and neither `Pieces` nor
+            `MicroBatches`. A group with more than `max_tokens` is an error on all ranks.
 
     Raises:
         TypeError: an argument has the wrong type, or both `feature` and `get_groups` are given.
         ValueError: `moves_per_copy` is out of range. When a shuffler is made: the partitioner takes no
-            groups, or there is no source of groups.
+            groups, or there is no source of groups; or rows are equal and groups strict.
     """
 
     name = "sample_groups"
@@ -51,9 +59,11 @@ class SampleGroups(Extension):
         *,
         get_groups: GetGroups | None = None,
         moves_per_copy: float = MOVES_PER_COPY,
+        strict: bool = False,
     ) -> None:
         require_type("SampleGroups.feature", feature, str | None)
         require_type("SampleGroups.moves_per_copy", moves_per_copy, float)
+        require_type("SampleGroups.strict", strict, bool)
         if feature is not None and get_groups is not None:
             raise TypeError(f"SampleGroups got feature={feature!r} and get_groups; expected one of them")
         if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
@@ -62,21 +72,31 @@ class SampleGroups(Extension):
                 moves_per_copy=moves_per_copy,
             )
         self.feature, self.moves_per_copy, self._given = feature, moves_per_copy, get_groups
-        self.partitioner_arguments = {"moves_per_copy": moves_per_copy}
+        self.strict = strict
+        if strict:
+            self.excludes = {name: "strict groups do not divide" for name in ("pieces", "micro_batches")}
+        else:
+            self.partitioner_arguments = {"moves_per_copy": moves_per_copy}
 
     def settings(self) -> Mapping[str, Any]:
         """Returns the arguments that are plain data."""
-        return {"feature": self.feature, "moves_per_copy": self.moves_per_copy}
+        return {"feature": self.feature, "moves_per_copy": self.moves_per_copy, "strict": self.strict}
 
     def check(self, settings: ShufflerSettings) -> None:
-        """Checks that the partitioner takes groups."""
+        """Checks that the partitioner takes groups, or that strict ones may have any number of rows."""
+        if self.strict and settings.equal_rows:
+            raise SettingError(
+                "{equal_rows}: SampleGroups(strict=True) needs equal_rows=False, because groups differ in "
+                "their numbers of rows",
+                equal_rows=True,
+            )
         if self.moves_per_copy != MOVES_PER_COPY and not settings.takes("moves_per_copy"):
             raise SettingError(
                 f"{{moves_per_copy}} has no effect on {{partitioner}}: leave it {MOVES_PER_COPY:g}",
                 moves_per_copy=self.moves_per_copy,
                 partitioner=settings.partitioner,
             )
-        if not settings.takes(COLUMN):
+        if not (self.strict or settings.takes(COLUMN)):
             given = "" if self.feature is None else "{feature}: "
             raise SettingError(
                 f"{given}{{partitioner}} has no argument groups; choose another partitioner, such as "
@@ -87,7 +107,7 @@ class SampleGroups(Extension):
 
     def setup(self, shuffler: BatchShuffler) -> None:
         """Finds the source of the groups."""
-        self._view = shuffler.view
+        self._view, self._settings = shuffler.view, shuffler.settings
         own = getattr(shuffler, "get_groups", None)
         self._whose = f"{type(shuffler).__name__}.get_groups"
         if own is not None and self.feature is not None:
@@ -126,6 +146,27 @@ class SampleGroups(Extension):
             )
         return {COLUMN: groups.detach().cpu().long()}
 
+    def place(self, rows: RowTable, place: Place) -> ShufflePlan:
+        """Places rows, or strict groups as if each was one row.
+
+        Raises:
+            ValueError: a strict group has more than `max_tokens` tokens. Every rank raises it.
+        """
+        if not self.strict or rows.num_ranks == 1:
+            return place(rows)
+        group_of = number_groups(rows.columns[COLUMN], len(rows.workloads))
+        most = self._settings.max_tokens
+        for group in np.flatnonzero(np.bincount(group_of, rows.tokens) > (most or np.inf))[:1]:
+            number = int(rows.columns[COLUMN][group_of == group][0])
+            raise ValueError(
+                f"group {number} has {rows.tokens[group_of == group].sum()} tokens, above max_tokens={most}, "
+                "and strict groups do not divide: raise the limit, or truncate histories"
+            )
+        groups, order = _as_rows(rows, group_of)
+        rank_of = np.empty(len(order), dtype=np.int64)
+        rank_of[order] = place_rows(groups, self._settings)
+        return make_plan(rows, rank_of[group_of])
+
     def _read_feature(self, batch: Any) -> torch.Tensor:
         name = self.feature
         if not isinstance(batch, BaseBatch):
@@ -147,3 +188,36 @@ class SampleGroups(Extension):
         # Ids such as hashes may be negative, but a negative group means none.
         groups[has_group] = values[starts[has_group]].long() & torch.iinfo(torch.int64).max
         return groups
+
+
+def _as_rows(rows: RowTable, group_of: np.ndarray) -> tuple[RowTable, np.ndarray]:
+    """Returns a table with a row per group, and the number of the group in each of its rows.
+
+    The home of a group is the rank that loaded most of its bytes. `group_of` is int64 `[rows]`.
+    """
+    count, num_ranks = int(group_of.max(initial=-1)) + 1, rows.num_ranks
+    at_home = np.bincount(group_of * num_ranks + rows.home, rows.sample_bytes, minlength=count * num_ranks)
+    home = at_home.reshape(count, num_ranks).argmax(1)
+    order = np.argsort(home, kind="stable")
+
+    def summed(values: np.ndarray) -> np.ndarray:
+        sums = np.zeros(count, dtype=values.dtype)
+        np.add.at(sums, group_of, values)
+        return sums[order]
+
+    none = np.zeros((count, 0), dtype=np.int64)
+    groups = RowTable(
+        batch_sizes=rows.batch_sizes,
+        num_loaded=np.bincount(home, minlength=num_ranks),
+        workloads=summed(rows.workloads),
+        tokens=summed(rows.tokens),
+        loss_tokens=summed(rows.loss_tokens),
+        key_lengths=none,
+        sample_bytes=summed(rows.sample_bytes),
+        row_counts=none,
+        arguments=rows.arguments,
+        ranks=rows.ranks,
+        speeds=rows.speeds,
+        ranks_per_node=rows.ranks_per_node,
+    )
+    return groups, order
