@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist
 
 from .distributed.rank_group import RankGroup
+from .pipeline.shuffle_stage import losses_and_output
+from .sequence_batch.tree import move_to
 
 # Number of largest differences to show.
 _SHOWN = 5
@@ -23,9 +27,15 @@ _ROUNDINGS, _MOST_ROUNDING = 4, 0.1
 _CAUSES = (
     "a sample's loss depends on the samples beside it (dropout, batch normalization, in-batch negatives, a "
     'scale by the longest sequence of the batch), get_loss_tokens does not count what the model\'s "mean" '
-    "divides by, or a gradient cancels to rounding alone, as that of the bias of a softmax's keys: compare "
-    "without that parameter"
+    "divides by, or "
 )
+_OF_ROUNDING = (
+    "a gradient cancels to rounding alone, as that of the bias of a softmax's keys: compare without that "
+    "parameter"
+)
+_MAGNIFIED = "rounding is magnified, because {}: compare with SGD and float32"
+# The loss of rows given twice ÷ that of rows given once, above which it is a sum rather than a mean.
+_BETWEEN_MEAN_AND_SUM = 2**0.5
 
 MakePipeline = Callable[[bool], tuple[Any, Iterable[Any]]]
 
@@ -101,8 +111,9 @@ def check_equal(
     """Trains with balancing off, then on, from the same seed, and compares the results. Collective.
 
     Use float32 and plain SGD, with a learning rate that changes the model visibly. Optimizers such as Adam
-    divide by gradients, and so magnify rounding near zero. Errors that both runs share, such as a wrong
-    divisor of a "sum" loss, go unnoticed. To find those, compare a step with one process on the whole batch.
+    divide by gradients, and so magnify rounding near zero. Before each run, the model runs twice on half of
+    the first batch, without gradients, to tell a mean from a sum. Other errors that both runs share go
+    unnoticed. To find those, compare a step with one process on the whole batch.
 
     Args:
         make_pipeline: function that takes `enabled`, for `MyShuffler(enabled=enabled)`, and returns a
@@ -118,7 +129,8 @@ def check_equal(
 
     Raises:
         DifferentTrainingError: the two runs differ by more. The message has them, and their usual causes.
-        ValueError: the comparison is void: there are no batches, no sample moved, a parameter changed too
+        ValueError: `loss_reduction` is "sum" and the model returns a mean, or the other way round. Or the
+            comparison is void: there are no batches, no sample moved, a parameter changed too
             little or is not finite with balancing off, or the runs differ in initial model or batches.
     """
     off, on = (_train(make_pipeline, enabled, steps, seed) for enabled in (False, True))
@@ -160,7 +172,9 @@ def check_equal(
         suspects=on.suspects,
     )
     if not report.is_equal:
-        raise DifferentTrainingError(f"balancing changes training; most likely {_CAUSES}.\n{report}")
+        reasons = _of_all_ranks(on.magnifies)
+        last = _MAGNIFIED.format(" and ".join(dict.fromkeys(reasons))) if reasons else _OF_ROUNDING
+        raise DifferentTrainingError(f"balancing changes training; most likely {_CAUSES}{last}.\n{report}")
     if hidden := [name for name, share in rounding.items() if share > _MOST_ROUNDING]:
         raise ValueError(
             f"{hidden[0]} changes so little that rounding hides {rounding[hidden[0]]:.0%} of it, so that it "
@@ -182,6 +196,7 @@ class _Run:
     samples_moved: int
     num_ranks: int
     suspects: tuple[str, ...]
+    magnifies: list[str]
 
 
 def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) -> _Run:
@@ -191,6 +206,7 @@ def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) ->
     pipeline, batches = make_pipeline(enabled)
     model, loader = pipeline._model, iter(batches)
     start = _state(model)
+    loader = _check_reduction(pipeline, loader)
     losses: list[float] = []
     loss_tokens, reports = [], []
     while len(losses) < steps:
@@ -209,7 +225,68 @@ def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) ->
         raise ValueError("make_pipeline gives no batches, so that nothing was compared")
     moved = sum(report.samples_moved for report in reports)
     imbalance, num_ranks = [report.job_imbalance_after for report in reports], len(reports[0].loads_after)
-    return _Run(start, _state(model), losses, loss_tokens, imbalance, moved, num_ranks, _suspects(model))
+    return _Run(
+        start,
+        _state(model),
+        losses,
+        loss_tokens,
+        imbalance,
+        moved,
+        num_ranks,
+        _suspects(model),
+        _magnifies(model, pipeline._optimizer),
+    )
+
+
+def _check_reduction(pipeline: Any, loader: Iterator[Any]) -> Iterator[Any]:
+    """Checks whether the model's loss is a mean or a sum, as the pipeline was told. Collective.
+
+    If each row is there twice, a mean stays as it is, and a sum doubles.
+
+    Returns:
+        An iterator over all batches of `loader`, including the first one, which the check reads.
+
+    Raises:
+        ValueError: the model returns the other. Every rank raises it.
+    """
+    first = list(itertools.islice(loader, 1))
+    rest = itertools.chain(first, loader)
+    reduction = pipeline._stage._loss_reduction
+    rows = [pipeline._stage._shuffler.view(batch) for batch in first]
+    can_run = [bool(of.num_samples) for of in rows] == [True]
+    # Tables in a GPU's cache are fetched before a forward.
+    if isinstance(pipeline, PrefetchTrainPipelineSparseDist) or not all(
+        RankGroup.of().all_gather_objects(can_run)
+    ):
+        return rest
+    half, packed = np.arange(-(-rows[0].num_samples // 2)), [rows[0].packed()]
+    losses = []
+    with torch.random.fork_rng(), torch.no_grad():
+        for chosen in (half, np.repeat(half, 2)):
+            batch = move_to(rows[0].select(packed, chosen, len(chosen)), pipeline._device)
+            losses.append(float(losses_and_output(pipeline._model(batch))[0].double().sum()))
+    once, twice = np.sum(RankGroup.of().all_gather_objects(losses), axis=0)
+    ratio = twice / once if once and np.isfinite([once, twice]).all() else None
+    is_sum = reduction == "sum"
+    if ratio is not None and ratio > 0 and (ratio > _BETWEEN_MEAN_AND_SUM) != is_sum:
+        found, use = ("a sum", "sum") if ratio > _BETWEEN_MEAN_AND_SUM else ("a mean", "mean")
+        raise ValueError(
+            f"loss_reduction is {reduction!r}, and the model returns {found}: its loss is {once:.4g} for "
+            f'some rows, and {twice:.4g} for the same rows twice. Use "{use}"'
+        )
+    return rest
+
+
+def _magnifies(model: nn.Module, optimizer: Any) -> list[str]:
+    """Returns the reasons for which rounding may grow: an adaptive optimizer, or narrow parameters."""
+    states = [state for state in dict(getattr(optimizer, "state", {})).values() if isinstance(state, dict)]
+    adapts = any(not key.endswith(("step", "momentum_buffer")) for state in states for key in map(str, state))
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    narrow = sorted(str(dtype) for dtype in dtypes if torch.finfo(dtype).bits < 32)
+    return [
+        *(["the optimizer divides by gradients"] if adapts else []),
+        *(f"parameters are of {dtype}" for dtype in narrow),
+    ]
 
 
 def _suspects(model: nn.Module) -> tuple[str, ...]:

@@ -6,10 +6,10 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ..distributed import BalanceReport, BatchShuffler
 from ..distributed.empty_rank import COPIES, check_runs_copies, without_copies
@@ -75,8 +75,7 @@ class ShuffleStage:
 
     Raises:
         TypeError: `shuffler` is not a BatchShuffler.
-        ValueError: the loss reduction is unknown, or an extension does not work with it; or samples move, and
-            a part of the model is in a DistributedDataParallel with static_graph=True.
+        ValueError: the loss reduction is unknown, or an extension does not work with it.
     """
 
     def __init__(
@@ -95,8 +94,6 @@ class ShuffleStage:
         check_reduction(loss_reduction)
         self._loss_reduction, self._optimizer = str(loss_reduction), optimizer
         self._shuffler, self._model = shuffler, model
-        if shuffler.moves_samples:
-            _check_no_static_graph(model)
         shuffler.expects_scale = False
         shuffler.plan_over(RankGroup.of())
         for extension in shuffler.extensions:
@@ -252,14 +249,22 @@ def check_planned(batch: Any) -> None:
         )
 
 
-def _check_no_static_graph(model: torch.nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, DistributedDataParallel) and module.static_graph:
-            raise ValueError(
-                f"{name or 'the model'} is in a DistributedDataParallel with static_graph=True. Samples that "
-                "move may need other parameters, as with a tower per domain: set static_graph=False, and "
-                "find_unused_parameters=True if some go unused"
+@contextmanager
+def note_on_static_graphs() -> Iterator[None]:
+    """While active, explains errors of DistributedDataParallel about a graph that is static and changes.
+
+    TorchRec's DistributedModelParallel makes it static for every model, and most work so.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "static_graph" in str(error):
+            error.add_note(
+                "Samples that move may need other parameters than those that stay, as with a tower per "
+                "domain: give DistributedModelParallel data_parallel_wrapper=DefaultDataParallelWrapper("
+                "static_graph=False, find_unused_parameters=True), or have the forward use all parameters"
             )
+        raise
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
 from ..distributed.step import Step, check_not_hidden
 from ..named_ranges import named_range
 from ..registry import NamedFactory
-from .shuffle_stage import ShuffleStage, check_planned
+from .shuffle_stage import ShuffleStage, check_planned, note_on_static_graphs
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 _WORKS = (TrainPipelineSparseDist, PrefetchTrainPipelineSparseDist)
@@ -135,6 +135,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         """
         self._check_attached(model)
 
+    @note_on_static_graphs()
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step and returns the model's output. The step trains if the model is in training mode.
 
@@ -232,6 +233,7 @@ class ShuffleStageMixin(_WithStage):
         super().reset()  # type: ignore[misc]
         self._stage.reset()
 
+    @note_on_static_graphs()
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step as TorchRec's pipeline does.
 
