@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from benchmarks.demo.training import AS_LOADED, DEFAULT, SHOWN
+from benchmarks.demo.training import AS_LOADED, DEFAULT, PIECES, SHOWN
 from benchmarks.harness import Record
 from benchmarks.markdown import Cell, markdown_table, show
 
@@ -34,6 +34,7 @@ def tables(summaries: Mapping[str, Record]) -> dict[str, str]:
     return {
         **{f"demo {model}": tabulate_model(summary) for model, summary in summaries.items()},
         "demo speedup": _format_speedups(summaries),
+        "demo pieces": "; ".join(_format_pieces(*each) for each in summaries.items()),
         "demo prediction": "; ".join(_format_prediction(*each) for each in summaries.items()),
         "demo machine": _format_machine(summaries),
         "demo duration": format_duration(
@@ -83,6 +84,14 @@ def _format_speedups(summaries: Mapping[str, Record]) -> str:
         for model, summary in summaries.items()
     )
     return ", ".join(of_models)
+
+
+def _format_pieces(model: str, summary: Record) -> str:
+    """Returns the speedup of pieces on replayed ranks, and on real ones."""
+    replay = summary["replay"]
+    replayed = _sum_slowest(replay[AS_LOADED]) / _sum_slowest(replay[PIECES])
+    measured = summary["balanced"][PIECES]["untrimmed"]["speedup"]
+    return f"{TITLES[model]} {replayed:.2f}× replayed, {measured:.2f}× measured"
 
 
 def _format_prediction(model: str, summary: Record) -> str:
