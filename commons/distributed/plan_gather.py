@@ -15,7 +15,7 @@ from ..sequence_batch.rows import Rows
 from .batch_format import Format
 from .channel import Channel, to_bytes
 from .extension import Extension
-from .rank_facts import Contents, RankFacts, warn_of_contents
+from .rank_facts import RankFacts, contents_of, warn_of_contents
 from .row_table import RowTable
 
 logger = logging.getLogger(__name__)
@@ -153,12 +153,12 @@ class PlanGather:
                     real_row={} if padding.pads else padding.fields,
                     agreed={of.name: of.agree(on_host.batch, row_format) for of in self._extensions},
                 )
-                contents = Contents.of(on_host) if self._moves else None
+                contents = contents_of(on_host) if self._moves else None
             except Exception as error:
                 failure = error
         agrees, names = self._agrees, self._agrees.ranks
         sent = agrees.all_gather_objects((mine, num_rows, num_posted, contents), failure)
-        formats, rows_of_each, posts, contents_of = zip(*sent, strict=True)
+        formats, rows_of_each, posts, loaded = zip(*sent, strict=True)
         for rank, num in zip(names, posts, strict=True):
             if num != posts[0]:
                 raise ValueError(
@@ -172,7 +172,7 @@ class PlanGather:
         for rank in ranks:
             first.check_same(names[ranks[0]], names[rank], formats[rank])
         if self._channel.rank == 0:  # of the ranks that exchange, not of all that agree
-            of_ranks = dict(zip(names, contents_of, strict=True))
+            of_ranks = dict(zip(names, loaded, strict=True))
             warn_of_contents({rank: held for rank in self._channel.ranks if (held := of_ranks[rank])})
         if len(ranks) < len(formats):
             row = agrees.broadcast(None if padding is None else padding.batch, ranks[0])

@@ -1,38 +1,33 @@
-"""Plain values of batches, such as a longest length, which stay with their rank when samples move."""
+"""Compares between ranks what stays with them when samples move, and what they loaded."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ..sequence_batch.row_lists import PlainList, hash_facts
+from ..sequence_batch.row_lists import hash_facts, hash_leaves, is_list
 from ..sequence_batch.row_schema import flattened, hash_bytes
 from ..sequence_batch.rows import Rows
 from .channel import Channel
 from .rank_group import ranks_text
 
 logger = logging.getLogger(__name__)
-_IF_OF_RANK = (
-    "If it belongs to the rank, name it in the shuffler's shared_fields, or mark the field of a BaseBatch "
-    'with field(metadata={"per_sample": False})'
+_DECLARE = (
+    "name it in the shuffler's shared_fields, or mark the field of a BaseBatch with "
+    'field(metadata={"per_sample": False})'
 )
-
-
-class _Told(NamedTuple):
-    """What a rank tells others of one of its facts."""
-
-    hashed: int
-    text: str
-    has_rows: bool
+# Hashes of a rank's first batch, by path: its jagged fields (or all, if none is jagged), the tensors that are
+# declared as shared, and the dense fields whose rows differ.
+Contents = tuple[dict[str, int], dict[str, int], dict[str, int]]
 
 
 class RankFacts:
-    """Compares the plain values of batches between ranks, and warns of each that differs, once.
+    """Compares the plain values of batches, such as a longest length, and warns once of each that differs.
 
-    Ranks compare one hash of all values in each step. Only if the hashes differ, they gather the values.
+    Ranks compare a hash of all values in each step, and gather the values only if the hashes differ.
 
     Args:
         channel: channel of the ranks that exchange samples.
@@ -40,7 +35,10 @@ class RankFacts:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._differ: set[str] = set()  # paths that were found to differ, the same on all ranks
+        self._differ: set[str] = set()  # paths that are known to differ, the same on all ranks
+
+    def _facts_of(self, batch: Rows) -> dict[str, Any]:
+        return {path: value for path, value in batch.facts().items() if path not in self._differ}
 
     def hash_of(self, batch: Rows) -> int:
         """Returns a hash of the facts that are not yet known to differ."""
@@ -52,110 +50,76 @@ class RankFacts:
         Raises:
             ValueError: a list with an entry per row differs. Every rank raises it.
         """
-        mine = None if batch is None else _told(batch, self._facts_of(batch))
-        of_ranks = zip(self._channel.ranks, self._channel.all_gather_objects(mine), strict=True)
-        known = {rank: told for rank, told in of_ranks if told is not None}
-        paths = sorted({path for told in known.values() for path in told})
-        differing = [path for path in paths if len({told.get(path, (0,))[0] for told in known.values()}) > 1]
-        for path in differing:
-            for rank in (rank for rank, told in known.items() if path in told and told[path].has_rows):
+        facts = {} if batch is None else self._facts_of(batch)
+        counts = () if batch is None else (batch.num_rows, batch.num_samples)
+        told = {
+            path: (hashed, f"{facts[path]!r:.40}", is_list(facts[path]) and len(facts[path]) in counts)
+            for path, hashed in hash_facts(facts).items()
+        }
+        gathered = self._channel.all_gather_objects(None if batch is None else told)
+        known = {rank: of for rank, of in zip(self._channel.ranks, gathered, strict=True) if of is not None}
+        texts = []
+        for path in sorted({path for of_rank in known.values() for path in of_rank}):
+            facts_of = {rank: of_rank.get(path, (0, "nothing", False)) for rank, of_rank in known.items()}
+            if len({hashed for hashed, _, _ in facts_of.values()}) == 1:
+                continue
+            for rank in (rank for rank, (_, _, has_rows) in facts_of.items() if has_rows):
                 raise ValueError(
                     f"{path or 'a batch'} is a list with an entry for each row of rank {rank}, and differs "
                     "between ranks: it would stay behind when its samples move. Make it integers in a "
-                    "tensor, with one row per sample, or, for texts, a JaggedTensor of their bytes. "
-                    f"{_IF_OF_RANK}"
+                    "tensor, with one row per sample, or, for texts, a JaggedTensor of their bytes. If it "
+                    f"belongs to the rank, {_DECLARE}"
                 )
-        self._differ.update(differing)
+            first: dict[str, int] = {}  # rank with each value
+            for rank, (_, text, _) in facts_of.items():
+                first.setdefault(text, rank)
+            shown = ", ".join(f"{text} on rank {rank}" for text, rank in list(first.items())[:2])
+            texts.append(f"{path} ({shown})")
+            self._differ.add(path)
         if self._channel.rank == 0:
-            texts = [_text(path, known) for path in differing]
             logger.warning(
                 f"plain values in batches differ between ranks: {', '.join(texts)}. Such a value stays with "
                 "its rank when samples move, so a rank may compute samples with the value of others. Compute "
-                f"it in the forward, or put it into a tensor, with one row per sample. {_IF_OF_RANK}"
+                "it in the forward, or put it into a tensor, with one row per sample. If it belongs to the "
+                f"rank, {_DECLARE}"
             )
 
-    def _facts_of(self, batch: Rows) -> dict[str, Any]:
-        return {path: value for path, value in batch.facts().items() if path not in self._differ}
 
-
-def _told(batch: Rows, facts: Mapping[str, Any]) -> dict[str, _Told]:
-    counts, hashes = (batch.num_rows, batch.num_samples), hash_facts(facts)
-    return {
-        path: _Told(hashes[path], f"{value!r:.40}", isinstance(value, PlainList) and len(value) in counts)
-        for path, value in facts.items()
-    }
-
-
-def _text(path: str, known: Mapping[int, Mapping[str, _Told]]) -> str:
-    """Returns a fact and two of its values, such as "max_len (20 on rank 0, 31 on rank 1)"."""
-    values: dict[int, str] = {}
-    for rank, told in known.items():
-        fact = told.get(path)
-        values.setdefault(fact.hashed if fact else 0, f"{fact.text if fact else 'none'} on rank {rank}")
-    return f"{path} ({', '.join(list(values.values())[:2])})"
-
-
-class Contents(NamedTuple):
-    """Hashes of a rank's first batch, which tell whether ranks loaded the same.
-
-    Attributes:
-        ids: hash of the jagged fields, or of all fields if none is jagged.
-        shared: hashes of the tensors that are declared as shared, by path.
-        columns: hashes of the dense fields, by path, without those in which all rows are equal.
-    """
-
-    ids: int
-    shared: dict[str, int]
-    columns: dict[str, int]
-
-    @staticmethod
-    def of(batch: Rows) -> Contents:
-        """Returns the hashes of a batch on the host."""
-        hashes = batch.field_hashes()
-        jagged = {name for name, value in batch.fields.items() if not isinstance(value, torch.Tensor)}
-        ids = {name: hashed for name, hashed in hashes.items() if name in jagged} or hashes
-        columns = {
-            name: hashed
-            for name, hashed in hashes.items()
-            if isinstance(value := batch.fields[name], torch.Tensor) and not _is_constant(value)
-        }
-        return Contents(hash_bytes(repr(sorted(ids.items())).encode()), batch.shared_hashes(), columns)
+def contents_of(batch: Rows) -> Contents:
+    """Returns the hashes of a batch on the host, by which ranks find out whether they loaded the same."""
+    hashes = hash_leaves(batch.fields)
+    dense = {path: value for path, value in batch.fields.items() if isinstance(value, torch.Tensor)}
+    ids = {path: hashed for path, hashed in hashes.items() if path not in dense}
+    differ = {path for path, value in dense.items() if path in hashes and not _is_constant(value)}
+    return ids or hashes, hash_leaves(batch.shared_leaves), {path: hashes[path] for path in sorted(differ)}
 
 
 def _is_constant(value: torch.Tensor) -> bool:
     """Returns whether all rows of a dense field are equal."""
-    if not value.numel():
-        return True
-    rows = flattened(value).view(torch.uint8).view(len(value), -1)
+    rows = flattened(value).view(torch.uint8).view(len(value), -1) if value.numel() else value[:0]
     return bool((rows == rows[:1]).all())
 
 
 def warn_of_contents(of_ranks: Mapping[int, Contents]) -> None:
     """Warns if ranks loaded the same samples, or data that all samples may share."""
-    held = list(of_ranks.values())
-    paths = dict.fromkeys(path for each in held for path in each.shared)
-    if differ := [path for path in paths if len({each.shared.get(path) for each in held}) > 1]:
+    ids, shared, columns = ([of_rank[kind] for of_rank in of_ranks.values()] for kind in range(3))
+    every = dict.fromkeys(path for of_rank in shared for path in of_rank)
+    if differ := [path for path in every if len({of_rank.get(path) for of_rank in shared}) > 1]:
         logger.warning(
             f"declared as shared by all samples, but different between ranks: {', '.join(differ)}. They stay "
             "with their rank when samples move, which is right for records of a rank. Data of samples need a "
             "row per sample, or a JaggedTensor"
         )
-    by_ids: dict[int, list[int]] = {}
-    for rank, each in of_ranks.items():
-        by_ids.setdefault(each.ids, []).append(rank)
-    if same := [ranks for ranks in by_ids.values() if len(ranks) > 1]:
+    same = [rank for rank, of_rank in zip(of_ranks, ids, strict=True) if ids.count(of_rank) > 1]
+    alike = [path for path in (columns or [{}])[0] if len({of_rank.get(path) for of_rank in columns}) == 1]
+    if same:
         logger.warning(
-            f"{ranks_text(same[0])} loaded the same samples: divide the samples between ranks, as a "
+            f"{ranks_text(same)} loaded the same samples as others: divide the samples between ranks, as a "
             "DistributedSampler does. If ranks compute them together, as in tensor parallelism, balance "
             "among ranks that load different ones, with process_group="
         )
-    elif alike := [
-        path
-        for path in (held[0].columns if len(held) > 1 else ())
-        if len({each.columns.get(path) for each in held}) == 1
-    ]:
+    elif alike and len(of_ranks) > 1:
         logger.warning(
-            f"equal on all ranks, and so maybe shared by all samples: {', '.join(alike)}. Fields as long as "
-            "the batch travel with its samples. If all samples share them, name them in the shuffler's "
-            'shared_fields, or mark them with field(metadata={"per_sample": False})'
+            f"equal on all ranks, and as long as the batch: {', '.join(alike)}. Such a field travels with "
+            f"the samples. It may be one that all samples share: then {_DECLARE}"
         )

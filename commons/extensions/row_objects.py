@@ -14,7 +14,7 @@ from ..sequence_batch.row_lists import (
     PlainList,
     check_no_samples,
     hash_facts,
-    hash_shared,
+    hash_leaves,
     lists_of,
     tensor_lists,
 )
@@ -263,8 +263,8 @@ def _rows_of(leaf: Any) -> int:
 
 
 def _hash(part: Any) -> int:
-    tree = take_apart(part, {""})
-    hashes = hash_shared(tree) if tensors_and_arrays(tree) else hash_facts({"": part})
+    leaves = {below.path: below.value for below in tensors_and_arrays(take_apart(part))}
+    hashes = hash_leaves(leaves) if leaves else hash_facts({"": part})
     return hash_bytes(repr(sorted(hashes.items())).encode())
 
 

@@ -30,22 +30,11 @@ RECIPE = (
 )
 
 
-def lists_of(tree: Part) -> dict[str, PlainList]:
-    """Returns the outermost lists and tuples of plain values that are not declared as shared, by path.
-
-    A dict of plain values with numeric keys counts as a list, because the keys may be numbers of samples.
-    """
-    if tree.is_shared:
-        return {}
-    if isinstance(tree.value, range) or (_may_be_list(tree) and is_plain_throughout(tree)):
-        return {tree.path: tree.value}
-    return {path: of for part in tree.parts.values() for path, of in lists_of(part).items()}
-
-
 def facts_of(tree: Part, shared: Collection[str] = ()) -> dict[str, Any]:
     """Returns the plain values of a batch that are not declared as shared, by path.
 
-    `{"x": x, "max_len": 20, "names": ["a", "b"]}` has `max_len` and `names`. Lists are those of `lists_of`.
+    `{"x": x, "max_len": 20, "names": ["a", "b"]}` has `max_len` and `names`. A dict of plain values with
+    numeric keys counts as a list, because the keys may be numbers of samples.
 
     Args:
         tree: batch, taken apart.
@@ -79,6 +68,16 @@ def facts_in_attributes(tree: Part) -> dict[str, Any]:
     return found
 
 
+def is_list(fact: Any) -> bool:
+    """Returns whether a plain value is a list that may have an entry per row."""
+    return isinstance(fact, list | tuple | range | dict) and not isinstance(fact, torch.Size)
+
+
+def lists_of(tree: Part) -> dict[str, PlainList]:
+    """Returns the outermost lists of plain values that are not declared as shared, by path."""
+    return {path: of for path, of in facts_of(tree).items() if is_list(of)}
+
+
 def row_lists(tree: Part, counts: Collection[int]) -> dict[str, PlainList]:
     """Returns the lists of `lists_of`, except dicts, whose number of entries is in `counts`."""
     found = lists_of(tree).items()
@@ -100,11 +99,6 @@ def select_entries(
 def hash_facts(facts: Mapping[str, Any]) -> dict[str, int]:
     """Returns a 63-bit hash of each plain value, which is the same in every process."""
     return {path: hash_bytes(_text(value).encode()) for path, value in facts.items()}
-
-
-def hash_shared(tree: Part) -> dict[str, int]:
-    """Returns a hash of each host tensor and array that all samples share, by path."""
-    return hash_leaves({part.path: part.value for part in tensors_and_arrays(tree) if part.is_shared})
 
 
 def hash_leaves(leaves: Mapping[str, Any]) -> dict[str, int]:

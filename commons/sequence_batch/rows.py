@@ -22,10 +22,6 @@ from .row_lists import (
     check_no_samples,
     facts_in_attributes,
     facts_of,
-    hash_facts,
-    hash_leaves,
-    hash_shared,
-    lists_of,
 )
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
 from .tree import Part, check_replaceable, fields_of, paths, rebuild, take_apart
@@ -239,18 +235,6 @@ class Rows:
         found = facts_of(self.tree, self._shared) | facts_in_attributes(self.tree)
         counts = ("batch_size", "actual_batch_size") if self.pads else ()
         return {path: value for path, value in found.items() if path not in counts}
-
-    def list_hashes(self) -> dict[str, int]:
-        """Returns a hash of each list of plain values that is not declared as shared, by path."""
-        return hash_facts(lists_of(self.tree) | facts_in_attributes(self.tree))
-
-    def field_hashes(self) -> dict[str, int]:
-        """Returns a hash of the contents of each field, by path. The batch must be on the host."""
-        return hash_leaves(self.fields)
-
-    def shared_hashes(self) -> dict[str, int]:
-        """Returns a hash of each tensor declared as shared, by path. The batch must be on the host."""
-        return hash_shared(self.tree)
 
     def check(self) -> None:
         """Checks that the batch has all shared paths, and that it can be rebuilt from other rows.

@@ -23,7 +23,7 @@ from ...sequence_batch.packed_rows import (
     select_rows,
     to_device_together,
 )
-from ...sequence_batch.row_lists import check_no_samples
+from ...sequence_batch.row_lists import check_no_samples, facts_in_attributes, hash_facts, lists_of
 from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes
 from ...sequence_batch.rows import Rows
 from ...sequence_batch.tree import check_replaceable, paths
@@ -116,7 +116,7 @@ class Unshuffle(Extension):
         if not self._shuffler.exchanges:
             packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, rows))
             return select_rows([packed], np.arange(len(held)), num_rows), packed.lengths[: len(held)]
-        self._check_kind(schema, values.list_hashes())
+        self._check_kind(schema, hash_facts(lists_of(values.tree) | facts_in_attributes(values.tree)))
         device = values.device
         use = "exchange" if device.type == "cpu" else "unshuffle"
         to, come_from = plan.rows.home[held], plan.destination[at_home]
