@@ -23,7 +23,6 @@ from .count_rows import Counter, count_rows
 from .empty_rank import check_runs_copies
 from .exchange import Route, route_of, transfer
 from .extension import Extension, chain, order_extensions
-from .left_loaders import leave, was_left
 from .loaded_memory import LoadedBatch
 from .loss_reduction import LossScale
 from .placement import warm_up
@@ -32,7 +31,7 @@ from .planner import Planner
 from .rank_group import RankGroup, job_device
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
-from .shuffler_settings import faster_placement, make_settings, warn_of_unread_method
+from .shuffler_settings import make_settings, warn_of_unread_method
 from .step import MOST_ON_THEIR_WAY, Step
 
 Batch = TypeVar("Batch")
@@ -463,8 +462,6 @@ class BatchShuffler(ABC):
         Raises:
             Exception: loading or planning failed on any rank. See `plan` for the ranks that raise it.
             RuntimeError: another loop with this shuffler is running on any rank. Raised on all ranks.
-            ValueError: `batches` is an iterator that lost a batch to an earlier loop, which was left before
-                it used the batch. Raised on all ranks.
         """
         self._check_world()
         self.planner.ranks.all_gather_objects(None, self.planner.busy())
@@ -473,30 +470,16 @@ class BatchShuffler(ABC):
             loader = iter(batches)
         except Exception as error:  # a DataLoader with workers asks for its first batches here
             ahead.failure = error
-        if was_left(loader):
-            ahead.failure = ValueError(
-                "this iterator gave a batch to an earlier loop over plan_ahead, which was left before that "
-                "batch: make one generator, planned = shuffler.plan_ahead(batches), and take the steps of "
-                "each part from it, as in itertools.islice(planned, 100)"
-            )
         try:
             while (step := ahead.next_step(loader)) is not None:
                 yield step.rows.batch, step.plan
         finally:
-            if ahead.has_batches:
-                leave(loader)
             ahead.drop()
 
     def ahead(self, device: torch.device | None = None) -> PlanAhead:
         """Returns a new `PlanAhead` for steps on a device. None means the caller's current device."""
         self._is_taken = True
-        return PlanAhead(self.planner, self.view, self._prepare, self.faster_planning(), device)
-
-    def faster_planning(self) -> tuple[str, str]:
-        """Returns two remedies for slow planning: one for slow counting, and one for slow placement."""
-        counting = f"make {type(self).__name__}.get_workloads faster"
-        without = [extension.faster_without for extension in self.extensions if extension.faster_without]
-        return counting, without[0] if without else faster_placement(self.settings)
+        return PlanAhead(self.planner, self.view, self._prepare, device)
 
     def _prepare(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
         """Returns this rank's rows to exchange in a planned step. `rows` is None if its loader ended."""

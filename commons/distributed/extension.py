@@ -42,8 +42,6 @@ class Extension:
         waits_on_device: reason why the device waits for other ranks in forward or backward. Empty if not.
         verifies: whether it compares plans and data between ranks. Other extensions then compare more, too.
         is_taken: whether it is already part of a shuffler.
-        faster_without: setting that leaves this extension out, as advice if planning is too slow. Empty if
-            the extension hardly slows planning.
     """
 
     name: ClassVar[str]
@@ -56,7 +54,6 @@ class Extension:
     waits_on_device: str = ""
     verifies: bool = False
     is_taken: bool = False
-    faster_without: str = ""
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(type(self), name):

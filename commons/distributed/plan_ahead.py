@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..named_ranges import named_range
@@ -33,8 +32,6 @@ _ENDED = object()
 _PATIENCE_S, _PATIENCE_TO_COUNT_S = 0.5, 10.0
 # Steps that are planned while one trains. `next_step` submits one more before it hands out the first.
 _STEPS_AHEAD = 1
-# Number of first steps whose times do not count, and number of steps that a median covers.
-_WARM_UP, _STEPS = 10, 32
 
 
 class PlanAhead:
@@ -48,7 +45,6 @@ class PlanAhead:
     Args:
         planner, view: the shuffler's planner and its `view` method.
         prepare: function that turns this rank's rows (None after the end) and a plan into rows to exchange.
-        faster: remedies for slow planning: the first if counting takes longer than placing, else the second.
         device: device of the steps, made current in the planning thread. None means the caller's device.
 
     Attributes:
@@ -60,19 +56,15 @@ class PlanAhead:
         planner: Planner,
         view: View,
         prepare: Callable[[Rows | None, ShufflePlan], Rows],
-        faster: tuple[str, str],
         device: torch.device | None = None,
     ) -> None:
         self._planner, self._view, self._prepare = planner, view, prepare
         self._thread = _PlanningThread(device)
         self._thread.start()
         weakref.finalize(self, self._thread.jobs.put, None)
-        self._faster, self._warns_if_slow = faster, planner.ranks.rank == 0
-        self._times: list[tuple[float, float, float]] = []
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = False
         self._planned: deque[tuple[Iterator[Any], LoadedBatch | None, Future[Step | None]]] = deque()
-        self._handed_out_at = time.perf_counter()
         self._loading = 0.0  # seconds in this call
         self.failure: Exception | None = None
 
@@ -87,15 +79,11 @@ class PlanAhead:
             Exception: loading failed on any rank, or planning failed. Every rank raises the error, and loses
                 its batch of that step. The next call continues with the batches that follow.
         """
-        busy_seconds = time.perf_counter() - self._handed_out_at
         if loader is not self._loader:
             self._loader, self._this_rank_ended = loader, False
         step = self._next_planned(loader, mode)
-        if step is None:
-            return None
-        self._planner.hand_out(step.plan)
-        self._warn_if_slow(busy_seconds)
-        self._handed_out_at = time.perf_counter()
+        if step is not None:
+            self._planner.hand_out(step.plan)
         return step
 
     def _next_planned(self, loader: Iterator[Any], mode: Any) -> Step | None:
@@ -130,31 +118,6 @@ class PlanAhead:
                 finally:
                     self._forget()  # only after the last plan has ended
                 return None
-
-    def _warn_if_slow(self, busy_seconds: float) -> None:
-        """Warns once, on rank 0, if planning takes longer than a step. The times have no other use.
-
-        Compares medians. `busy_seconds` is the time from one hand-out to the next call of `next_step`.
-        """
-        if not self._warns_if_slow:
-            return
-        self._times.append((*self._planner.seconds, busy_seconds))
-        if len(self._times) < _WARM_UP + _STEPS:
-            return
-        counting, placing, busy = 1e3 * np.median(self._times[_WARM_UP:], axis=0)
-        del self._times[_WARM_UP:]
-        if counting + placing > busy:
-            self._warns_if_slow = False
-            logger.warning(
-                f"planning takes {counting + placing:.1f} ms per step, but a step, which should hide "
-                f"it, only {busy:.1f} ms: every step waits for its plan; "
-                f"{self._faster[0 if counting > placing else 1]}"
-            )
-
-    @property
-    def has_batches(self) -> bool:
-        """Whether this rank has loaded batches that were not handed out."""
-        return any(loaded is not None for _, loaded, _ in self._planned)
 
     def drop(self) -> None:
         """Drops batches that were loaded but not handed out. All ranks must call it at the same point.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 
@@ -44,7 +43,6 @@ class Planner:
 
     Attributes:
         ranks: the ranks that plan in step, which are `job` or `group`.
-        seconds: seconds that this rank took to count, and to place, the last plan's rows, without waiting.
 
     Raises:
         ValueError: ranks have different settings or extensions. All ranks raise it.
@@ -76,7 +74,6 @@ class Planner:
         self._exchanges, self._settings = exchanges, settings
         self._arguments = arguments_of(extensions)
         self._reserved_by: int | None = None
-        self.seconds = 0.0, 0.0
 
     @property
     def format(self) -> Format | None:
@@ -131,7 +128,6 @@ class Planner:
     ) -> ShufflePlan:
         """Plans among the ranks that exchange samples; fills `posts` with this rank's posts."""
         counted: Counted | None = None
-        start = time.perf_counter()
         try:
             for extension in self._extensions:
                 posts[extension.name][:] = extension.post()
@@ -140,10 +136,8 @@ class Planner:
                     counted = (*self._count(batch), batch)
         except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
             failure = failure or error
-        counting = time.perf_counter() - start
         with named_range("## plan: gather ##"):
             rows, posted = self._gather.gather(counted, failure, _joined(posts))
-        start = time.perf_counter()
         if rows.batch_sizes.any():
             rows = replace(
                 rows,
@@ -158,7 +152,6 @@ class Planner:
                 plan = plan.with_seconds(self._cost)
         else:  # all loaders ended; a resumed run makes no such plan, so extensions skip it
             plan = place_at_home(rows)
-        self.seconds = counting, time.perf_counter() - start
         return plan
 
     def _share(

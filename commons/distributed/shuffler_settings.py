@@ -118,16 +118,6 @@ def make_settings(shuffler: str, given: Mapping[str, Any]) -> ShufflerSettings:
     return ShufflerSettings(**given)
 
 
-def faster_placement(settings: ShufflerSettings) -> str:
-    """Returns advice on settings for a faster placement."""
-    if settings.partitioner == "longest_processing_time":
-        return "balance among fewer ranks, as those of one node, with process_group="
-    remedy = 'set partitioner="longest_processing_time" (TrainerArgs.balance_partitioner)'
-    if settings.takes("tolerance"):
-        remedy += ", or raise tolerance (TrainerArgs.balance_tolerance)"
-    return remedy
-
-
 def warn_of_unread_method(shuffler: Any, read: Set[str]) -> None:
     """Warns on rank 0 about a `get_groups` that no extension reads. Older versions needed no extension."""
     if hasattr(shuffler, "get_groups") and "get_groups" not in read and shuffler.group.rank == 0:

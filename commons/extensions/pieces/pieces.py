@@ -58,7 +58,6 @@ class Pieces(Extension):
         "micro_batches": "a sample's pieces must run at once, but micro-batches divide a step"
     }
     waits_on_device = "Pieces makes the device wait for keys and values of other ranks within a step"
-    faster_without = "leave Pieces out (TrainerArgs.balance_split = False)"
 
     def __init__(self, prefix_cost: PrefixCost | None = None) -> None:
         self._given = prefix_cost
