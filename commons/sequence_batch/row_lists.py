@@ -40,17 +40,19 @@ def facts_of(tree: Part, shared: Collection[str] = ()) -> dict[str, Any]:
         tree: batch, taken apart.
         shared: paths of the parts that are declared as shared.
     """
-    if tree.is_shared or tree.path in shared:
+    if tree.is_shared:
         return {}
     if isinstance(tree.value, range) or (_may_be_list(tree) and is_plain_throughout(tree)):
         return {tree.path: tree.value}
     if tree.container is None:  # ranks differ in their devices
         is_fact = is_plain(tree.value) and not isinstance(tree.value, torch.device)
         return {tree.path: tree.value} if is_fact else {}
-    found: dict[str, Any] = {}
-    for key, value in tree.container.parts(tree.value).items():
-        part = Part(join_path(tree.path, key), value, key in tree.container.shared, None, {})
-        found |= facts_of(tree.parts.get(key, part), shared)
+    values = {
+        join_path(tree.path, key): of for key, of in tree.plain.items() if key not in tree.container.shared
+    }
+    found = {path: of for path, of in values.items() if path not in shared}
+    for part in tree.parts.values():
+        found |= facts_of(part, shared)
     return found
 
 
@@ -64,7 +66,8 @@ def facts_in_attributes(tree: Part) -> dict[str, Any]:
         is_list = isinstance(attribute, list | tuple) and len(attribute) > 0
         is_part = any(attribute is part.value for part in owner.each())
         if (is_list or (is_plain(attribute) and not is_internal)) and not is_part:
-            found |= facts_of(take_apart(attribute, path=join_path(owner.path, name)))
+            path = join_path(owner.path, name)
+            found |= {path: attribute} if is_plain(attribute) else facts_of(take_apart(attribute, path=path))
     return found
 
 

@@ -49,6 +49,7 @@ class Part(NamedTuple):
             contains it, is declared as shared.
         container: container type of the part. None means a leaf, or a value that cannot be taken apart.
         parts: parts within this one, by key, without plain numbers, texts and None.
+        plain: numbers, texts and None within this part, by key.
     """
 
     path: str
@@ -56,6 +57,7 @@ class Part(NamedTuple):
     is_shared: bool
     container: ContainerType | None
     parts: Mapping[Hashable, Part]
+    plain: Mapping[Hashable, Any] = _NOTHING
 
     def each(self) -> Iterator[Part]:
         """Yields this part and all parts below it."""
@@ -80,12 +82,13 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
     container = container_type(value)
     if container is None:
         return Part(path, value, is_shared, None, _NOTHING)
-    parts = {
-        key: take_apart(part, shared, join_path(path, key), is_shared or key in container.shared)
-        for key, part in container.parts(value).items()
-        if type(part) not in _PLAINEST
-    }
-    return Part(path, value, is_shared, container, parts)
+    parts, plain = {}, {}
+    for key, part in container.parts(value).items():
+        if type(part) in _PLAINEST:
+            plain[key] = part
+        else:
+            parts[key] = take_apart(part, shared, join_path(path, key), is_shared or key in container.shared)
+    return Part(path, value, is_shared, container, parts, plain)
 
 
 def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Any, Any] = _NOTHING) -> Any:
@@ -147,12 +150,7 @@ def fields_of(tree: Part) -> dict[str, FieldValue]:
 
 def paths(tree: Part) -> set[str]:
     """Returns the paths of all parts of a batch, including plain numbers and texts."""
-    return {
-        join_path(part.path, key)
-        for part in tree.each()
-        if part.container is not None
-        for key in part.container.parts(part.value)
-    }
+    return {join_path(part.path, key) for part in tree.each() for key in (*part.parts, *part.plain)}
 
 
 def check_replaceable(tree: Part) -> None:
