@@ -119,7 +119,7 @@ def _fitting_form(name: str, fields: Mapping[str, FieldValue], expected: int) ->
     if not isinstance(value, torch.Tensor):
         return ""
     count = len(value)
-    sizes = [len(of) for of in fields.values() if isinstance(of, torch.Tensor)]
+    sizes = [len(of if isinstance(of, torch.Tensor) else of.values()) for of in fields.values()]
     for other, field in fields.items():
         if isinstance(field, torch.Tensor):
             if _are_offsets(field, sizes):

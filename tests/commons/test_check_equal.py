@@ -33,6 +33,14 @@ class Mean(RankingModel):
         return losses.mean(), output
 
 
+class Summed(RankingModel):
+    """Returns the sum of its losses."""
+
+    def forward(self, batch):
+        losses, output = super().forward(batch)
+        return losses.sum(), output
+
+
 class Changed(RankingModel):
     """In its dense part, the attended values of a sample depend on the samples beside it."""
 
@@ -149,3 +157,28 @@ def test_what_is_not_finite_is_never_equal(breaks, error, message):
     with pytest.raises(error, match=message):
         check_equal(broken)
     assert check_equal(RIGHT["none"], steps=2).is_equal
+
+
+REDUCTIONS = {
+    "loss_reduction is 'sum', and the model returns a mean: .* Use \"mean\"": (Mean, "sum"),
+    "loss_reduction is 'mean', and the model returns a sum: .* Use \"sum\"": (Summed, "mean"),
+}
+
+
+@pytest.mark.parametrize("message", REDUCTIONS)
+@on_ranks(2)
+def test_a_wrong_reduction_is_found(message):
+    model, reduction = REDUCTIONS[message]
+    with pytest.raises(ValueError, match=message):
+        check_equal(lambda enabled: pipeline("none", model(), TokenShuffler(enabled=enabled), reduction))
+
+
+@on_ranks(2)
+def test_with_an_optimizer_that_divides_by_gradients_sgd_is_the_remedy():
+    def of_adam(enabled: bool) -> Any:
+        made, loader = pipeline("none", Changed(nn.Dropout(0.2)), TokenShuffler(enabled=enabled))
+        made._optimizer = torch.optim.Adam(made._model.module.dense.parameters(), 0.1)
+        return made, loader
+
+    with pytest.raises(DifferentTrainingError, match="the optimizer divides by gradients: compare with SGD"):
+        check_equal(of_adam)

@@ -59,7 +59,10 @@ class Place:
         """Yields batches as a loader for the device does: in pinned memory."""
         for batch in batches:
             if self.on_cuda:
-                batch = Rows(batch).pin_memory().batch if isinstance(batch, dict) else batch.pin_memory()
+                shared = {"unit"} & batch.keys() if isinstance(batch, dict) else ()
+                batch = (
+                    Rows(batch, shared).pin_memory().batch if isinstance(batch, dict) else batch.pin_memory()
+                )
             yield batch
 
     def training(
@@ -133,7 +136,7 @@ class OfDicts(torch.nn.Module):
         self.dense = _WeightedSquares()
 
     def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.dense(self.tables(batch["features"]), batch["weight"])
+        return self.dense(self.tables(batch["features"]), batch["weight"] * batch["unit"])
 
 
 class _WeightedSquares(torch.nn.Module):
@@ -161,15 +164,20 @@ class SquaresShuffler(BatchShuffler):
         return features.lengths().view(3, -1).sum(0) ** 2
 
 
+class DictShuffler(SquaresShuffler):
+    shared_fields = ("unit",)
+
+
 def of_containers(place: Place, of_torchrec: bool = False) -> Results:
-    """Batches are dicts of two tensors, or TorchRec's, which records its tensors itself."""
+    """Batches are dicts of two tensors and a shared one, or TorchRec's, which records its tensors itself."""
     make_model = OfTorchRecBatches if of_torchrec else OfDicts
-    pipeline, model = place.training(SquaresShuffler(), made=sharded(make_model()))
+    shuffler = SquaresShuffler() if of_torchrec else DictShuffler()
+    pipeline, model = place.training(shuffler, made=sharded(make_model()))
     weight = torch.arange(1.0, 1 + ROWS)
     batches = (
         TorchRecBatch(torch.ones(ROWS, 1), batch.features, weight.clone())
         if of_torchrec
-        else {"features": batch.features, "weight": weight.clone()}
+        else {"features": batch.features, "weight": weight.clone(), "unit": torch.ones(1)}
         for batch in histories(3)
     )
     return [steps(pipeline, place.load(batches)), parameters(model)]

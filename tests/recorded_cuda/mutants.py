@@ -175,6 +175,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a batch is not recorded": _instead(Step, "record_stream", lambda _: lambda self, stream: None),
     "a tensor is not recorded": _records(lambda names: names[:-1]),
+    "a shared tensor is not recorded": _records(lambda names: names),
     "a tensor of TorchRec's batch is not recorded": _records(
         lambda names: [name for name in names if "sparse" in name]
     ),

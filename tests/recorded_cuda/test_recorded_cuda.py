@@ -55,6 +55,7 @@ FOUND_BY: dict[str, tuple[str, ...]] = {
     "a batch is not recorded": ("native", "prefetch"),
     "the exchange on the default stream": ("native", "prefetch"),
     "a tensor is not recorded": ("dicts",),
+    "a shared tensor is not recorded": ("dicts",),
     "a tensor of TorchRec's batch is not recorded": ("TorchRec's batches",),
     "streams of its own for evaluation": ("evaluation", "prefetch, evaluation"),
     "a fetch of pieces is not waited for": ("pieces",),

@@ -63,6 +63,14 @@ def test_events_are_split_by_time_and_then_cut_to_the_newest(split, longest, can
     assert {name: ids.tolist() for name, ids in found[0].contextual.items()} == {"user_id": [3], "age": [2]}
 
 
+def test_a_user_in_two_rows_is_refused():
+    table = pl.DataFrame(
+        {"user_id": [3, 5, 3], "age": [2] * 3, "items": [[1], [2], [3]], "actions": [[1]] * 3}
+    )
+    with pytest.raises(ValueError, match="row 2: user_id 3 is in an earlier row, too"):
+        UserSequences.from_table(table, META)
+
+
 @given(
     num_events=st.lists(st.integers(1, 30), min_size=1, max_size=5),
     longest=st.integers(1, 40),

@@ -51,6 +51,8 @@ COSTS: dict[str, tuple[Callable[[Any], torch.Tensor], list[int]]] = {
     "sums of squares": (lambda batch: (batch["ids"].lengths().view(1, -1) ** 2).sum(0), SQUARES),
     "flops": (lambda batch: HSTUFlops(1, 32, 2, 16).per_sample(batch["ids"]["item"].lengths()), FLOPS),
     "a field": (lambda batch: batch["n"] ** 2, SQUARES),
+    "columns": (lambda batch: (batch["columns"] ** 2)[:, 0], SQUARES),
+    "weights": (lambda batch: (batch["ids"].weights() ** 2)[batch["ids"].offsets()[:-1]], SQUARES),
 }
 
 
@@ -58,7 +60,8 @@ COSTS: dict[str, tuple[Callable[[Any], torch.Tensor], list[int]]] = {
 def test_counts_of_int32_lengths_do_not_wrap():
     lengths = torch.tensor(LENGTHS, dtype=torch.int32).roll(dist.get_rank())
     ids = torch.zeros(int(lengths.sum()), dtype=torch.int32)
-    batch = {"ids": KeyedJaggedTensor(["item"], ids, lengths=lengths), "n": lengths}
+    keyed = KeyedJaggedTensor(["item"], ids, lengths.repeat_interleave(lengths), lengths=lengths)
+    batch = {"ids": keyed, "n": lengths, "columns": lengths[:, None].repeat(1, 2)}
     for name, (cost, of_each) in COSTS.items():
         with naming(name):
             rows = Counting(cost, lambda batch: batch["n"] - 1).plan(batch).rows

@@ -89,6 +89,9 @@ def test_wrong_calls_are_refused():
     batch = draw("dict", samples_of(dist.get_rank(), ROWS))
     plan, other = shuffler.plan(batch), shuffler.plan(batch)
     loss = torch.ones((), requires_grad=True)
+    with pytest.raises(ValueError, match="scale got a plan that was not exchanged"):
+        shuffler.scale(loss, plan, "sum")
+    shuffler.exchange(batch, plan)
     assert shuffler.scale(loss, plan, None) is loss
     calls = {
         "loss_reduction='average': expected": (loss, plan, "average"),
@@ -115,7 +118,7 @@ def test_one_warning_on_rank_0_tells_of_a_forgotten_scale(how):
             if how in ("scaled", "unscaled"):
                 shuffler.scale(loss, plan, "mean" if how == "scaled" else None)
     assert len(messages) == (how == "forgotten" and dist.get_rank() == 0)
-    assert all("their losses not scaled" in message for message in messages)
+    assert all("their losses may not have been scaled" in message for message in messages)
 
 
 @pytest.mark.parametrize("who", ["all", "within pairs"])
@@ -124,6 +127,7 @@ def test_scale_does_not_wait(who):
     shuffler = _shuffler(who)
     batch = draw("dict", samples_of(dist.get_rank(), (5, 4, 3, 6), 0))
     plan, loss = shuffler.plan(batch), torch.ones((), requires_grad=True)
+    shuffler.exchange(batch, plan)
     with no_synchronization():
         for reduction in ("sum", "mean", "global_mean"):
             shuffler.scale(loss, plan, reduction)

@@ -152,3 +152,15 @@ def test_a_tensordict_moves_its_lists():
 def test_a_list_of_samples_is_refused_with_the_recipe():
     with pytest.raises(TypeError, match=r"they may be fields or samples.*partition.refined\(costs, n\)"):
         split_balanced([{"ids": torch.arange(ROWS)}] * ROWS, 2, COSTS)
+
+
+def test_a_list_with_a_tensor_per_sample_is_refused_where_the_batch_has_no_fields():
+    batch = {"ids": torch.arange(4), "fields": [torch.arange(4), torch.arange(4) + 4]}
+    chunks, order = split_balanced(batch, 2, [1] * 4)
+    merged = merge(chunks, order)
+    assert merged["ids"].equal(batch["ids"]) and all(map(torch.equal, merged["fields"], batch["fields"]))
+    of_samples = [{"scores": [row.repeat(2) for row in chunk["ids"]], **chunk} for chunk in chunks]
+    with pytest.raises(TypeError, match="scores is a list of 2 similar entries, in a batch of 2 rows"):
+        merge(of_samples, order)
+    of_layers = [{"layers": [chunk["ids"]] * 3} for chunk in chunks]
+    assert all(layer.equal(batch["ids"]) for layer in merge(of_layers, order)["layers"])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from commons.extensions.micro_batches import MicroBatches
+from commons.extensions.pieces import Pieces
 from commons.extensions.sample_groups import SampleGroups
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.compiled_kernels import before_and_after_placing
@@ -48,6 +52,41 @@ def test_samples_of_a_group_come_together_and_others_stay():
         assert sorted([*both[0], *both[1]]) == (sorted(2 * users) if of_ranks is None else of_ranks)
         grouped = [set(each) - {0, 1} for each in both]
         assert not grouped[0] & grouped[1]
+
+
+@on_ranks(2)
+def test_strict_groups_never_divide_and_balance_as_far_as_they_can():
+    rank = dist.get_rank()
+    strict = {"extensions": [SampleGroups("user", strict=True)], "equal_rows": False}
+    shuffler = TokenShuffler(**strict)
+    for step in range(6):
+        rng = np.random.default_rng((step, rank))
+        users, items = rng.integers(-1, 9, 10 + 2 * rank), rng.integers(1, 20, 10 + 2 * rank)
+        batch = _batch(users.tolist(), items.tolist())
+        plan = shuffler.plan(batch)
+        placed = shuffler.exchange(batch, plan).features["user"].values().tolist()
+        both = [placed, placed]
+        dist.all_gather_object(both, placed)
+        assert not set(both[0]) & set(both[1])
+        groups = plan.rows.columns["groups"]
+        assert sorted(both[0] + both[1]) == sorted(groups[groups >= 0])
+        assert np.ptp(plan.loads) <= max(np.ptp(plan.loads_before), plan.loads.max() / 10)
+    few = TokenShuffler(**{**strict, "extensions": [SampleGroups("user", strict=True)]}, max_tokens=20)
+    error = error_of(few.plan, _batch([7, 8 + rank], [15, 1]))
+    assert "ValueError: group 7 has" in error and "above max_tokens=20" in error
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "message"),
+    [
+        ({}, [], "equal_rows=True: SampleGroups(strict=True) needs equal_rows=False"),
+        ({"equal_rows": False}, [MicroBatches(40)], "sample_groups excludes micro_batches"),
+        ({"equal_rows": False}, [Pieces()], "sample_groups excludes pieces: strict groups do not divide"),
+    ],
+)
+def test_strict_groups_are_refused_with_what_divides_them(settings, more, message):
+    error = error_of(lambda: TokenShuffler(extensions=[SampleGroups("user", strict=True), *more], **settings))
+    assert message in error
 
 
 @on_ranks(2)
