@@ -2,8 +2,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hstu.models import (
     EmbeddingTable,
@@ -13,8 +11,7 @@ from hstu.models import (
     RankingHeadConfig,
     full_sequence_length,
 )
-from tests.few_examples import few_examples
-from tests.hstu.hstu_samples import NUM_CLASSES, Sample, hstu_batch, ranking_model, samples
+from tests.hstu.hstu_samples import NUM_CLASSES, Sample, hstu_batch, ranking_model
 
 SAMPLE = Sample(
     user=[3],
@@ -25,6 +22,7 @@ SAMPLE = Sample(
     labels=[3, 4, 0],
 )
 HISTORY_ONLY = replace(SAMPLE, num_candidates=0, labels=SAMPLE.actions)
+EMPTY = Sample([], [], [], [], 0, [])
 NO_CANDIDATES = replace(hstu_batch([HISTORY_ONLY]), max_num_candidates=0)
 
 
@@ -32,27 +30,14 @@ def logits_of(model: HSTURanking, sample: Sample) -> torch.Tensor:
     return model(hstu_batch([sample]))[1].logits
 
 
-@few_examples
-@given(rows=st.lists(samples(), min_size=1, max_size=5))
-def test_loss_and_gradients_do_not_depend_on_other_samples(rows):
-    model = ranking_model()
-    losses, logits = [], []
-    for row in rows:
-        loss, output = model(hstu_batch([row]))
-        loss.backward()
-        losses.append(loss.detach())
-        logits.append(output.logits)
-    alone = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    batch = hstu_batch(rows)
-    loss, output = model(batch)
-    loss.backward()
-    torch.testing.assert_close(loss, torch.stack(losses).sum(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(output.logits, torch.cat(logits), rtol=1e-5, atol=1e-5)
+def test_other_samples_do_not_change_a_sample():
+    model, rows = ranking_model(), [SAMPLE, EMPTY, HISTORY_ONLY, replace(SAMPLE, user=[], tags=[])]
+    alone = [model(hstu_batch([row])) for row in rows]
+    loss, output = model(hstu_batch(rows))
+    torch.testing.assert_close(loss, sum(one for one, _ in alone))
+    torch.testing.assert_close(output.logits, torch.cat([one.logits for _, one in alone]))
     assert output.labels.tolist() == [label for row in rows for label in row.labels]
-    assert len(output.labels) == int(batch.num_loss_tokens().sum())
-    for parameter, grad in zip(model.parameters(), alone, strict=True):
-        torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-5)
+    assert len(output.labels) == int(hstu_batch(rows).num_loss_tokens().sum())
 
 
 def test_candidates_do_not_depend_on_each_other():

@@ -2,10 +2,6 @@
 
 from pathlib import Path
 
-INIT = """
-from .cuda_hstu_attention import hstu_attn_varlen_func
-"""
-
 # Contextual rows see all up to the targets. A target sees its own group up to itself, and no other target.
 ATTENTION = """
 import torch
@@ -48,6 +44,6 @@ def install(folder: Path, attention: str = ATTENTION) -> Path:
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: fbgemm_gpu_hstu\nVersion: 0.1.0\n")
     (folder / "hstu").mkdir()
-    (folder / "hstu/__init__.py").write_text(INIT)
+    (folder / "hstu/__init__.py").write_text("from .cuda_hstu_attention import hstu_attn_varlen_func\n")
     (folder / "hstu/cuda_hstu_attention.py").write_text(attention)
     return folder
