@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import io
 import itertools
 import os
@@ -171,22 +172,30 @@ def _shards(value: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
     return [(tuple(shard.metadata.shard_offsets), shard.tensor.detach().clone()) for shard in shards]
 
 
+@functools.cache
+def _own_ranks() -> ProcessPool:
+    """Returns two ranks whose process groups are those that programs make."""
+    return ProcessPool(2)
+
+
 def printed_losses(name: str, folder: Path) -> list[float]:
-    """Runs a program on two ranks of its own, from its first line to its last. Returns the printed losses."""
+    """Returns the losses that a program prints, from its first line to its last."""
+    losses = (re.fullmatch(r"loss ([\d.]+)", line) for line in printed_lines(name, folder))
+    return [float(loss[1]) for loss in losses if loss]
+
+
+def printed_lines(name: str, folder: Path) -> list[str]:
+    """Runs a program on two ranks. Returns what the first one prints."""
     program = folder / f"{name}.py"
     program.write_text(in_checkout(source(name)))
-    pool = ProcessPool(2)
-    try:
-        printed, _ = pool.run(_run_alone, str(program), free_port())
-    finally:
-        pool.close(kill=True)  # they have left their process group
-    return [float(loss) for loss in re.findall(r"^loss ([\d.]+)$", printed, re.MULTILINE)]
+    return _own_ranks().run(_run_alone, str(program), free_port())[0].splitlines()
 
 
 def _run_alone(program: str, port: int) -> str:
     """Runs a program that makes and destroys its process group. Returns what it prints."""
-    dist.barrier()
-    dist.destroy_process_group()
+    if dist.is_initialized():  # as the pool starts
+        dist.barrier()
+        dist.destroy_process_group()
     os.environ["MASTER_PORT"] = str(port)
     with contextlib.chdir(Path(program).parent), contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(program, run_name="__main__")

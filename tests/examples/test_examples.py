@@ -7,15 +7,14 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import BalanceReport, BatchShuffler
-from tests.e2e.torchrun import torchrun
 from tests.examples.programs import (
     BATCH_SIZE,
     EXAMPLES,
     FOLDER,
     PROGRAMS,
     Shards,
-    in_checkout,
     load,
+    printed_lines,
     printed_losses,
     rows_of,
     rows_with_equal_loss_tokens,
@@ -101,9 +100,7 @@ def test_a_program_prints_the_losses_of_a_single_process(tmp_path, name):
 
 
 def test_own_torchrec_model_trains_and_balances(tmp_path):
-    (tmp_path / "program.py").write_text(in_checkout(source("own_torchrec_model")))
-    lines = torchrun(tmp_path, "program.py", fresh=True).splitlines()
-    lines = [line for line in lines if not line.startswith("compiling ")]  # shown where that takes seconds
+    lines = printed_lines("own_torchrec_model", tmp_path)
     steps = [re.fullmatch(r"loss ([\d.]+)  imbalance ([\d.]+) → ([\d.]+)", line) for line in lines]
     assert len(steps) == 10 and all(steps), f"expected ten lines of figures and nothing else:\n{lines}"
     losses, before, after = zip(*(map(float, step.groups()) for step in steps if step), strict=True)
