@@ -36,6 +36,7 @@ from tests.commons.pipeline.ranking_pipelines import (
 from tests.commons.sequence_batch.internals import Rows
 from tests.commons.training.internals import StepVote
 from tests.commons.unbounded_ids.sharded_tables import Summed
+from tests.gradient_comparison import local_tensors
 from tests.gradient_models import CASES as MODELS
 
 from . import modes
@@ -101,10 +102,7 @@ def steps(pipeline: Any, loader: Iterator[Any], count: int | None = None) -> Res
 
 def parameters(model: torch.nn.Module) -> Results:
     """Returns a model's parameters, those of its tables too."""
-    return [
-        value.local_shards()[0].tensor if hasattr(value, "local_shards") else value
-        for value in model.state_dict().values()
-    ]
+    return list(local_tensors(model).values())
 
 
 class LabelsFirst(RankingModel):
@@ -129,28 +127,21 @@ class OfDicts(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables = RankingModel().tables
-        self.dense = _WeightedSquares()
+        self.tables, self.scale = RankingModel().tables, torch.nn.Parameter(torch.ones(WIDTH))
 
     def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.dense(self.tables(batch["features"]), batch["weight"])
+        return self.squares(self.tables(batch["features"]), batch["weight"])
 
-
-class _WeightedSquares(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(WIDTH))
-
-    def forward(self, found: Any, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        squares = torch.cat([(each.values() * self.scale).square().sum().view(1) for each in found.values()])
-        return squares.sum() * weight.sum(), weight.clone()  # not the batch's, which would live on
+    def squares(self, found: Any, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        squares = (found["item"].values() * self.scale).square().sum()
+        return squares * weight.sum(), weight.clone()  # not the batch's, which would live on
 
 
 class OfTorchRecBatches(OfDicts):
     """Takes TorchRec's own batches."""
 
     def forward(self, batch: TorchRecBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.dense(self.tables(batch.sparse_features), batch.labels)
+        return self.squares(self.tables(batch.sparse_features), batch.labels)
 
 
 class SquaresShuffler(BatchShuffler):
