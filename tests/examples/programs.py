@@ -34,7 +34,7 @@ Shards = dict[str, list[tuple[tuple[int, ...], torch.Tensor]]]
 
 @dataclass(frozen=True)
 class Program:
-    """How a program makes its model, its optimizer's settings, batches per step, and loss tokens of a row.
+    """How a program makes its model, its optimizer's settings, and batches per step.
 
     `call` runs the model on a batch, by default as a pipeline would. `optimizers` makes those of a single
     process, by default one for all parameters.
@@ -43,7 +43,6 @@ class Program:
     make_model: Callable[[Any], torch.nn.Module]
     sgd: Mapping[str, float]
     accumulated: int = 1
-    loss_tokens: Callable[[Any], int] = lambda row: 1
     call: Callable[[torch.nn.Module, Any], Any] = lambda model, batch: model(batch)
     optimizers: Callable[[Any, Any], list[Any]] | None = None
 
@@ -51,10 +50,8 @@ class Program:
 EXAMPLES = {
     "pooled_dlrm": Program(lambda module: module.make_model(), {"lr": 0.5}),
     "nested_batch": Program(lambda module: module.ClickModel(), {"lr": 0.1}),
-    "bert4rec": Program(lambda module: module.Bert4Rec(), {"lr": 0.1}, 1, lambda row: len(row[1])),
-    "gradient_accumulation": Program(
-        lambda module: module.AdModel(), {"lr": 0.1, "momentum": 0.9}, 2, lambda row: len(row[1])
-    ),
+    "bert4rec": Program(lambda module: module.Bert4Rec(), {"lr": 0.1}),
+    "gradient_accumulation": Program(lambda module: module.AdModel(), {"lr": 0.1, "momentum": 0.9}, 2),
 }
 # What they imitate of other trainers is in their docstrings.
 TRAINERS = {
@@ -108,17 +105,6 @@ def rows_of(name: str, last: Sequence[int], steps: int = STEPS) -> Rows:
     """Returns data for some steps. The last batch has `last[rank]` rows; 0 ends the loader a batch early."""
     draw, full = load(name).draw, BATCH_SIZE * (steps * PROGRAMS[name].accumulated - 1)
     return [[draw(rank, row) for row in range(full + rows)] for rank, rows in enumerate(last)]
-
-
-def rows_with_equal_loss_tokens(name: str, num_ranks: int, steps: int) -> Rows:
-    """Returns data for full batches whose rows all have the same number of loss tokens."""
-    module, program = load(name), PROGRAMS[name]
-    rows = BATCH_SIZE * steps * program.accumulated
-    tokens = program.loss_tokens(module.draw(0, 2))
-    assert tokens
-    drawn = [map(module.draw, itertools.repeat(rank), itertools.count()) for rank in range(num_ranks)]
-    alike = [(row for row in rank_rows if program.loss_tokens(row) == tokens) for rank_rows in drawn]
-    return [list(itertools.islice(rank_rows, rows)) for rank_rows in alike]
 
 
 def trained(name: str, data: Rows, before: bool = False) -> tuple[list[float], Shards]:
