@@ -42,7 +42,7 @@ from tests.commons.extensions.micro_batches.divided import check_divided, in_mic
 from tests.commons.extensions.micro_batches.internals import rows_of_micro_batches
 from tests.commons.histories import TokenShuffler, draw_histories, histories
 from tests.commons.histories import contents as contents_of_histories
-from tests.drawn_batches import sample_contents
+from tests.drawn_batches import MixedBatch
 from tests.few_examples import few_examples
 from tests.on_ranks import on_ranks
 from tests.own_memory import check_own_memory
@@ -65,26 +65,34 @@ def divided(shuffler: BatchShuffler, batch: Any, plan: ShufflePlan) -> list[Any]
     return extension.micro_batches(batch, plan)
 
 
+def check_parts(parts: list[Any], moved: Any, plan: ShufflePlan) -> None:
+    """Checks that micro-batches have the samples of the batch in its order.
+
+    A `BaseBatch` without samples has a row of padding, and other batches have a copy of a row.
+    """
+    every = contents(moved)
+    for part, rows in zip(parts, rows_of_micro_batches(plan, dist.get_rank()), strict=True):
+        check_shared(part, moved)
+        got = contents(part)
+        assert got[: len(rows)] == [every[row] for row in rows]
+        if isinstance(part, MixedBatch):
+            assert (part.batch_size, part.num_samples) == (max(len(rows), 1), len(rows))
+        else:
+            assert len(got) == max(len(rows), 1)
+
+
 CAPS = [1, 6, 12, 13, 30, 10**6]
 
 
 def _divide(case: Case) -> tuple[ShufflePlan, BalanceReport] | None:
-    """Checks that micro-batches have the samples of the batch in its order, and that values come back to it.
-
-    Micro-batches have no padding, which a model may return rows for.
-    """
+    """Checks micro-batches, and values of them that come back, with rows for their padding or without."""
     step, alone = exchanged(case), ("scores", "keyed", "tokens", "right")[case.seed % 4]
     if step is None:
         return None
     shuffler, plan, _, moved = step
     (micro,) = shuffler.extensions
-    every, of_rank = sample_contents(moved), rows_of_micro_batches(plan, shuffler.group.rank)
     parts = micro.micro_batches(moved, plan)
-    for micro_batch, rows in zip(parts, of_rank, strict=True):
-        assert sample_contents(micro_batch) == [every[row] for row in rows]
-        assert (micro_batch.batch_size, micro_batch.num_samples) == (max(len(rows), 1), len(rows))
-        assert type(micro_batch) is type(moved) and micro_batch.shared is moved.shared
-        assert micro_batch.feature_to_max_seqlen == moved.feature_to_max_seqlen
+    check_parts(parts, moved, plan)
     check_identical(micro.join_values(parts, plan), moved)
     outputs = [model_outputs(micro_batch, padded=case.seed % 3 > 0) for micro_batch in parts]
     expected = model_outputs(moved, padded=False)
@@ -124,12 +132,7 @@ def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> 
     plan = shuffler.plan(batch)
     check_divided(plan, cap)
     moved = shuffler.exchange(batch, plan)
-    every, of_rank = contents(moved), rows_of_micro_batches(plan, rank)
-    for micro_batch, of_one in zip(divided(shuffler, moved, plan), of_rank, strict=True):
-        check_shared(micro_batch, batch)
-        got = contents(micro_batch)
-        assert got[: len(of_one)] == [every[row] for row in of_one]
-        assert len(got) == max(len(of_one), 1)
+    check_parts(divided(shuffler, moved, plan), moved, plan)
     return plan.num_parts
 
 

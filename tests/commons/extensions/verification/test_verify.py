@@ -58,9 +58,10 @@ def test_fields_of_any_kind_and_dtype_pass():
 def test_any_container_passes_and_a_rank_without_a_batch(kind):
     shuffler, rank = ContainerShuffler(extensions=[Verification()]), dist.get_rank()
     shuffler.shuffle(make_batch(kind, 0, 1000 * (rank + 1), 2 + 3 * rank))
-    batch = None if rank else make_batch(kind, 0, 1100, 4)
-    plan = shuffler.plan(batch)
-    shuffler.exchange(shuffler.padding_batch() if batch is None else batch, plan)
+    for rows in (4, 1):  # or a single one, which leaves a rank without samples
+        batch = None if rank else make_batch(kind, 0, 1100, rows)
+        plan = shuffler.plan(batch)
+        shuffler.exchange(shuffler.padding_batch() if batch is None else batch, plan)
 
 
 @pytest.mark.parametrize("exchange", BOTH)
