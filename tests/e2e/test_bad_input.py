@@ -52,9 +52,8 @@ def random_data(tmp_path):
         ),
         ("none.gin", [], ["--gin-config-file none.gin"]),
         ("inference.gin", [], ["OptimizerArgs is not configured", "ckpt_load_dir"]),
-        ("inference.gin", ["--calibrate", "costs.json"], ["OptimizerArgs is not configured"]),
     ],
-    ids=["nothing to pipeline", "gin file", "train", "calibrate"],
+    ids=["nothing to pipeline", "gin file", "no optimizer"],
 )
 def test_bad_setting(kept_ranks, tmp_path, random_data, file, arguments, words):
     output = kept_ranks.refuse(tmp_path, *RANKING, "--gin-config-file", file, *arguments)

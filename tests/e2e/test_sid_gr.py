@@ -67,7 +67,6 @@ def test_a_check_on_random_data_takes_another_learning_rate_and_no_files(kept_ra
     [
         ("TrainerArgs.top_k_for_generation = 5", "TrainerArgs.eval_metrics = 'NDCG@10': expected k of at"),
         ("DatasetArgs.codebook_sizes = [16, 16, 9]", "ValueError: item_to_sid.pt: item"),
-        ("NetworkArgs.is_causal = False", "NetworkArgs.is_causal = False: expected True"),
     ],
 )
 def test_bad_setting(kept_ranks, workspace, binding, error):

@@ -48,7 +48,6 @@ def check_equal(results: list[tuple[list[float], Shards]], losses: list[float], 
     [
         ("loader_bookkeeping", [5, 2]),  # which two ranks do not divide
         ("stream_loop", [5, 2]),
-        ("pooled_dlrm", [5, 2]),
         ("stream_loop", [5, 0]),
         ("nested_batch", [1, 0]),  # a rank without a sample
         ("pooled_dlrm", [1, 0]),  # which runs a copied row
