@@ -40,35 +40,22 @@ def test_other_samples_do_not_change_a_sample():
     assert len(output.labels) == int(hstu_batch(rows).num_loss_tokens().sum())
 
 
-def test_candidates_do_not_depend_on_each_other():
-    model = ranking_model()
-    logits = logits_of(model, SAMPLE)
-    order = [2, 0, 1]
-    permuted = replace(
-        SAMPLE,
-        items=SAMPLE.items[:3] + [SAMPLE.items[3 + place] for place in order],
-        actions=SAMPLE.actions[:3] + [SAMPLE.actions[3 + place] for place in order],
-    )
-    torch.testing.assert_close(logits_of(model, permuted), logits[order])
-    one = replace(
-        SAMPLE, items=SAMPLE.items[:4], actions=SAMPLE.actions[:4], num_candidates=1, labels=SAMPLE.labels[:1]
-    )
-    torch.testing.assert_close(logits_of(model, one), logits[:1])
-
-
 @pytest.mark.parametrize("sample", [SAMPLE, HISTORY_ONLY], ids=["candidates", "history"])
-def test_an_item_sees_only_the_actions_before_it(sample):
+def test_a_prediction_sees_its_item_and_the_history_before_it(sample):
     model = ranking_model()
     logits = logits_of(model, sample)
     first_label = len(sample.items) - len(sample.labels)
     for changed in range(len(sample.items)):
-        actions = list(sample.actions)
-        actions[changed] = NUM_CLASSES + 1
-        now = logits_of(model, replace(sample, actions=actions))
-        for label, (before, after) in enumerate(zip(logits, now, strict=True)):
+        actions, items = list(sample.actions), list(sample.items)
+        actions[changed], items[changed] = NUM_CLASSES + 1, 40
+        with_action = logits_of(model, replace(sample, actions=actions))
+        with_item = logits_of(model, replace(sample, items=items))
+        for label, before in enumerate(logits):
             item = first_label + label
             in_sight = changed < min(item, len(sample.items) - sample.num_candidates)
-            assert torch.allclose(before, after, atol=1e-6) != in_sight, (changed, item)
+            assert torch.allclose(with_action[label], before, atol=1e-6) != in_sight, (changed, item)
+            in_sight |= changed == item
+            assert torch.allclose(with_item[label], before, atol=1e-6) != in_sight, (changed, item)
 
 
 def test_labels_belong_to_the_last_items():

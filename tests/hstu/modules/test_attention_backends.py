@@ -1,15 +1,27 @@
 """Every attention backend computes plain masked attention, its gradients too, or says what it cannot."""
 
 import importlib.util
+import math
 import sys
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import hstu
 import hstu.modules
 from hstu.modules import SampleMask, batch_attention
-from tests.hstu.modules.attention_cases import CASES, CAUSAL_CASES, MAX_TOKENS, SCALING_SEQLEN, Case, mask
+from tests.hstu.modules.attention_cases import (
+    CASES,
+    CAUSAL_CASES,
+    MAX_TOKENS,
+    SCALING_SEQLEN,
+    Case,
+    batches,
+    dense_attention,
+    mask,
+)
 from tests.hstu.modules.internals import TritonWork, triton_hstu_attention
 from tests.hstu.modules.interpreted_attention import IN_PIECES, interpret, run_kernels
 
@@ -44,6 +56,38 @@ def test_cutlass_matches_dense_attention(install, case):
     if case.inputs()[0].numel():
         assert sys.modules["fbgemm_gpu_hstu"].__file__ == str(folder / "hstu/__init__.py")
     assert sys.modules["hstu"] is hstu and str(folder) not in str(hstu.__path__)
+
+
+@pytest.mark.usefixtures("chunk_sizes")
+@given(masks=batches(), heads=st.sampled_from([(2, 8), (4, 3)]))
+@example([SampleMask(70, 33, 70, 2, True)], (2, 8))  # the prefix ends in a tile's first column
+def test_pytorch_is_exact_in_64_bits(masks, heads):
+    torch.manual_seed(0)
+    drawn = torch.randn(3, sum(mask.num_tokens for mask in masks), *heads, dtype=torch.float64)
+    qkv = drawn.requires_grad_().unbind()
+    out, expected = batch_attention("pytorch", masks, 7, CPU)(*qkv), dense_attention(qkv, masks, 7)
+    torch.testing.assert_close(out, expected)
+    weights = torch.randn_like(out)
+    grad, expected_grad = (torch.autograd.grad((of * weights).sum(), drawn) for of in (out, expected))
+    torch.testing.assert_close(grad, expected_grad)
+
+
+def test_float16_sums_over_long_samples_stay_finite():
+    num_tokens = 2000
+    q, k, v = (torch.full((num_tokens, 1, 4), value, dtype=torch.float16) for value in (2, 4, 8))
+    out = batch_attention("pytorch", [mask(0, num_tokens)], num_tokens, CPU)(q, k, v)
+    weight = 16 * torch.sigmoid(torch.tensor(16.0))  # one token's; the sum over all overflows float16
+    torch.testing.assert_close(out[-1].float(), torch.full((1, 4), 8 * weight.item()), rtol=4e-3, atol=0)
+
+
+def test_a_value_that_is_not_finite_stays_within_its_sample():
+    attention = batch_attention("pytorch", [mask(1, 2), mask(1, 19), mask(1, 4)], 7, CPU)  # one chunk
+    q, k, v = torch.randn(3, 28, 2, 8, generator=torch.Generator().manual_seed(0))
+    expected = attention(q, k, v)
+    v[0] = math.inf
+    out = attention(q, k, v)
+    assert not out[:3].isfinite().all()
+    torch.testing.assert_close(out[3:], expected[3:])
 
 
 def run_backend(backend: str, case: Case) -> list[torch.Tensor]:
