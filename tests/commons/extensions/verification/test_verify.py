@@ -166,8 +166,14 @@ def _another_value(moved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _other_keys(moved: dict[str, Any]) -> dict[str, Any]:
+    """Counts each row's values of the second key to the first."""
     ids = moved["ids"]
-    return moved | {"ids": KeyedJaggedTensor(ids.keys(), ids.values(), lengths=ids.lengths().flip(0))}
+    values = [
+        value for row in zip(*(ids[key].to_dense() for key in ids.keys()), strict=True) for value in row
+    ]
+    lengths = ids.lengths().view(2, -1).sum(0)
+    counted = torch.cat([lengths, 0 * lengths])
+    return moved | {"ids": KeyedJaggedTensor(ids.keys(), torch.cat(values), lengths=counted)}
 
 
 COUNT = "rank 1 of the ranks to balance among has {} samples after the exchange, expected 4"
