@@ -15,10 +15,10 @@ from commons.perf_model import HSTUFlops, TransformerConfig, transformer_work
 from commons.sequence_batch import BaseBatch
 from hstu.models import RankingHeadConfig
 from tests.hstu import hstu_samples, retrieval_samples
+from tests.hstu.hstu_samples import VOCABULARY
 from tests.sid_gr import sid_samples
 
 ROWS = 6
-VOCABULARY = 50  # of the HSTU models' features
 NUM_TASKS = 3
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import re
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import hstu
 import hstu.modules
 from hstu.modules import SampleMask, batch_attention
+from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.hstu.modules.attention_cases import (
     CASES,
     CAUSAL_CASES,
@@ -22,7 +24,7 @@ from tests.hstu.modules.attention_cases import (
     dense_attention,
     mask,
 )
-from tests.hstu.modules.internals import TritonWork, triton_hstu_attention
+from tests.hstu.modules.internals import TritonWork, triton_compiler, triton_hstu_attention
 from tests.hstu.modules.interpreted_attention import IN_PIECES, interpret, run_kernels
 
 CPU = torch.device("cpu")
@@ -157,3 +159,20 @@ def test_without_triton_the_error_says_what_to_install(monkeypatch):
     qkv = [torch.zeros(3, 2, 4) for _ in range(3)]
     with pytest.raises(ImportError, match="pip install triton"):
         triton_hstu_attention(*qkv, TritonWork([mask(0, 3)]), 1.0)
+
+
+@needs_triton
+def test_a_ptxas_that_compiles_wrong_code_is_named_once_on_its_chip(monkeypatch):
+    assert re.fullmatch(r"\d+\.\d+\.\d+", triton_compiler.ptxas_version())
+    triton_compiler.warn_of_wrong_code.cache_clear()
+    with warnings_of("hstu") as records:
+        triton_compiler.warn_of_wrong_code((9, 0))
+        assert not records
+        monkeypatch.setattr(triton_compiler, "_WRONG_PTXAS", triton_compiler.ptxas_version())
+        triton_compiler.warn_of_wrong_code((8, 0))
+        assert not records
+        triton_compiler.warn_of_wrong_code.cache_clear()
+        for _ in range(2):
+            triton_compiler.warn_of_wrong_code((9, 0))
+    assert len(records) == 1 and "TRITON_PTXAS_PATH" in records[0]
+    triton_compiler.warn_of_wrong_code.cache_clear()
