@@ -168,12 +168,10 @@ def _another_value(moved: dict[str, Any]) -> dict[str, Any]:
 def _other_keys(moved: dict[str, Any]) -> dict[str, Any]:
     """Counts each row's values of the second key to the first."""
     ids = moved["ids"]
-    values = [
-        value for row in zip(*(ids[key].to_dense() for key in ids.keys()), strict=True) for value in row
-    ]
+    rows = zip(ids["a"].to_dense(), ids["b"].to_dense(), strict=True)
     lengths = ids.lengths().view(2, -1).sum(0)
-    counted = torch.cat([lengths, 0 * lengths])
-    return moved | {"ids": KeyedJaggedTensor(ids.keys(), torch.cat(values), lengths=counted)}
+    counted, values = torch.cat([lengths, 0 * lengths]), torch.cat([torch.cat(row) for row in rows])
+    return moved | {"ids": KeyedJaggedTensor(ids.keys(), values, lengths=counted)}
 
 
 COUNT = "rank 1 of the ranks to balance among has {} samples after the exchange, expected 4"
