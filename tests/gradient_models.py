@@ -76,7 +76,7 @@ def _sample_with_candidates(rng: np.random.Generator, items: int, labeled: bool)
 
 
 def _ranking_batch(samples: Sequence[hstu_samples.Sample]) -> BaseBatch:
-    padding = [hstu_samples.Sample([], [], [], [], 0, [])] * (ROWS - len(samples))
+    padding = [hstu_samples.EMPTY] * (ROWS - len(samples))
     batch = hstu_samples.hstu_batch([*samples, *padding])
     batch.actual_batch_size = len(samples)
     return batch

@@ -13,12 +13,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from commons.datasets import HSTUBatch, SIDBatch
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
-from hstu.batch_shuffler import HSTUBatchShuffler
 from tests.commons.extensions.pieces.cut_samples import check_drawn_cuts
 from tests.commons.histories import keyed
 from tests.few_examples import few_examples
 from tests.hstu import hstu_samples
 from tests.hstu.hstu_samples import hstu_batch
+from tests.hstu.internals import HSTUBatchShuffler
 from tests.on_ranks import on_ranks
 from tests.sid_gr import sid_samples
 from tests.sid_gr.internals import SIDGRBatchShuffler

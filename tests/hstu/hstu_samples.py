@@ -26,6 +26,17 @@ class Sample:
     labels: list[int]
 
 
+SAMPLE = Sample(
+    user=[3],
+    tags=[1, 2],
+    items=[5, 6, 7, 8, 9, 10],
+    actions=[0, 1, 2, 3, 4, 0],
+    num_candidates=3,
+    labels=[3, 4, 0],
+)
+EMPTY = Sample([], [], [], [], 0, [])
+
+
 def keyed(num_rows: int, **ids: Sequence[list[int]]) -> KeyedJaggedTensor:
     """Makes jagged features of each row's ids; further rows are empty."""
     columns = [[*column, *[[]] * (num_rows - len(column))] for column in ids.values()]

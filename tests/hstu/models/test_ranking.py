@@ -11,18 +11,9 @@ from hstu.models import (
     RankingHeadConfig,
     full_sequence_length,
 )
-from tests.hstu.hstu_samples import NUM_CLASSES, Sample, hstu_batch, ranking_model
+from tests.hstu.hstu_samples import EMPTY, NUM_CLASSES, SAMPLE, Sample, hstu_batch, ranking_model
 
-SAMPLE = Sample(
-    user=[3],
-    tags=[1, 2],
-    items=[5, 6, 7, 8, 9, 10],
-    actions=[0, 1, 2, 3, 4, 0],
-    num_candidates=3,
-    labels=[3, 4, 0],
-)
 HISTORY_ONLY = replace(SAMPLE, num_candidates=0, labels=SAMPLE.actions)
-EMPTY = Sample([], [], [], [], 0, [])
 NO_CANDIDATES = replace(hstu_batch([HISTORY_ONLY]), max_num_candidates=0)
 
 
