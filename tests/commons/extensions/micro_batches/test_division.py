@@ -262,5 +262,6 @@ def test_corner_cases():
     for num_ranks in (1, 3):
         assert as_lists(balance_micro_batches([], [], num_ranks, 5, min_count=2)) == [[[], []]] * num_ranks
         assert as_lists(divide_into_micro_batches([], [], [[]] * num_ranks, 5)) == [[[]]] * num_ranks
+    assert as_lists(divide_into_micro_batches([0, 0], [9, 9], [[0, 1]], 5)) == [[[0], [1]]]
     ranks = balance_micro_batches([0] * 12, [2] * 12, 3, 4)  # what costs nothing is spread evenly
     assert [[len(samples) for samples in rank] for rank in ranks] == [[2, 2]] * 3

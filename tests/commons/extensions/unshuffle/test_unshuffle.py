@@ -42,8 +42,8 @@ def back_of(shuffler: BatchShuffler) -> Callable[[Any, ShufflePlan], Any]:
     return unshuffle.unshuffle
 
 
-def returning(*arguments: Any, **settings: Any) -> FieldShuffler:
-    return FieldShuffler(*arguments, extensions=[Unshuffle()], **settings)
+def returning() -> FieldShuffler:
+    return FieldShuffler(extensions=[Unshuffle()])
 
 
 FIELDS = ("scores", "keyed", "tokens", "right")  # of the outputs

@@ -20,6 +20,7 @@ from commons.extensions.verification import Verification
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.field_kinds import HeavyOnRank1
 from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, lopsided_batch, many_fields
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
 from tests.commons.sequence_batch.drawn_fields import draw_fields
@@ -40,17 +41,12 @@ def test_right_steps_pass(pools, case):
     pools(len(case.batches)).run(_verified, case)
 
 
-class Equal(FieldShuffler):
-    def get_workloads(self, batch):
-        return torch.ones(self.view(batch).num_rows, dtype=torch.int64)
-
-
 @on_ranks(2)
 def test_fields_of_any_kind_and_dtype_pass():
     rank = dist.get_rank()
     for seed in range(30):
         fields = draw_fields(seed, np.random.default_rng((seed, rank)), 1 + 5 * rank)
-        assert set(Equal(extensions=[Verification()]).shuffle(fields)) == set(fields)
+        assert set(HeavyOnRank1(extensions=[Verification()]).shuffle(fields)) == set(fields)
 
 
 @pytest.mark.parametrize("kind", KINDS)
