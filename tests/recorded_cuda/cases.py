@@ -152,10 +152,10 @@ class SquaresShuffler(BatchShuffler):
         return features.lengths().view(3, -1).sum(0) ** 2
 
 
-def of_containers(place: Place, of_torchrec: bool = False) -> Results:
+def of_containers(place: Place, of_torchrec: bool = False, kind: str = "native") -> Results:
     """Batches are dicts of two tensors, or TorchRec's, which records its tensors itself."""
     make_model = OfTorchRecBatches if of_torchrec else OfDicts
-    pipeline, model = place.training(SquaresShuffler(), made=sharded(make_model()))
+    pipeline, model = place.training(SquaresShuffler(), kind, sharded(make_model()))
     weight = torch.arange(1.0, 1 + ROWS)
     batches = (
         TorchRecBatch(torch.ones(ROWS, 1), batch.features, weight.clone())
@@ -315,18 +315,23 @@ CASES: dict[str, Callable[[Place], Results]] = {
     "native": native,
     "native, all-gather": partial(native, exchange="all_gather"),
     "native, off": partial(native, enabled=False),
+    "native among some": lambda place: native(
+        place, process_group=dist.new_subgroups_by_enumeration([[0], [1]])[0]
+    ),
     "prefetch": partial(native, kind="prefetch"),
     "evaluation": evaluated,
     "prefetch, evaluation": partial(evaluated, kind="prefetch"),
     "failing loaders": failing,
     "prefetch, failing loaders": partial(failing, kind="prefetch"),
     "dicts": of_containers,
+    "prefetch, dicts": partial(of_containers, kind="prefetch"),
     "TorchRec's batches": partial(of_containers, of_torchrec=True),
     "unbounded ids": unbounded,
     "own loop": own_loop,
     "micro-batches": lambda place: of_model(place, "ranking", [MicroBatches(40)]),
     "prefetch, micro-batches": lambda place: of_model(place, "ranking", [MicroBatches(40)], "prefetch"),
     "pieces": lambda place: of_model(place, "ranking", [DrawnCuts(0)]),
+    "prefetch, pieces": lambda place: of_model(place, "ranking", [DrawnCuts(0)], "prefetch"),
     "pieces of SID-GR": lambda place: of_model(place, "sid_gr, all items", [DrawnCuts(0)], "none"),
     **{f"forward of {name}": partial(forward_of, name=name) for name in MODELS},
     "forward of a batch as loaded": partial(forward_of, name="ranking", is_exchanged=False),
