@@ -21,7 +21,6 @@ from tests.commons.extensions.learned_costs.learning_pipelines import learned
 from tests.on_ranks import on_ranks
 
 ROWS, NOISE = 16, 0.02
-STEPS_TO_FOLLOW = 50
 
 
 class LengthShuffler(BatchShuffler):
@@ -80,8 +79,8 @@ def test_loads_follow_times_and_speeds_within_fifty_steps():
     followed = _state_of(shuffler).speeds
     _, after = _train(shuffler, 130, 200, equal)
     assert np.mean(before[40:]) < 1.03 < 1.2 < np.mean(during[:5])
-    assert np.mean(during[STEPS_TO_FOLLOW:]) < 1.05
-    assert np.mean(after[STEPS_TO_FOLLOW:]) < 1.04
+    assert np.mean(during[50:]) < 1.05
+    assert np.mean(after[50:]) < 1.04
     assert followed[1] / followed[0] == pytest.approx(0.5, rel=0.1)
     assert _state_of(shuffler).speeds.tolist() == equal
     assert learned(shuffler).cost().median_error < 1.5 * NOISE
