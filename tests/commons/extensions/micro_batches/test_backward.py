@@ -88,6 +88,13 @@ def recurrent() -> Model:
     )
 
 
+def listed() -> Model:
+    """Uses its weight as an attribute, and from a list besides."""
+    layer = nn.Linear(3, 1)
+    kept = [layer.weight]
+    return Model(lambda model, batch: (model.first(batch["x"]) + batch["x"] @ kept[0].T)[:, 0], first=layer)
+
+
 def sparse() -> Model:
     return Model(
         lambda model, batch: model.table(batch["number"])[:, 0] + model.first(batch["x"])[:, 0],
@@ -176,7 +183,7 @@ def three_steps(model: Any, losses: Losses) -> None:
 
 
 STEPS = [zeroed_late, with_a_penalty, scaled, of_two_batches, one_after_the_other, accumulated_unreduced]
-MODELS = [at_times_unused, alike, expanded, reentrant, tied, recurrent, sparse]
+MODELS = [at_times_unused, alike, expanded, reentrant, tied, recurrent, listed, sparse]
 OF_DDP: dict[str, dict[str, Any]] = {
     "views": {"gradient_as_bucket_view": True},
     "unused": {"find_unused_parameters": True},
