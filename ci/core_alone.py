@@ -21,13 +21,11 @@ REPOSITORY = Path(__file__).parents[1]
 CORE = ("sequence_batch", "partition", "distributed", "pipeline")
 # Packages and modules that the core imports.
 BELOW = ("perf_model", "*.py")
-PROGRAM = "tests/e2e/plain_program.py"
+PROGRAM = "examples/bert4rec.py"
 SUPPORT = (
     "tests/*.py",
     "tests/commons/*.py",
     "tests/commons/perf_model/internals.py",
-    "tests/e2e/__init__.py",
-    PROGRAM,
     "pyproject.toml",
 )
 
@@ -56,7 +54,9 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", *arguments], cwd=folder, env=environment, check=True)
 
         run("pytest", *tests)
-        run("torch.distributed.run", "--standalone", "--nproc-per-node=2", PROGRAM, "none")
+        program = (REPOSITORY / PROGRAM).read_text().replace("workload_balancer", "commons")
+        (folder / "program.py").write_text(program)
+        run("torch.distributed.run", "--standalone", "--nproc-per-node=2", "program.py")
 
 
 def copy_core(folder: Path, extensions: list[str]) -> None:

@@ -39,7 +39,7 @@ def step(
         batch_shuffler=shuffler,
         loss_reduction="sum",
     )
-    tensors = _local_tensors(model)
+    tensors = local_tensors(model)
     start = {name: tensor.double().clone() for name, tensor in tensors.items()}
     pipeline.progress(iter([batch]))
     if pipeline_name == "native":
@@ -78,7 +78,8 @@ def check_equal(plain: Run, other: Run, has_loss: bool) -> None:
     assert plain[1] == pytest.approx(other[1], rel=1e-5)
 
 
-def _local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns this rank's parameters and buffers by name, with its shards of tables."""
     local = {}
     for name, value in model.state_dict().items():
         shards = value.local_shards() if hasattr(value, "local_shards") else [value]

@@ -15,10 +15,10 @@ from commons.perf_model import HSTUFlops, TransformerConfig, transformer_work
 from commons.sequence_batch import BaseBatch
 from hstu.models import RankingHeadConfig
 from tests.hstu import hstu_samples, retrieval_samples
+from tests.hstu.hstu_samples import VOCABULARY
 from tests.sid_gr import sid_samples
 
 ROWS = 6
-VOCABULARY = 50  # of the HSTU models' features
 NUM_TASKS = 3
 
 
@@ -76,7 +76,7 @@ def _sample_with_candidates(rng: np.random.Generator, items: int, labeled: bool)
 
 
 def _ranking_batch(samples: Sequence[hstu_samples.Sample]) -> BaseBatch:
-    padding = [hstu_samples.Sample([], [], [], [], 0, [])] * (ROWS - len(samples))
+    padding = [hstu_samples.EMPTY] * (ROWS - len(samples))
     batch = hstu_samples.hstu_batch([*samples, *padding])
     batch.actual_batch_size = len(samples)
     return batch

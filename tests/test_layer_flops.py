@@ -1,13 +1,16 @@
 """The FLOPs of cost models are those that the layers' operations have."""
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from commons.perf_model import HSTUFlops, transformer_flops
-from hstu.modules import HSTULayer, SampleMask, batch_attention
+from hstu.modules import HSTULayer, batch_attention
 from sid_gr.modules import Decoder, DecoderConfig, JaggedCausalAttention
+from tests.hstu.modules.attention_cases import mask
 from tests.sid_gr.internals import transformer_config
 from tests.tiled_attention import tiled_attention
 
@@ -24,15 +27,12 @@ from tests.tiled_attention import tiled_attention
     sizes=st.tuples(st.integers(1, 24), st.integers(1, 4), st.integers(1, 16)),
 )
 def test_hstu_flops_are_those_of_the_layers(samples, is_causal, disable_contextual_mask, num_layers, sizes):
-    contextual, lengths, candidates = (torch.tensor(column) for column in zip(*samples, strict=True))
-    lengths += contextual + candidates
+    contextual, history, candidates = (torch.tensor(column) for column in zip(*samples, strict=True))
+    lengths = contextual + history + candidates
     x = torch.randn(int(lengths.sum()), sizes[0])
-    masks = [
-        SampleMask(length, 0 if disable_contextual_mask else ahead, length - last, 1, is_causal)
-        for ahead, length, last in zip(
-            *map(torch.Tensor.tolist, (contextual, lengths, candidates)), strict=True
-        )
-    ]
+    masks = [mask(*sample, 1, is_causal) for sample in samples]
+    if disable_contextual_mask:
+        masks = [replace(each, num_contextual=0) for each in masks]
     attention = batch_attention("pytorch", masks, 50, x.device)
     with FlopCounterMode(display=False) as counter:
         for _ in range(num_layers):

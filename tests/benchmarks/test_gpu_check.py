@@ -8,7 +8,6 @@ import warnings
 import pytest
 import torch
 
-from benchmarks.gpu_check import ranks
 from benchmarks.gpu_check.parts import PARTS, REPOSITORY, Part, run
 from benchmarks.gpu_check.report import make_report
 from benchmarks.gpu_check.training_step import record_synchronizations
@@ -82,14 +81,6 @@ def test_a_failure_is_reported_with_its_line_and_its_traceback():
     assert printed.endswith(f"```text\n{result.trace}```\n")
 
 
-def test_an_fbgemm_without_kernels_for_gpus_is_named():
-    result = run(
-        Part("step", "training_step", "read_memory", packages=("fbgemm_gpu",)), torch.device("cuda"), 1
-    )
-    assert result.outcome == "not run"
-    assert result.detail.startswith("needs fbgemm for cuda")
-
-
 def test_synchronizations_are_counted_by_the_line_that_calls_them():
     with record_synchronizations(CPU) as places:
         for _ in range(2):
@@ -97,9 +88,3 @@ def test_synchronizations_are_counted_by_the_line_that_calls_them():
         warnings.warn("something else", stacklevel=1)
     [(place, count)] = places.items()
     assert place.startswith("tests/benchmarks/test_gpu_check.py:") and count == 2
-
-
-def test_a_command_that_fails_shows_its_last_lines():
-    with pytest.raises(RuntimeError, match="ended with exit code 3") as error:
-        ranks.run_python("-c", "print('the last line'); raise SystemExit(3)")
-    assert error.value.__notes__ == ["the last line"]

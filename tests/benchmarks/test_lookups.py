@@ -60,24 +60,18 @@ def test_unique_lookups_give_the_same_embeddings_and_gradients(lengths, ids):
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("stream", STREAMS)
 def test_the_samples_of_a_user_share_the_ids_that_the_stream_claims(stream, lengths):
-    samples = [sample for rank in (0, 1) for sample in _samples(stream, lengths, rank)]
     per_user = STREAMS[stream].samples_per_user
     by_user: dict[int, list[np.ndarray]] = {}
-    for user, items in samples:
-        by_user.setdefault(user, []).append(items)
-    assert {len(rows) for rows in by_user.values()} == {per_user}
-    users_of_item = Counter(item for rows in by_user.values() for item in set(np.concatenate(rows)))
-    assert set(users_of_item.values()) == {1}
+    for rank in (0, 1):
+        [batch] = draw_batches(STREAMS[stream], lengths, 1, rank, 2)
+        users, items = (batch.features[name].to_dense() for name in ("user_id", "item"))
+        for [user], sample in zip(users, items, strict=True):
+            by_user.setdefault(int(user), []).append(sample.numpy())
     for rows in by_user.values():
         [num_items] = {len(items) for items in rows}
-        samples_of_item = Counter(np.concatenate(rows).tolist())
         shared = round(SHARED * num_items)
-        own = per_user * (num_items - shared)
-        assert sorted(samples_of_item.values()) == sorted([per_user] * shared + [1] * own)
-
-
-def _samples(stream: str, lengths: str, rank: int) -> list[tuple[int, np.ndarray]]:
-    """The user and the items of each sample that a rank of two loads first."""
-    [batch] = draw_batches(STREAMS[stream], lengths, 1, rank, 2)
-    users, items = (batch.features[name].to_dense() for name in ("user_id", "item"))
-    return [(int(user), sample.numpy()) for [user], sample in zip(users, items, strict=True)]
+        expected = [per_user] * shared + [1] * per_user * (num_items - shared)
+        assert len(rows) == per_user
+        assert sorted(Counter(np.concatenate(rows).tolist()).values(), reverse=True) == expected
+    items_of_users = [set(np.concatenate(rows)) for rows in by_user.values()]
+    assert len(set().union(*items_of_users)) == sum(map(len, items_of_users))

@@ -91,6 +91,7 @@ def test_what_a_type_takes(expected, fitting, others):
         (ADAM, "adam_beta1", [2.0, 1.0, -0.1]),
         (ADAM, "adam_eps", [-1, nan]),
         (HSTU, "norm_epsilon", [0.0, nan]),
+        (SID_GR, "is_causal", [False]),
         (hstu.RetrievalArgs(4), "temperature", [inf, 0]),
         (hstu.RetrievalArgs(4), "l2_norm_eps", [-1.0]),
         (hstu.RetrievalArgs(4), "num_negatives", [0]),

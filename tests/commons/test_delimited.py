@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commons import delimited
-from commons.delimited import Column, header_names, integer, read_blocks, read_lines, read_table
+from commons.delimited import Column, integer, read_blocks, read_lines, read_table
 
 FIELDS = st.text(st.sampled_from('ab1",;é '), max_size=6)
 
@@ -61,20 +61,3 @@ def test_the_first_malformed_line_is_named_in_any_block(row, split_lines, tmp_pa
     path.write_text("\n".join(["n,m", *lines]))
     with pytest.raises(ValueError, match=rf"table.csv, line {2 + row}: 'x,0': n is 'x', expected an integer"):
         read_table(path, [integer("n", 0), integer("m", 0)])
-
-
-def test_long_lines_are_shown_in_part(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text("n\n" + "9" * 10_000)
-    with pytest.raises(ValueError, match=r"line 2: '999.*\.\.\..*999': n is '999") as refused:
-        read_table(path, [integer("n", 0)])
-    assert len(str(refused.value)) < 1000
-
-
-def test_the_separator_of_a_header_is_the_one_most_often_in_it(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text('user id;"a;b,c";d;e\n')
-    assert header_names(path) == ["user id", "a;b,c", "d", "e"]
-    path.write_text("")
-    with pytest.raises(ValueError, match=r"table.csv is empty: expected a header"):
-        header_names(path)

@@ -6,6 +6,7 @@ The program is `program.py` beside this file, and uses the installed library. CH
 """
 
 import os
+import runpy
 import sys
 
 import program
@@ -21,8 +22,8 @@ def main() -> None:
                 "MASTER_ADDR": "localhost",
                 "MASTER_PORT": port,
             }
-            sys.argv = ["program.py", "none"]
-            return program.main()
+            runpy.run_path(program.__file__, run_name="__main__")
+            return
     print([os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)])
     import commons
 

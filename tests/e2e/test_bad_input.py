@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.gin_files import RANDOM_DATA, for_inference
 from tests.e2e.movielens_files import prepare_movielens
 from tests.e2e.torchrun import RANKING, REPOSITORY, bind, torchrun
+from tests.examples.programs import in_checkout, source
 
 MOVIELENS = REPOSITORY / "hstu/training/configs/movielens_100k_ranking.gin"
 
@@ -20,6 +21,16 @@ TrainerArgs.train_batch_size = 2
 history/FeatureArgs.max_sequence_length = 512
 lengths/RandomDistribution.mean = 128
 lengths/RandomDistribution.std = 400
+"""
+
+FAILING_STEPS = """
+def steps():
+    yield from range(3)
+    if dist.get_rank() == 1:
+        open("failed", "w").close()
+        raise ValueError("the loader fails")
+    yield from range(99)
+
 """
 
 
@@ -41,9 +52,8 @@ def random_data(tmp_path):
         ),
         ("none.gin", [], ["--gin-config-file none.gin"]),
         ("inference.gin", [], ["OptimizerArgs is not configured", "ckpt_load_dir"]),
-        ("inference.gin", ["--calibrate", "costs.json"], ["OptimizerArgs is not configured"]),
     ],
-    ids=["nothing to pipeline", "gin file", "train", "calibrate"],
+    ids=["nothing to pipeline", "gin file", "no optimizer"],
 )
 def test_bad_setting(kept_ranks, tmp_path, random_data, file, arguments, words):
     output = kept_ranks.refuse(tmp_path, *RANKING, "--gin-config-file", file, *arguments)
@@ -76,9 +86,10 @@ def test_only_the_rank_that_raises_shows_a_traceback(tmp_path, failure):
 
 
 def test_only_the_rank_that_raises_shows_a_traceback_in_a_users_program(tmp_path):
-    program = REPOSITORY / "tests/e2e/plain_program.py"
+    program = in_checkout(source("own_torchrec_model")).replace("range(10)", "steps()")
+    (tmp_path / "program.py").write_text(program.replace("\nif __name__", f"{FAILING_STEPS}\nif __name__"))
     # Forked processes end at once; only an interpreter of its own could abort on its way.
-    output = torchrun(tmp_path, program, "loader", fails=True, fresh=True)
+    output = torchrun(tmp_path, "program.py", fails=True, fresh=True)
     assert time.time() - (tmp_path / "failed").stat().st_mtime < 60
     assert output.count("ValueError: the loader fails") == 1, output
     # The other ranks know at once.

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import io
 import itertools
 import os
@@ -33,7 +34,7 @@ Shards = dict[str, list[tuple[tuple[int, ...], torch.Tensor]]]
 
 @dataclass(frozen=True)
 class Program:
-    """How a program makes its model, its optimizer's settings, batches per step, and loss tokens of a row.
+    """How a program makes its model, its optimizer's settings, and batches per step.
 
     `call` runs the model on a batch, by default as a pipeline would. `optimizers` makes those of a single
     process, by default one for all parameters.
@@ -42,7 +43,6 @@ class Program:
     make_model: Callable[[Any], torch.nn.Module]
     sgd: Mapping[str, float]
     accumulated: int = 1
-    loss_tokens: Callable[[Any], int] = lambda row: 1
     call: Callable[[torch.nn.Module, Any], Any] = lambda model, batch: model(batch)
     optimizers: Callable[[Any, Any], list[Any]] | None = None
 
@@ -50,10 +50,8 @@ class Program:
 EXAMPLES = {
     "pooled_dlrm": Program(lambda module: module.make_model(), {"lr": 0.5}),
     "nested_batch": Program(lambda module: module.ClickModel(), {"lr": 0.1}),
-    "bert4rec": Program(lambda module: module.Bert4Rec(), {"lr": 0.1}, 1, lambda row: len(row[1])),
-    "gradient_accumulation": Program(
-        lambda module: module.AdModel(), {"lr": 0.1, "momentum": 0.9}, 2, lambda row: len(row[1])
-    ),
+    "bert4rec": Program(lambda module: module.Bert4Rec(), {"lr": 0.1}),
+    "gradient_accumulation": Program(lambda module: module.AdModel(), {"lr": 0.1, "momentum": 0.9}, 2),
 }
 # What they imitate of other trainers is in their docstrings.
 TRAINERS = {
@@ -109,17 +107,6 @@ def rows_of(name: str, last: Sequence[int], steps: int = STEPS) -> Rows:
     return [[draw(rank, row) for row in range(full + rows)] for rank, rows in enumerate(last)]
 
 
-def rows_with_equal_loss_tokens(name: str, num_ranks: int, steps: int) -> Rows:
-    """Returns data for full batches whose rows all have the same number of loss tokens."""
-    module, program = load(name), PROGRAMS[name]
-    rows = BATCH_SIZE * steps * program.accumulated
-    tokens = program.loss_tokens(module.draw(0, 2))
-    assert tokens
-    drawn = [map(module.draw, itertools.repeat(rank), itertools.count()) for rank in range(num_ranks)]
-    alike = [(row for row in rank_rows if program.loss_tokens(row) == tokens) for rank_rows in drawn]
-    return [list(itertools.islice(rank_rows, rows)) for rank_rows in alike]
-
-
 def trained(name: str, data: Rows, before: bool = False) -> tuple[list[float], Shards]:
     """Trains a program and returns the losses of its steps and this rank's shards of the parameters."""
     losses, model = load(name, before).train(data[dist.get_rank()], torch.device("cpu"))
@@ -171,22 +158,30 @@ def _shards(value: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
     return [(tuple(shard.metadata.shard_offsets), shard.tensor.detach().clone()) for shard in shards]
 
 
+@functools.cache
+def _own_ranks() -> ProcessPool:
+    """Returns two ranks whose process groups are those that programs make."""
+    return ProcessPool(2)
+
+
 def printed_losses(name: str, folder: Path) -> list[float]:
-    """Runs a program on two ranks of its own, from its first line to its last. Returns the printed losses."""
+    """Returns the losses that a program prints, from its first line to its last."""
+    losses = (re.fullmatch(r"loss ([\d.]+)", line) for line in printed_lines(name, folder))
+    return [float(loss[1]) for loss in losses if loss]
+
+
+def printed_lines(name: str, folder: Path) -> list[str]:
+    """Runs a program on two ranks. Returns what the first one prints."""
     program = folder / f"{name}.py"
     program.write_text(in_checkout(source(name)))
-    pool = ProcessPool(2)
-    try:
-        printed, _ = pool.run(_run_alone, str(program), free_port())
-    finally:
-        pool.close(kill=True)  # they have left their process group
-    return [float(loss) for loss in re.findall(r"^loss ([\d.]+)$", printed, re.MULTILINE)]
+    return _own_ranks().run(_run_alone, str(program), free_port())[0].splitlines()
 
 
 def _run_alone(program: str, port: int) -> str:
     """Runs a program that makes and destroys its process group. Returns what it prints."""
-    dist.barrier()
-    dist.destroy_process_group()
+    if dist.is_initialized():  # as the pool starts
+        dist.barrier()
+        dist.destroy_process_group()
     os.environ["MASTER_PORT"] = str(port)
     with contextlib.chdir(Path(program).parent), contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(program, run_name="__main__")

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.datasets import HSTUBatch
@@ -27,21 +26,15 @@ class Sample:
     labels: list[int]
 
 
-@st.composite
-def samples(draw: st.DrawFn, max_items: int = 6) -> Sample:
-    ids = st.integers(0, VOCABULARY - 1)
-    items = draw(st.lists(ids, max_size=max_items))
-    actions = [draw(st.integers(0, NUM_CLASSES - 1)) for _ in items]
-    num_candidates = draw(st.integers(0, len(items)))
-    num_labels = num_candidates or len(items)
-    return Sample(
-        user=draw(st.lists(ids, max_size=1)),
-        tags=draw(st.lists(ids, max_size=3)),
-        items=items,
-        actions=actions,
-        num_candidates=num_candidates,
-        labels=actions[len(items) - num_labels :],
-    )
+SAMPLE = Sample(
+    user=[3],
+    tags=[1, 2],
+    items=[5, 6, 7, 8, 9, 10],
+    actions=[0, 1, 2, 3, 4, 0],
+    num_candidates=3,
+    labels=[3, 4, 0],
+)
+EMPTY = Sample([], [], [], [], 0, [])
 
 
 def keyed(num_rows: int, **ids: Sequence[list[int]]) -> KeyedJaggedTensor:

@@ -36,6 +36,7 @@ from tests.commons.pipeline.ranking_pipelines import (
 from tests.commons.sequence_batch.internals import Rows
 from tests.commons.training.internals import StepVote
 from tests.commons.unbounded_ids.sharded_tables import Summed
+from tests.gradient_comparison import local_tensors
 from tests.gradient_models import CASES as MODELS
 
 from . import modes
@@ -104,10 +105,7 @@ def steps(pipeline: Any, loader: Iterator[Any], count: int | None = None) -> Res
 
 def parameters(model: torch.nn.Module) -> Results:
     """Returns a model's parameters, those of its tables too."""
-    return [
-        value.local_shards()[0].tensor if hasattr(value, "local_shards") else value
-        for value in model.state_dict().values()
-    ]
+    return list(local_tensors(model).values())
 
 
 class LabelsFirst(RankingModel):
@@ -132,28 +130,21 @@ class OfDicts(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables = RankingModel().tables
-        self.dense = _WeightedSquares()
+        self.tables, self.scale = RankingModel().tables, torch.nn.Parameter(torch.ones(WIDTH))
 
     def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.dense(self.tables(batch["features"]), batch["weight"] * batch["unit"])
+        return self.squares(self.tables(batch["features"]), batch["weight"] * batch["unit"])
 
-
-class _WeightedSquares(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(WIDTH))
-
-    def forward(self, found: Any, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        squares = torch.cat([(each.values() * self.scale).square().sum().view(1) for each in found.values()])
-        return squares.sum() * weight.sum(), weight.clone()  # not the batch's, which would live on
+    def squares(self, found: Any, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        squares = (found["item"].values() * self.scale).square().sum()
+        return squares * weight.sum(), weight.clone()  # not the batch's, which would live on
 
 
 class OfTorchRecBatches(OfDicts):
     """Takes TorchRec's own batches."""
 
     def forward(self, batch: TorchRecBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.dense(self.tables(batch.sparse_features), batch.labels)
+        return self.squares(self.tables(batch.sparse_features), batch.labels)
 
 
 class SquaresShuffler(BatchShuffler):
@@ -168,11 +159,11 @@ class DictShuffler(SquaresShuffler):
     shared_fields = ("unit",)
 
 
-def of_containers(place: Place, of_torchrec: bool = False) -> Results:
+def of_containers(place: Place, of_torchrec: bool = False, kind: str = "native") -> Results:
     """Batches are dicts of two tensors and a shared one, or TorchRec's, which records its tensors itself."""
     make_model = OfTorchRecBatches if of_torchrec else OfDicts
     shuffler = SquaresShuffler() if of_torchrec else DictShuffler()
-    pipeline, model = place.training(shuffler, made=sharded(make_model()))
+    pipeline, model = place.training(shuffler, kind, sharded(make_model()))
     weight = torch.arange(1.0, 1 + ROWS)
     batches = (
         TorchRecBatch(torch.ones(ROWS, 1), batch.features, weight.clone())
@@ -332,18 +323,23 @@ CASES: dict[str, Callable[[Place], Results]] = {
     "native": native,
     "native, all-gather": partial(native, exchange="all_gather"),
     "native, off": partial(native, enabled=False),
+    "native among some": lambda place: native(
+        place, process_group=dist.new_subgroups_by_enumeration([[0], [1]])[0]
+    ),
     "prefetch": partial(native, kind="prefetch"),
     "evaluation": evaluated,
     "prefetch, evaluation": partial(evaluated, kind="prefetch"),
     "failing loaders": failing,
     "prefetch, failing loaders": partial(failing, kind="prefetch"),
     "dicts": of_containers,
+    "prefetch, dicts": partial(of_containers, kind="prefetch"),
     "TorchRec's batches": partial(of_containers, of_torchrec=True),
     "unbounded ids": unbounded,
     "own loop": own_loop,
     "micro-batches": lambda place: of_model(place, "ranking", [MicroBatches(40)]),
     "prefetch, micro-batches": lambda place: of_model(place, "ranking", [MicroBatches(40)], "prefetch"),
     "pieces": lambda place: of_model(place, "ranking", [DrawnCuts(0)]),
+    "prefetch, pieces": lambda place: of_model(place, "ranking", [DrawnCuts(0)], "prefetch"),
     "pieces of SID-GR": lambda place: of_model(place, "sid_gr, all items", [DrawnCuts(0)], "none"),
     **{f"forward of {name}": partial(forward_of, name=name) for name in MODELS},
     "forward of a batch as loaded": partial(forward_of, name="ranking", is_exchanged=False),

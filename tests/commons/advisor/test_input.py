@@ -181,6 +181,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
 # Command lines, where MODEL stands for the dimensions of a model, and what the error says.
 CASES = {
     "none.npy MODEL": "none.npy does not exist",
+    "none.txt MODEL": "none.txt has an unknown format; expected .csv, .npy, .parquet",
     "broken.npy MODEL": "broken.npy cannot be read",
     "broken.parquet MODEL": ("broken.parquet", "b'no table'", "cannot be read as Parquet"),
     "words.csv --column size MODEL": ("--column size", "n, m"),
@@ -203,6 +204,13 @@ CASES = {
     "good.npy MODEL --cost one_column.json": "one_column.json is for 1 columns of get_workloads; exp",
     "good.npy --model hstu --hidden-size 8": "--num-layers, --num-heads",
     "good.npy MODEL --num-heads 3": ("--num-heads 3", "--head-dim"),
+    "good.npy --model bert": ("--model bert", "hstu"),
+    "good.npy MODEL --mlp-size 8": "--mlp-size 8 has no effect",
+    "good.npy --num-layers 2": "--num-layers 2 has no effect",
+    "good.npy --cost other.json --tflops 3": "--tflops 3 has no effect",
+    "good.npy MODEL --max-length 5": "--max-length 5 has no effect",
+    "good.npy MODEL --gin-bindings A.b=1": "--gin-bindings A.b=1 has no effect",
+    "unknown.gin --extra-tokens 1": "--extra-tokens 1 has no effect",
     "good.npy MODEL --cost other.json": ("other.json", "another kind"),
     "unknown.gin": ("unknown.gin", "NoSuchArgs"),
     "": "no data; expected a file of lengths, or --lengths-of",

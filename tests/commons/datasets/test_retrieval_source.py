@@ -34,10 +34,9 @@ def movielens(split, num_negatives=8, seed=0, max_history_seqlen=100, **options)
     return RetrievalSource(histories, split, num_negatives, seed)
 
 
-def random_histories(num_samples=200, split="train", seed=0, num_negatives=4):
+def random_histories(split="train"):
     args = random_args(FeatureArgs(["item"], 40, is_jagged=True), action_feature_name=None)
-    histories = RandomSource(args, num_samples, seed)
-    return RetrievalSource(histories, split, num_negatives, seed)
+    return RetrievalSource(RandomSource(args, 200, seed=0), split, 4, seed=0)
 
 
 def samples(source):
@@ -72,6 +71,13 @@ def test_negatives_are_uniform_over_the_items_that_occur():
     assert ids.tolist() == source.catalogue.tolist()
     assert abs(counts - 1000).max() < 150  # five standard deviations
     assert random_histories().catalogue.tolist() == list(range(50))
+
+
+def test_negatives_share_no_draw_with_random_histories():
+    args = random_args(FeatureArgs(["item"], 12), action_feature_name=None)
+    source = RetrievalSource(RandomSource(args, 20, seed=3), "train", 12, seed=3)
+    histories = [sample.items.tolist() for sample in samples(source)]
+    assert all(negatives not in histories for epoch in range(20) for negatives in drawn(source, epoch))
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])

@@ -139,6 +139,7 @@ def test_a_malformed_or_missing_file_is_named_with_the_command_that_prepares_it(
     meta, sequences = prepared / "meta.json", prepared / "sequences.parquet"
     entries, table = json.loads(meta.read_text()), pl.read_parquet(sequences)
     one_item = table.with_columns(pl.col("items").list.head(1))
+    classes = table.with_columns(pl.col("actions").list.eval(pl.element() - 1))
     for other_entries, other_table, message in (
         ([], table, "meta.json is malformed"),
         (entries | {"more": 1}, table, "meta.json is malformed: .*'more'"),
@@ -147,6 +148,7 @@ def test_a_malformed_or_missing_file_is_named_with_the_command_that_prepares_it(
         (entries, table.select("user_id"), "sequences.parquet is malformed"),
         (entries, one_item, "parquet is malformed: row 1: .* 1 items and 2 actions"),
         (entries, table.with_columns(pl.col("age") + 10), "row 0: feature 'age' has id 11"),
+        (entries, classes, "row 1: feature 'rating' has id 0: expected 1 to 5"),
     ):
         meta.write_text(json.dumps(other_entries))
         other_table.write_parquet(sequences)

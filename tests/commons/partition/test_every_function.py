@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.partition import imbalance, lower_bound
-from tests.commons.partition.checks import SLACK, as_lists
-from tests.commons.partition.drawn_workloads import WORKLOADS
+from tests.commons.partition.checks import SLACK
 from tests.commons.partition.every_function import (
     FUNCTIONS,
     check_many_workloads,
@@ -38,16 +36,6 @@ def test_corner_cases_are_as_balanced_as_can_be(name):
                 partition = FUNCTIONS[name](workloads, [home] * len(workloads), parts, equal_size)
                 reached = imbalance(workloads, partition)
                 assert bound / SLACK <= reached <= most * bound, (workloads, parts, equal_size, home)
-
-
-@every_function
-@given(workloads=WORKLOADS.filter(len))
-def test_one_part_holds_everything_and_as_many_parts_as_samples_one_each(name, workloads):
-    numbers = np.arange(len(workloads))
-    assert as_lists(FUNCTIONS[name](workloads, 0 * numbers, 1, True)) == [numbers.tolist()]
-    partition = FUNCTIONS[name](workloads, numbers[::-1], len(workloads), True)
-    assert [len(part) for part in partition] == [1] * len(workloads)
-    assert name != "rebalance" or as_lists(partition) == numbers[::-1, None].tolist()
 
 
 @pytest.mark.parametrize("name", ["refined", "rebalance"])

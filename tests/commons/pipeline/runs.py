@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from commons.distributed import IdentityShuffler
-from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.shufflers import FieldShuffler
-from tests.commons.histories import VOCABULARY, histories
+from tests.commons.histories import histories
 from tests.commons.perf_model.internals import ComputeClock
 from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, pipeline_of, sharded, steps_of
 
@@ -80,24 +79,12 @@ class _Nap(nn.Module):
         return tensor
 
 
-class _ReplicatedTables(nn.Module):
-    """Losses of a table that is not sharded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(VOCABULARY, 8)
-        self.nap = _Nap()
-
-    def forward(self, batch: BaseBatch) -> tuple[torch.Tensor, None]:
-        return self.nap(self.table(batch.features["item"].values())).sum(1), None
-
-
 def _model(sharded_tables: bool) -> tuple[nn.Module, Any]:
-    if not sharded_tables:
-        return sharded(_ReplicatedTables())
     model = RankingModel()
     model.dense.head = nn.Sequential(model.dense.head, _Nap())
-    return sharded(model)
+    if sharded_tables:
+        return sharded(model)
+    return nn.parallel.DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 def spans(

@@ -183,9 +183,16 @@ def test_a_pipeline_of_another_kind_evaluates_once_the_first_is_detached():
     model.eval()
     evaluation.progress(iter(loaded_histories(2)))
     assert evaluation.detach() is model
-    evaluation.attach(model)
-    evaluation.progress(iter(loaded_histories(2)))
+    for attached in ((), (model,)):
+        evaluation.attach(*attached)
+        evaluation.progress(iter(loaded_histories(2)))
     evaluation.reset()
+    model.train()
+    for attached in ((model,), ()):
+        training.reset()
+        training.detach()
+        training.attach(*attached)
+        training.progress(iter(loaded_histories(2)))
     for pipeline in (training, evaluation):
         with pytest.raises(ValueError, match="make a new pipeline, with a new shuffler, for another model"):
             pipeline.attach(torch.nn.Linear(1, 1))

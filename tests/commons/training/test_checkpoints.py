@@ -59,15 +59,16 @@ def _assert_skipped(pools, folder: Path, problem: str) -> None:
     assert line.startswith(f"{folder}/step_4 is damaged and is skipped: ") and problem in line
 
 
-OLD_FORMAT = {".metadata": 2310, "settings.json": 12}
-
-
 @pytest.mark.parametrize(
     ("name", "data", "problem"),
     [
         (CONTENTS_FILE, None, "contents.json cannot be read"),
         (CONTENTS_FILE, b"[]", "contents.json does not list its files"),
-        (CONTENTS_FILE, json.dumps(OLD_FORMAT).encode(), "contents.json has 2310 for .metadata, expected"),
+        (
+            CONTENTS_FILE,
+            b'{".metadata": 23, "settings.json": 1}',
+            "contents.json has 23 for .metadata, expected",
+        ),
         ("__1_0.distcp", b"", "__1_0.distcp has 0 bytes"),
         ("__0_0.distcp", None, "__0_0.distcp cannot be read"),
     ],
@@ -78,26 +79,16 @@ def test_a_damaged_checkpoint_is_skipped_on_all_ranks(pools, saved, name, data, 
         _assert_skipped(pools, saved, problem)
 
 
-def _listed(content: bytes) -> object:
-    """Returns what a list of files says; most changes to blanks between its values change nothing."""
-    try:
-        return json.loads(content)
-    except ValueError:
-        return None
-
-
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_flipped_bit_is_found_in_any_file(pools, saved, data):
-    names = sorted(path.name for path in (saved / "step_4").iterdir())
-    path = saved / "step_4" / data.draw(st.sampled_from(names))
+def test_a_flipped_bit_is_found_in_any_file_that_is_listed(pools, saved, data):
+    names = json.loads((saved / "step_4" / CONTENTS_FILE).read_text())
+    path = saved / "step_4" / data.draw(st.sampled_from(sorted(names)))
     content = bytearray(path.read_bytes())
-    listed = json.loads((saved / "step_4" / CONTENTS_FILE).read_text())
     bit = data.draw(st.integers(0, 8 * len(content) - 1))
     content[bit // 8] ^= 1 << bit % 8
     with _changed(path, bytes(content)):
-        if path.name != CONTENTS_FILE or _listed(content) != listed:
-            _assert_skipped(pools, saved, "")
+        _assert_skipped(pools, saved, f"{path.name} has changed")
 
 
 class _Command:
@@ -137,7 +128,6 @@ def test_a_checkpoint_that_would_run_a_command_is_refused(pools, tmp_path):
     [
         (b"cbuiltins\neval\n(S'1'\ntR.", "builtins.eval"),
         (b"cbuiltins\ngetattr\n(ctorch\nSize\nS'count'\ntR.", "it holds a GenericAlias"),
-        (b"ctorch.distributed.checkpoint.metadata\nMetadata.__init__\n.", "Metadata.__init__"),
         (pickle.dumps(7), "int"),
         (b"random", ""),
     ],

@@ -59,7 +59,6 @@ def _held(model: torch.nn.Module) -> list[torch.Tensor]:
     [
         ("lru", "native", SHUFFLER, [Verification()]),
         ("lfu", "none", SHUFFLER, [Verification(), MicroBatches(30)]),
-        ("lfu", "native", {"type": "identity"}, [MicroBatches(30)]),
     ],
 )
 def test_rows_and_losses_do_not_depend_on_where_a_sample_is_computed(

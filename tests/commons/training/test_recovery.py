@@ -78,8 +78,8 @@ def _train_losses(folder: Path) -> list[tuple[int, float]]:
     ("settings", "stop"),
     [
         ({"pipeline_type": "native", "max_tokens_per_micro_batch": 30}, EPOCH),
-        ({**UNBOUNDED, "eviction": "lru", "pipeline_type": "native"}, 7),
-        ({**UNBOUNDED, "eviction": "lfu"}, 8),
+        ({**UNBOUNDED, "eviction": "lru", "pipeline_type": "native"}, 3),
+        ({**UNBOUNDED, "eviction": "lfu"}, 4),
     ],
 )
 def test_resumed_losses_are_those_of_a_run_that_never_stopped(pools, tmp_path, settings, stop):
@@ -87,7 +87,7 @@ def test_resumed_losses_are_those_of_a_run_that_never_stopped(pools, tmp_path, s
         run = partial(_train, str(tmp_path / name), num_steps, eval_interval=eval_interval, **settings)
         return pools(2).run(run)[0]
 
-    num_steps = 11 if "eviction" in settings else 8
+    num_steps = 6
     whole = losses("whole", num_steps, eval_interval=100)  # evaluating in between changes nothing, either
     assert [step for step, _ in whole] == list(range(1, num_steps + 1))
     assert losses("stopped", stop, eval_interval=3) == whole[:stop]
@@ -98,30 +98,30 @@ def _train_until_terminated(folder: str) -> None:
     after_step = StepVote.after_step
 
     def terminate(vote: StepVote, step: int, loss: torch.Tensor) -> bool:
-        if step == 5 and dist.get_rank() == 1:
+        if step == 3 and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return after_step(vote, step, loss)
 
     with mock.patch.object(StepVote, "after_step", terminate):
-        _train(folder, 9, log_interval=4, eval_interval=1)
+        _train(folder, 6, log_interval=3, eval_interval=1)
 
 
 def test_termination_of_a_rank_loses_neither_figures_nor_an_evaluation(pools, tmp_path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    run = partial(_train, num_steps=9, log_interval=4, eval_interval=1)
+    run = partial(_train, num_steps=6, log_interval=3, eval_interval=1)
     pools(2).run(run, str(whole))
     pools(2).run(_train_until_terminated, str(stopped))
     [stop] = lines_in(stopped / "logs", "stop")
     last = stop["step"]
-    assert 5 < last < 8 and _names(stopped)[-1] == f"step_{last}"
-    assert [step for step, _ in _train_losses(stopped)] == [4, last]
+    assert 3 < last < 6 and _names(stopped)[-1] == f"step_{last}"
+    assert [step for step, _ in _train_losses(stopped)] == [3, last]
     pools(2).run(run, str(stopped))
-    assert [step for step, _ in _train_losses(stopped)] == [4, last, 8, 9]
+    assert [step for step, _ in _train_losses(stopped)] == [3, last, 6]
     evaluations = [
         [(line["step"], line["labels"]) for line in lines_in(folder / "logs", "eval")]
         for folder in (whole, stopped)
     ]
-    assert len(evaluations[0]) == 9 and evaluations[0] == evaluations[1]
+    assert len(evaluations[0]) == 6 and evaluations[0] == evaluations[1]
 
 
 @pytest.fixture(scope="module")

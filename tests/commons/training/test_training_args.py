@@ -75,6 +75,7 @@ def test_pipelines_that_run_instead_of_others():
         task = replace(small_task(), has_cacheable_tables=has_cacheable_tables)
         names = [task.pipeline_name(args, torch.device(device)) for device in ("cpu", "cuda")]
         assert names == ["native", on_gpu]
+    assert small_task().pipeline_name(replace(args, pipeline_type="sw_serial"), CPU) == "none"
     with pytest.raises(ValueError, match="pipeline_type = 'nothing': expected one of"):
         small_task().pipeline_name(replace(args, pipeline_type="nothing"), CPU)
 

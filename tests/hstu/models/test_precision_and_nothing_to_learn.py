@@ -5,19 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.hstu import hstu_samples, retrieval_samples
-from tests.hstu.hstu_samples import hstu_batch, ranking_model
+from tests.hstu import retrieval_samples
+from tests.hstu.hstu_samples import EMPTY, SAMPLE, hstu_batch, ranking_model
 from tests.hstu.retrieval_samples import retrieval_batch, retrieval_model
 
-RANKED = hstu_samples.Sample([3], [1, 2], [5, 6, 7, 8, 9, 10], [0, 1, 2, 3, 4, 0], 3, [3, 4, 0])
 RETRIEVED = retrieval_samples.Sample([5, 9, 13, 2, 9], [1, 0, 3, 2, 4], [7, 9, 30, 31, 2, 44, 9], [3])
 
 
 @pytest.mark.parametrize(
     ("make_model", "batch"),
     [
-        (ranking_model, hstu_batch([hstu_samples.Sample([], [], [], [], 0, [])] * 2)),
-        (ranking_model, hstu_batch([replace(RANKED, labels=[])])),
+        (ranking_model, hstu_batch([EMPTY] * 2)),
+        (ranking_model, hstu_batch([replace(SAMPLE, labels=[])])),
         (retrieval_model, retrieval_batch([retrieval_samples.Sample()] * 2)),
         (retrieval_model, retrieval_batch([retrieval_samples.Sample([3], [1], [4, 5], [1])])),
         (retrieval_model, retrieval_batch([replace(RETRIEVED, num_labels=0)])),
@@ -39,7 +38,7 @@ def test_nothing_to_learn_gives_zero_gradients(make_model, batch):
 @pytest.mark.parametrize(
     ("make_model", "batch"),
     [
-        (ranking_model, hstu_batch([RANKED, replace(RANKED, num_candidates=0, labels=RANKED.actions)])),
+        (ranking_model, hstu_batch([SAMPLE, replace(SAMPLE, num_candidates=0, labels=SAMPLE.actions)])),
         (
             retrieval_model,
             retrieval_batch([RETRIEVED, replace(RETRIEVED, items=[8, 4, 21], actions=[2, 2, 1])]),

@@ -36,6 +36,8 @@ def test_a_prediction_sees_what_is_before_its_item_and_nothing_else(with_actions
             is_seen = changed <= label  # label l is that of item l + 1
             assert torch.allclose(with_item[label], before[label], atol=1e-6) != is_seen
             assert torch.allclose(with_action[label], before[label], atol=1e-6) != (is_seen and with_actions)
+    no_negatives = replace(SAMPLE, negatives=[])
+    torch.testing.assert_close(queries_of(model, no_negatives, with_actions=with_actions), before)
     shorter = replace(SAMPLE, items=SAMPLE.items[:3], actions=SAMPLE.actions[:3])
     torch.testing.assert_close(queries_of(model, shorter, with_actions=with_actions), before[:2])
 
@@ -61,14 +63,6 @@ def test_the_loss_is_a_softmax_over_the_item_and_the_negatives_that_are_others(i
     assert output.targets.tolist() == [9, 13, 2, 9, 4, 21, 21]
     torch.testing.assert_close(output.queries.norm(dim=1), torch.ones(7))
     assert loss.item() == pytest.approx(_loss_by_hand(model, samples, output.queries), rel=1e-5)
-
-
-def test_negatives_are_no_tokens():
-    model = retrieval_model()
-    batch = retrieval_batch([SAMPLE, OTHER], num_padding=1)
-    without = retrieval_batch([replace(SAMPLE, negatives=[]), replace(OTHER, negatives=[])], num_padding=1)
-    assert batch.num_tokens().tolist() == without.num_tokens().tolist() == [11, 7, 0]
-    torch.testing.assert_close(model(batch)[1].queries, model(without)[1].queries)
 
 
 def test_an_item_is_looked_up_once_and_learns_as_input_label_and_negative():

@@ -1,11 +1,5 @@
 """A distribution like `fbgemm_gpu_hstu`, whose function computes plain masked attention on any device."""
 
-from pathlib import Path
-
-INIT = """
-from .cuda_hstu_attention import hstu_attn_varlen_func
-"""
-
 # Contextual rows see all up to the targets. A target sees its own group up to itself, and no other target.
 ATTENTION = """
 import torch
@@ -40,14 +34,3 @@ def hstu_attn_varlen_func(
         out.append(torch.einsum("hrc,chd->rhd", weights, v_) / scaling_seqlen)
     return torch.cat(out).to(q.dtype)
 """
-
-
-def install(folder: Path, attention: str = ATTENTION) -> Path:
-    """Writes the distribution into a folder, which then stands for site-packages, and returns the folder."""
-    metadata = folder / "fbgemm_gpu_hstu-0.1.0.dist-info/METADATA"
-    metadata.parent.mkdir()
-    metadata.write_text("Metadata-Version: 2.1\nName: fbgemm_gpu_hstu\nVersion: 0.1.0\n")
-    (folder / "hstu").mkdir()
-    (folder / "hstu/__init__.py").write_text(INIT)
-    (folder / "hstu/cuda_hstu_attention.py").write_text(attention)
-    return folder

@@ -1,4 +1,4 @@
-"""A step, or an evaluation, on pieces of samples is that of the whole samples on one process."""
+"""An evaluation on pieces of samples is that of the whole samples on one process."""
 
 from functools import partial
 from typing import Any
@@ -41,11 +41,6 @@ def _starts(plan: ShufflePlan, samples: list[Sample]) -> set[int]:
     return set(np.sign(first_items - history)[first_items > 0].tolist())
 
 
-def _gradients(model: torch.nn.Module, batch: SIDBatch) -> list[torch.Tensor]:
-    loss, _ = model.train()(batch)
-    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
-
-
 def _retrieved(model: torch.nn.Module, batch: SIDBatch) -> list[torch.Tensor]:
     with torch.no_grad():
         loss, output = model.eval()(batch)
@@ -60,7 +55,7 @@ def _check_draws(num_real: tuple[int, ...]) -> tuple[set[int], bool]:
     shuffler = BatchShufflerFactory.create("sid_gr", flops=FLOPS, extensions=[cuts], equal_rows=False)
     batch, whole = sid_batch(by_rank[rank], ROWS), sid_batch(samples)
     model, half = sid_gr_model(), sid_gr_model(dtype=torch.bfloat16)
-    expected, retrieved = _gradients(model, whole), _retrieved(model, whole)
+    retrieved = _retrieved(model, whole)
     starts, has_empty_rank = set(), False
     for cuts.seed in range(12):
         plan = shuffler.plan(batch)
@@ -70,13 +65,10 @@ def _check_draws(num_real: tuple[int, ...]) -> tuple[set[int], bool]:
             continue
         starts |= _starts(plan, samples)
         has_empty_rank |= not plan.num_placed.all()
-        for got, wanted in zip(_gradients(model, mine), expected, strict=True):
-            dist.all_reduce(got)
-            assert float((got - wanted).norm()) <= 1e-5 * float(wanted.norm())
         _check_retrieval(_retrieved(model, mine), retrieved, plan, rank)
-        loss = _gradients(half, mine)[0]
+        loss = _retrieved(half, mine)[0]
         dist.all_reduce(loss)
-        assert float(loss) == pytest.approx(float(expected[0]), rel=0.02)
+        assert float(loss) == pytest.approx(float(retrieved[0]), rel=0.02)
     return starts, has_empty_rank
 
 
@@ -96,7 +88,7 @@ def _check_retrieval(
 
 
 @pytest.mark.parametrize("num_real", [(4, 2), (3, 0, 4)])
-def test_pieces_learn_and_retrieve_as_whole_samples_do(pools, num_real):
+def test_pieces_retrieve_as_whole_samples_do(pools, num_real):
     assert pools(len(num_real)).run(_check_draws, num_real)[0] == ({-1, 0, 1}, True)
 
 

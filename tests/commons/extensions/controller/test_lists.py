@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -13,23 +12,18 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.extensions.controller import merge, split_balanced
-from commons.sequence_batch import BaseBatch, register_batch_type
+from commons.sequence_batch import register_batch_type
+from tests.commons.distributed.field_kinds import Held
 
 ROWS, COSTS = 6, [9, 1, 4, 4, 1, 7]
 TEXTS = [f"text {row}" for row in range(ROWS)]
 
 
-@dataclass
-class Texts(BaseBatch):
-    texts: list = field(default_factory=list)
-    names: list = field(default_factory=list, metadata={"per_sample": False})
-
-
-def padded(real: int = ROWS) -> Texts:
-    lengths = torch.ones(ROWS, dtype=torch.int64) * (torch.arange(ROWS) < real)
-    features = KeyedJaggedTensor(["item"], torch.arange(real), lengths=lengths)
+def padded(real: int) -> Held:
+    """Makes a batch with a text for each row, and texts that all rows share."""
+    features = KeyedJaggedTensor(["item"], torch.arange(real), lengths=(torch.arange(ROWS) < real).long())
     texts = TEXTS[:real] + [""] * (ROWS - real)
-    return Texts(features, ROWS, {}, actual_batch_size=real, texts=texts, names=TEXTS)
+    return Held(features, ROWS, {}, actual_batch_size=real, more=texts, shared=TEXTS)
 
 
 def test_entries_go_with_their_rows_and_come_back():
@@ -113,10 +107,10 @@ def test_entries_of_a_base_batch_go_with_its_rows(real):
     chunks, order = split_balanced(batch, 4, COSTS[:real])
     for chunk in chunks:
         rows = chunk.features.values().tolist()
-        assert chunk.texts == [TEXTS[row] for row in rows] + [None] * (chunk.batch_size - len(rows))
-        assert chunk.names == TEXTS
+        assert chunk.more == [TEXTS[row] for row in rows] + [None] * (chunk.batch_size - len(rows))
+        assert chunk.shared == TEXTS
     merged = merge(chunks, order)
-    assert merged.texts == TEXTS[:real] + [None] * (ROWS - real) and merged.names == TEXTS
+    assert merged.more == TEXTS[:real] + [None] * (ROWS - real) and merged.shared == TEXTS
 
 
 class Shared(BatchShuffler):
@@ -131,7 +125,7 @@ def test_what_is_named_as_shared_stays_whole_and_is_told_from_results_of_its_nam
     batch = {"ids": torch.arange(ROWS), "text": TEXTS[: ROWS // 2], "scale": torch.ones(ROWS // 2)}
     chunks, order = split_balanced(batch, 2, Shared())
     assert all(chunk["text"] == batch["text"] and chunk["scale"] is batch["scale"] for chunk in chunks)
-    for returned in (chunks, pickle.loads(pickle.dumps(chunks))):
+    for returned in (chunks, [pickle.loads(pickle.dumps(chunk)) for chunk in chunks]):
         merged = merge(returned, order)
         assert merged["text"] == batch["text"] and merged["scale"].equal(batch["scale"])
     results = [{"scale": 2 * chunk["ids"]} for chunk in chunks]

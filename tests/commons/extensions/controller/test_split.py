@@ -76,6 +76,8 @@ NAMES = {
     "integers": list,
     "strings": lambda labels: [f"prompt {label}" for label in labels],
     "array": lambda labels: np.array(labels, dtype=np.int32),
+    "numpy integers": lambda labels: list(np.array(labels)),
+    "array of strings": lambda labels: np.array([f"prompt {label}" for label in labels]),
     "tensor": lambda labels: torch.tensor(labels, dtype=torch.int64),
 }
 

@@ -12,20 +12,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from commons.distributed import BatchShuffler
 from commons.extensions.micro_batches import MicroBatches, run_micro_batches
+from tests.commons.pipeline.runs import Costs
 from tests.on_ranks import on_ranks
 
 Batch = dict[str, torch.Tensor]
 Losses = Callable[[Any, int], torch.Tensor]  # of a model and the number of a batch
-
-
-class Costs(BatchShuffler):
-    def get_workloads(self, batch):
-        return batch["cost"]
-
-    def get_tokens(self, batch):
-        return torch.ones_like(batch["cost"])
 
 
 class Model(nn.Module):
@@ -96,6 +88,13 @@ def recurrent() -> Model:
     )
 
 
+def listed() -> Model:
+    """Uses its weight as an attribute, and from a list besides."""
+    layer = nn.Linear(3, 1)
+    kept = [layer.weight]
+    return Model(lambda model, batch: (model.first(batch["x"]) + batch["x"] @ kept[0].T)[:, 0], first=layer)
+
+
 def sparse() -> Model:
     return Model(
         lambda model, batch: model.table(batch["number"])[:, 0] + model.first(batch["x"])[:, 0],
@@ -118,7 +117,7 @@ def gradients(
 ) -> list[torch.Tensor]:
     """Returns what a step leaves in the parameters; it is given the model and what computes losses."""
     torch.manual_seed(0)
-    shuffler = Costs(extensions=[MicroBatches(max_tokens=2)] if micro else [])
+    shuffler = Costs(extensions=[MicroBatches(max_tokens=45)] if micro else [])
     model = DistributedDataParallel(make(), **of_ddp)
 
     def losses(model: Any, number: int) -> torch.Tensor:
@@ -126,6 +125,7 @@ def gradients(
         plan = shuffler.plan(batch)
         batch = shuffler.exchange(batch, plan)
         if micro:
+            assert plan.num_parts == 2
             return run_micro_batches(model, batch, shuffler, plan, "sum")[0]
         return shuffler.scale(model(batch)[0], plan, "sum")
 
@@ -183,7 +183,7 @@ def three_steps(model: Any, losses: Losses) -> None:
 
 
 STEPS = [zeroed_late, with_a_penalty, scaled, of_two_batches, one_after_the_other, accumulated_unreduced]
-MODELS = [at_times_unused, alike, expanded, reentrant, tied, recurrent, sparse]
+MODELS = [at_times_unused, alike, expanded, reentrant, tied, recurrent, listed, sparse]
 OF_DDP: dict[str, dict[str, Any]] = {
     "views": {"gradient_as_bucket_view": True},
     "unused": {"find_unused_parameters": True},

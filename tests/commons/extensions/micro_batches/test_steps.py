@@ -71,22 +71,16 @@ class _Kept:
     """Counts the most bytes kept for backward passes at a time, each storage once."""
 
     def __init__(self) -> None:
-        self._bytes = self.peak = 0
+        self.peak = 0
         self._users: Counter[tuple[int, int]] = Counter()
 
     def keep(self, tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
         storage = tensor.untyped_storage()
         key, held = (storage.data_ptr(), storage.nbytes()), _Held()
-        self._change(key, 1)
-        weakref.finalize(held, self._change, key, -1)
+        self._users[key] += 1
+        weakref.finalize(held, self._users.subtract, [key])
+        self.peak = max(self.peak, sum(size for (_, size), users in self._users.items() if users))
         return tensor, held
-
-    def _change(self, key: tuple[int, int], users: int) -> None:
-        before = self._users[key]
-        self._users[key] += users
-        if 0 in (before, self._users[key]):
-            self._bytes += users * key[1]
-        self.peak = max(self.peak, self._bytes)
 
 
 class _Held:

@@ -29,32 +29,30 @@ class GivenCuts(Pieces):
 
 
 class DrawnCuts(GivenCuts):
-    """Cuts anywhere and places each row on any rank, by a seed which may be changed between plans."""
+    """Cuts anywhere and places each row on any rank, by a seed which may be changed between plans.
+
+    One rank in three has no row, another no piece.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__(self._draw)
         self.seed = seed
 
     def _draw(self, samples: RowTable, cutting: Cutting) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return drawn_cuts(samples, cutting, self.seed)
+        rng = np.random.default_rng(self.seed)
+        last_cut = cutting.rules.last_cut(cutting.counts(samples))
+        numbers, items = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        for number, last in enumerate(last_cut.tolist()):
+            count = min(int(rng.integers(0, 5)) if rng.random() < 0.6 else 0, last)
+            numbers.append(np.full(count, number))
+            items.append(np.sort(rng.permutation(last)[:count]) + 1)
+        cuts = np.concatenate(numbers), np.concatenate(items)
+        num_rows = len(last_cut) + len(cuts[0])
+        ranks = np.arange(samples.num_ranks)
+        allowed = ranks[rng.random(len(ranks)) < 0.7] if rng.random() < 0.5 else ranks
+        return *cuts, rng.choice(allowed if len(allowed) else ranks, num_rows)
 
 
 def is_cut(plan: ShufflePlan) -> bool:
     """Whether the step has a piece of a sample."""
     return not plan.rows.starts_sample.all()
-
-
-def drawn_cuts(samples: RowTable, cutting: Cutting, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draws cuts anywhere and a rank for each row; one rank in three has no row, another no piece."""
-    rng = np.random.default_rng(seed)
-    last_cut = cutting.rules.last_cut(cutting.counts(samples))
-    numbers, items = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    for number, last in enumerate(last_cut.tolist()):
-        count = min(int(rng.integers(0, 5)) if rng.random() < 0.6 else 0, last)
-        numbers.append(np.full(count, number))
-        items.append(np.sort(rng.permutation(last)[:count]) + 1)
-    cuts = np.concatenate(numbers), np.concatenate(items)
-    num_rows = len(last_cut) + len(cuts[0])
-    ranks = np.arange(samples.num_ranks)
-    allowed = ranks[rng.random(len(ranks)) < 0.7] if rng.random() < 0.5 else ranks
-    return *cuts, rng.choice(allowed if len(allowed) else ranks, num_rows)

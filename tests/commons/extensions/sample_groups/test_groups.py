@@ -27,8 +27,8 @@ class UserShuffler(TokenShuffler):
         return torch.where(user < 2, -1, user)
 
 
-def grouping(**settings) -> TokenShuffler:
-    return TokenShuffler(extensions=[SampleGroups("user")], **settings)
+def grouping() -> TokenShuffler:
+    return TokenShuffler(extensions=[SampleGroups("user")])
 
 
 def _batch(users: list[int], items: list[int]) -> BaseBatch:

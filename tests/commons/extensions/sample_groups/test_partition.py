@@ -115,20 +115,17 @@ def test_equal_loads_are_leveled_and_limits_of_home_kept(workloads, home, groups
     assert limits or is_no_worse(workloads, partition, karmarkar_karp(workloads, 3))
 
 
-def cpu_seconds(workloads, home, ranks, groups):
-    rebalance(workloads[:8], home[:8] % 4, 4, groups=groups[:8])  # compiles
-    started = time.process_time()
-    rebalance(workloads, home, ranks, TOLERANCE, groups=groups)
-    return time.process_time() - started
-
-
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("ranks", "rows"), [(64, 32), (8, 512)])
 def test_no_stream_takes_a_long_search(order, ranks, rows):
+    one = np.ones(8, dtype=np.int64)
+    rebalance(one, one, 4, groups=one)  # compiles
     for users in USERS:
         stream = draw(ranks, rows, users, "lognormal", order, seed=0)
         for groups in (stream.user, 0 * stream.user):
-            assert cpu_seconds(stream.workloads, stream.home, ranks, groups) < 1, users  # usually 1 to 40 ms
+            started = time.process_time()
+            rebalance(stream.workloads, stream.home, ranks, TOLERANCE, groups=groups)
+            assert time.process_time() - started < 1, users  # usually 1 to 40 ms
 
 
 def test_users_with_hundreds_of_samples_are_on_few_ranks_if_copies_are_worth_it():

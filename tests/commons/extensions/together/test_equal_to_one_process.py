@@ -52,7 +52,7 @@ RUNS = {
     "micro-batches": [
         *(
             Run(kind, reduction, TWO, settings=_with(MicroBatches(SMALL)))
-            for kind, reduction in product(("dict", "named tuple", "base", *WEIGHTED), ("sum", "mean"))
+            for kind, reduction in product(("dict", "base", *WEIGHTED), ("sum", "mean"))
         ),
         Run(name="native", sharded="table", settings=_with(MicroBatches(SMALL))),
         Run("base", name="native", sharded="row", settings=_with(MicroBatches(SMALL))),

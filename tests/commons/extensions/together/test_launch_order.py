@@ -25,11 +25,10 @@ def _unshuffles(shuffler: BatchShuffler, training: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "make_model", "num_groups"),
     [
-        ({"extensions": [Unshuffle()]}, sharded_ranking_model, 2),
         ({"extensions": [Unshuffle(), MicroBatches(16), Verification()]}, sharded_ranking_model, 2),
         ({"extensions": [Unshuffle(), DrawnCuts(0)], "equal_rows": False}, sharded_model_for_pieces, 3),
     ],
-    ids=["whole", "micro-batches", "pieces"],
+    ids=["micro-batches", "pieces"],
 )
 @pytest.mark.parametrize("name", ["none", "native"])
 def test_all_ranks_launch_the_same_collectives_in_the_same_order(

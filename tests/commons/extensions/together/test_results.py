@@ -63,10 +63,9 @@ def joined(compute: Compute, shared: Sequence[str] = ()) -> tuple[Callable[[], A
     return lambda: micro.join_values(results, plan), moved["ids"]
 
 
-def merged(compute: Compute, shared: Sequence[str] = ()) -> tuple[Callable[[], Any], torch.Tensor]:
+def merged(compute: Compute) -> tuple[Callable[[], Any], torch.Tensor]:
     """Returns what merges the results of chunks, and the numbers of the rows."""
-    batch = {"ids": own_ids()} | {name: torch.ones(3) for name in shared}
-    chunks, order = split_balanced(batch, 2, HeavyOnRank1(shared=shared))
+    chunks, order = split_balanced({"ids": own_ids()}, 2, HeavyOnRank1())
     results = [compute(chunk["ids"]) for chunk in chunks]
     return lambda: merge(results, order), own_ids()
 

@@ -20,6 +20,7 @@ from commons.extensions.verification import Verification
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.field_kinds import HeavyOnRank1
 from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, lopsided_batch, many_fields
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
 from tests.commons.sequence_batch.drawn_fields import draw_fields
@@ -40,17 +41,12 @@ def test_right_steps_pass(pools, case):
     pools(len(case.batches)).run(_verified, case)
 
 
-class Equal(FieldShuffler):
-    def get_workloads(self, batch):
-        return torch.ones(self.view(batch).num_rows, dtype=torch.int64)
-
-
 @on_ranks(2)
 def test_fields_of_any_kind_and_dtype_pass():
     rank = dist.get_rank()
     for seed in range(30):
         fields = draw_fields(seed, np.random.default_rng((seed, rank)), 1 + 5 * rank)
-        assert set(Equal(extensions=[Verification()]).shuffle(fields)) == set(fields)
+        assert set(HeavyOnRank1(extensions=[Verification()]).shuffle(fields)) == set(fields)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,9 +54,10 @@ def test_fields_of_any_kind_and_dtype_pass():
 def test_any_container_passes_and_a_rank_without_a_batch(kind):
     shuffler, rank = ContainerShuffler(extensions=[Verification()]), dist.get_rank()
     shuffler.shuffle(make_batch(kind, 0, 1000 * (rank + 1), 2 + 3 * rank))
-    batch = None if rank else make_batch(kind, 0, 1100, 4)
-    plan = shuffler.plan(batch)
-    shuffler.exchange(shuffler.padding_batch() if batch is None else batch, plan)
+    for rows in (4, 1):  # or a single one, which leaves a rank without samples
+        batch = None if rank else make_batch(kind, 0, 1100, rows)
+        plan = shuffler.plan(batch)
+        shuffler.exchange(shuffler.padding_batch() if batch is None else batch, plan)
 
 
 @pytest.mark.parametrize("exchange", BOTH)
@@ -165,8 +162,12 @@ def _another_value(moved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _other_keys(moved: dict[str, Any]) -> dict[str, Any]:
+    """Counts each row's values of the second key to the first."""
     ids = moved["ids"]
-    return moved | {"ids": KeyedJaggedTensor(ids.keys(), ids.values(), lengths=ids.lengths().flip(0))}
+    rows = zip(ids["a"].to_dense(), ids["b"].to_dense(), strict=True)
+    lengths = ids.lengths().view(2, -1).sum(0)
+    counted, values = torch.cat([lengths, 0 * lengths]), torch.cat([torch.cat(row) for row in rows])
+    return moved | {"ids": KeyedJaggedTensor(ids.keys(), values, lengths=counted)}
 
 
 COUNT = "rank 1 of the ranks to balance among has {} samples after the exchange, expected 4"
