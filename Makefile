@@ -27,7 +27,8 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 # Tests that start programs, and those of models and data sets.
-SLOW := e2e examples docs benchmarks recorded_cuda hstu sid_gr commons/training commons/datasets commons/advisor
+SLOW := e2e examples docs benchmarks recorded_cuda hstu sid_gr commons/training commons/datasets commons/advisor \
+        test_gradients.py
 
 .PHONY: help demo test test-fast test-random core-alone lint format tables bench check-kernels cluster-check gpu-check gpu-report soak versions clean
 
