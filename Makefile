@@ -26,8 +26,9 @@ GPU_PYTHON ?=
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
-# Tests that start programs, and those of models and data sets.
-SLOW := e2e examples docs benchmarks recorded_cuda hstu sid_gr commons/training commons/datasets commons/advisor
+# Tests that start programs, and those of models, data sets, and costs that are learned over many steps.
+SLOW := e2e examples docs benchmarks recorded_cuda hstu sid_gr commons/training commons/datasets commons/advisor \
+        test_gradients.py commons/extensions/learned_costs commons/partition/test_compiled.py commons/test_independence.py
 
 .PHONY: help demo test test-fast test-random core-alone lint format tables bench check-kernels cluster-check gpu-check gpu-report soak versions clean
 

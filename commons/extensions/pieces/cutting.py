@@ -65,7 +65,9 @@ class Cutting:
         counts = self.counts(samples)
         last_cut = self.rules.last_cut(counts)
         most = 1 + self.rules.tokens_before(last_cut, counts) // MIN_TOKENS
-        return np.minimum(most, last_cut + 1)
+        # `even_cuts` divides all items, and each piece gets whole ones.
+        even = np.maximum((counts["tokens"] - self.rules.head_tokens(counts)) // MIN_TOKENS, 1)
+        return np.minimum(np.minimum(most, even), last_cut + 1)
 
     def least_costs(self, samples: RowTable, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the least costs at which pieces of the samples `numbers` have `MIN_TOKENS`.

@@ -26,7 +26,7 @@ def largest(workloads, partition):
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_drawn_lengths(lengths, speeds_of, equal_size):
     rng, is_equal = np.random.default_rng(0), speeds_of == "equal"
-    for draw in range(150 if is_equal else 50):
+    for draw in range(500 if is_equal else 100):
         ranks, rows = int(rng.integers(2, 65)), int(rng.integers(2, 33))
         workloads = FLOPS.per_sample(2 * LENGTHS[lengths](rng, ranks * rows).astype(np.int64) + 1)
         speeds = None if is_equal else SPEEDS[speeds_of](rng, ranks)
@@ -44,7 +44,7 @@ def test_drawn_lengths(lengths, speeds_of, equal_size):
 @pytest.mark.parametrize("equal_size", [True, False])
 def test_rebalancing_is_never_worse_than_a_good_home_under_its_own_limits(equal_size):
     rng = np.random.default_rng(0)
-    for draw in range(300):
+    for draw in range(600):
         ranks, rows = int(rng.integers(2, 9)), int(rng.integers(1, 7))
         workloads, tokens = rng.integers(1, rng.choice([5, 100]), (2, ranks * rows))
         speeds = rng.uniform(0.3, 3, ranks)

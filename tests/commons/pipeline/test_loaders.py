@@ -157,14 +157,6 @@ def test_loaders_that_take_turns_lose_no_sample(name):
 
 
 @on_ranks(2)
-def test_going_on_with_the_iterator_of_a_loop_that_was_left_is_refused():
-    shuffler, iterator = TokenShuffler(), iter(loaded_histories(5))
-    assert len([*itertools.islice(shuffler.plan_ahead(iterator), 2)]) == 2
-    with pytest.raises(ValueError, match=r"gave a batch to an earlier loop.*make one generator"):
-        next(shuffler.plan_ahead(iterator))
-
-
-@on_ranks(2)
 def test_an_error_that_one_rank_keeps_refuses_the_shuffler_on_all():
     shuffler, kept = TokenShuffler(), []
 

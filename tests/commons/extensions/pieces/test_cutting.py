@@ -53,6 +53,7 @@ def _drawn(seed: int, kind: str, rows: int, num_ranks: int) -> tuple[BaseBatch, 
     slack=st.sampled_from([None, 1.15, 1.5]),
 )
 @example(seed=631, kind="history", partitioner="refined", num_ranks=11, rows=2, slack=None)  # for its tokens
+@example(seed=130, kind="ahead", partitioner="longest_processing_time", num_ranks=5, rows=2, slack=1.15)
 def test_pieces_are_those_of_the_batch_balance_it_and_keep_to_max_tokens(
     seed, kind, partitioner, num_ranks, rows, slack
 ):
