@@ -8,9 +8,11 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import suppress
 
 if isinstance(sys.stdout, io.TextIOWrapper):  # not a test's
-    sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: no character may end a run
+    with suppress(OSError):  # its descriptor may have become a pipe, whose position is unknown
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: no character may end a run
 
 # This logger warns at import that a function's meaning has changed. Nothing here calls the function.
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)

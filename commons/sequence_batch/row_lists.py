@@ -63,9 +63,9 @@ def facts_in_attributes(tree: Part) -> dict[str, Any]:
         if not isinstance(owner.value, MutableMapping | list | tuple):
             continue
         is_internal = name.startswith("_") or isinstance(owner.value, TensorDictBase)
-        is_list = isinstance(attribute, list | tuple) and len(attribute) > 0
+        has_entries = is_list(attribute) and len(attribute) > 0
         is_part = any(attribute is part.value for part in owner.each())
-        if (is_list or (is_plain(attribute) and not is_internal)) and not is_part:
+        if (has_entries or (is_plain(attribute) and not is_internal)) and not is_part:
             path = join_path(owner.path, name)
             found |= {path: attribute} if is_plain(attribute) else facts_of(take_apart(attribute, path=path))
     return found
