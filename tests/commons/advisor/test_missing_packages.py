@@ -28,14 +28,16 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-def advisor(folder: Path, *arguments: str, absent: Sequence[str] = ()) -> subprocess.CompletedProcess:
+def advisor(
+    folder: Path, *arguments: str, absent: Sequence[str] = (), **environment: str
+) -> subprocess.CompletedProcess:
     """Runs the command on lengths without any other package than the wheel requires."""
     np.save(folder / "lengths.npy", heavy_tailed(9000))
     (folder / "sitecustomize.py").write_text(f"ABSENT = {list(absent)}\n{SITECUSTOMIZE}")
     return subprocess.run(
         [sys.executable, "-m", "commons.advisor", *arguments],
         cwd=folder,
-        env={"PYTHONPATH": f"{REPOSITORY}:{folder}", "OMP_NUM_THREADS": "1"},
+        env={"PYTHONPATH": f"{REPOSITORY}:{folder}", "OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
         text=True,
         timeout=240,
@@ -48,6 +50,12 @@ def test_lengths_need_numpy_and_numba_alone(absent, tmp_path):
     assert result.returncode == 0, result.stderr
     [case] = json.loads(result.stdout)["cases"]
     assert "rebalance" in by_name(case) and ("pieces" in by_name(case)) == (absent == [])
+
+
+def test_no_character_ends_a_run(tmp_path):
+    result = advisor(tmp_path, "lengths.npy", *MODEL, PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert "\\u2192" in result.stdout and "\\xd7" in result.stdout
 
 
 @pytest.mark.parametrize(

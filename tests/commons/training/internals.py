@@ -7,6 +7,7 @@ from commons.training.entry_point import _pipelines
 from commons.training.hang_watch import HangWatch
 from commons.training.host_copies import HostCopies
 from commons.training.plain_reader import PlainReader
+from commons.training.rank_process import rank_process
 from commons.training.run_log import RunRecord, interval_figures, text_of
 from commons.training.sharded_model import initialize_rows
 from commons.training.step_vote import StepVote
