@@ -19,6 +19,7 @@ def test_a_job_resumes_after_a_rank_is_killed(kept_ranks, tmp_path):
     assert "failed (exitcode: -9) local_rank: 1" in output
     assert "rank 0 ends, because it lost the connection" in output and "Traceback" not in output
     assert "training resumes from checkpoints/step_" in output
+    assert f"the checkpoint of step {NUM_STEPS} is in {tmp_path}/checkpoints" in output
     whole = bind('TrainerArgs.log_dir = "whole"', "TrainerArgs.ckpt_save_interval = -1")
     kept_ranks.train(tmp_path, *RANKING, "--gin-config-file", "config.gin", *whole)
     losses, expected = (
