@@ -19,8 +19,9 @@ _DECLARE = (
     "name it in the shuffler's shared_fields, or mark the field of a BaseBatch with "
     'field(metadata={"per_sample": False})'
 )
-# Hashes of a rank's first batch, by path: its jagged fields (or all, if none is jagged), the tensors that are
-# declared as shared, and the dense fields whose rows differ.
+# Hashes of a rank's first batch, by path: its jagged fields (or all, if none is jagged; none at all of few
+# samples), the tensors that are declared as shared, and the dense fields of more than a few different rows.
+_FEW = 4  # fewer samples, or different rows of a field, may be equal by chance
 Contents = tuple[dict[str, int], dict[str, int], dict[str, int]]
 
 
@@ -90,14 +91,15 @@ def contents_of(batch: Rows) -> Contents:
     hashes = hash_leaves(batch.fields)
     dense = {path: value for path, value in batch.fields.items() if isinstance(value, torch.Tensor)}
     ids = {path: hashed for path, hashed in hashes.items() if path not in dense}
-    differ = {path for path, value in dense.items() if path in hashes and not _is_constant(value)}
-    return ids or hashes, hash_leaves(batch.shared_leaves), {path: hashes[path] for path in sorted(differ)}
+    differ = {path for path, value in dense.items() if path in hashes and _num_different(value) >= _FEW}
+    ids = {} if batch.num_samples < _FEW else ids or hashes
+    return ids, hash_leaves(batch.shared_leaves), {path: hashes[path] for path in sorted(differ)}
 
 
-def _is_constant(value: torch.Tensor) -> bool:
-    """Returns whether all rows of a dense field are equal."""
+def _num_different(value: torch.Tensor) -> int:
+    """Returns the number of different rows of a dense field."""
     rows = flattened(value).view(torch.uint8).view(len(value), -1) if value.numel() else value[:0]
-    return bool((rows == rows[:1]).all())
+    return len({row.tobytes() for row in rows.numpy()})
 
 
 def warn_of_contents(of_ranks: Mapping[int, Contents]) -> None:
@@ -110,7 +112,7 @@ def warn_of_contents(of_ranks: Mapping[int, Contents]) -> None:
             "with their rank when samples move, which is right for records of a rank. Data of samples need a "
             "row per sample, or a JaggedTensor"
         )
-    same = [rank for rank, of_rank in zip(of_ranks, ids, strict=True) if ids.count(of_rank) > 1]
+    same = [rank for rank, of_rank in zip(of_ranks, ids, strict=True) if of_rank and ids.count(of_rank) > 1]
     alike = [path for path in (columns or [{}])[0] if len({of_rank.get(path) for of_rank in columns}) == 1]
     if same:
         logger.warning(
