@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +26,9 @@ _LEARNED = 5
 # Roundings allowed per element, and the largest share of a change that they may hide.
 _ROUNDINGS, _MOST_ROUNDING = 4, 0.1
 _CAUSES = (
-    "a sample's loss depends on the samples beside it (dropout, batch normalization, in-batch negatives, a "
-    'scale by the longest sequence of the batch), get_loss_tokens does not count what the model\'s "mean" '
+    "a sample's loss depends on the samples beside it (dropout, batch normalization, in-batch negatives, "
+    "pairs or lists of rows, which SampleGroups(strict=True) keeps whole, numbers of rows, a scale by the "
+    'longest sequence of the batch), get_loss_tokens does not count what the model\'s "mean" '
     "divides by, or "
 )
 _OF_ROUNDING = (
@@ -260,11 +262,11 @@ def _check_reduction(pipeline: Any, loader: Iterator[Any]) -> Iterator[Any]:
     ):
         return rest
     half, packed = np.arange(-(-rows[0].num_samples // 2)), [rows[0].packed()]
-    losses = []
-    with torch.random.fork_rng(), torch.no_grad():
-        for chosen in (half, np.repeat(half, 2)):
+    losses = [np.nan, np.nan]
+    with torch.random.fork_rng(), torch.no_grad(), suppress(RuntimeError):  # it may need all of its rows
+        for number, chosen in enumerate((half, np.repeat(half, 2))):
             batch = move_to(rows[0].select(packed, chosen, len(chosen)), pipeline._device)
-            losses.append(float(losses_and_output(pipeline._model(batch))[0].double().sum()))
+            losses[number] = float(losses_and_output(pipeline._model(batch))[0].double().sum())
     once, twice = np.sum(RankGroup.of().all_gather_objects(losses), axis=0)
     ratio = twice / once if once and np.isfinite([once, twice]).all() else None
     is_sum = reduction == "sum"

@@ -98,8 +98,10 @@ def contents_of(batch: Rows) -> Contents:
 
 def _num_different(value: torch.Tensor) -> int:
     """Returns the number of different rows of a dense field."""
-    rows = flattened(value).view(torch.uint8).view(len(value), -1) if value.numel() else value[:0]
-    return len({row.tobytes() for row in rows.numpy()})
+    if not value.numel():
+        return min(len(value), 1)
+    rows = flattened(value).view(torch.uint8).view(len(value), -1).numpy()
+    return len({row.tobytes() for row in rows})
 
 
 def warn_of_contents(of_ranks: Mapping[int, Contents]) -> None:
@@ -116,7 +118,7 @@ def warn_of_contents(of_ranks: Mapping[int, Contents]) -> None:
     alike = [path for path in (columns or [{}])[0] if len({of_rank.get(path) for of_rank in columns}) == 1]
     if same:
         logger.warning(
-            f"{ranks_text(same)} loaded the same samples as others: divide the samples between ranks, as a "
+            f"{ranks_text(same)} loaded the same samples: divide the samples between ranks, as a "
             "DistributedSampler does. If ranks compute them together, as in tensor parallelism, balance "
             "among ranks that load different ones, with process_group="
         )
