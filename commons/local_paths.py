@@ -17,7 +17,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     """Returns a path with `~` and `$VARIABLES` replaced.
 
     Raises:
-        PathError: the path has a scheme, such as "s3://", or a variable is not set.
+        PathError: the path has a scheme, such as "s3://", or a variable is not set, or a user is unknown.
     """
     text = os.fspath(path)
     if scheme := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text):
@@ -26,6 +26,8 @@ def local_path(path: str | os.PathLike[str]) -> Path:
             "storage is mounted"
         )
     expanded = os.path.expandvars(os.path.expanduser(text))
+    if expanded.startswith("~"):
+        raise PathError(f"{text!r} names the home of a user that this machine does not have")
     if unset := re.search(r"\$(\w+|\{\w+\})", expanded):
         raise PathError(f"{text!r} names {unset[0]}, which is not set: export it, or write the path out")
     return Path(expanded)

@@ -202,7 +202,7 @@ def parse_request(argv: Sequence[str] | None) -> Request:
 
 
 def _gin_run(given: argparse.Namespace) -> GinRun | None:
-    for path in (given.data, Path(given.model or "")):
+    for path in (given.data, local_path(given.model or "")):
         if path is not None and path.suffix == GIN:
             from .gin_file import GinRun  # imports gin; parsing imports TorchRec, too
 

@@ -93,6 +93,8 @@ def run_preprocessor(
         description, arguments: the command's description and arguments. None means this process's arguments.
         more: additional options of `prepare`, and the keyword arguments of `add_argument` for each.
     """
+    from .. import quiet_logs  # noqa: F401  only here, where this is the program
+
     preprocessor = next(iter(datasets.values())).preprocessor
     parser = argparse.ArgumentParser(prog=f"python -m {preprocessor}", description=description)
     parser.add_argument("--dataset", required=True, choices=list(datasets))

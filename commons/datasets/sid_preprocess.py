@@ -129,6 +129,8 @@ def _parts(user_of_row: pl.Series, seed: int, split: Sequence[int]) -> pl.Series
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line. On an error, prints one line and exits with code 1."""
+    from .. import quiet_logs  # noqa: F401  only here, where this is the program
+
     parser = argparse.ArgumentParser(
         prog=f"python -m {NAME}.datasets.sid_preprocess",
         description="Splits interactions by user into files for training, validation and testing.",

@@ -60,7 +60,7 @@ class Extension:
             return object.__getattribute__(self, name)  # raises the error of the property
         raise AttributeError(
             f"{type(self).__name__} has no {name}; if a shuffler sets it, make one first: "
-            f"MyShuffler(extensions=[{type(self).__name__}(…)])"
+            f"MyShuffler(extensions=[{type(self).__name__}(...)])"
         )
 
     def settings(self) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ def show_if_slow(what: str, after_s: float = 2.0) -> Iterator[None]:
         counts = sys.stderr.isatty()
         line = "\r{}: {:.0f} s" if counts else "{}: {:.0f} s"
         if not counts:
-            print(f"{what} …", file=sys.stderr, flush=True)
+            print(f"{what} ...", file=sys.stderr, flush=True)
         while not is_done.wait(1.0 if counts else None):
             print(line.format(what, time.perf_counter() - start), end="", file=sys.stderr, flush=True)
         print(line.format(what, time.perf_counter() - start), file=sys.stderr, flush=True)

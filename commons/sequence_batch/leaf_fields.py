@@ -125,7 +125,7 @@ def _fitting_form(name: str, fields: Mapping[str, FieldValue], expected: int) ->
             if _are_offsets(field, sizes):
                 return (
                     f"{other!r} has offsets, which belong to the values that they divide: make both one "
-                    "JaggedTensor(values, offsets=…)"
+                    "JaggedTensor(values, offsets=...)"
                 )
             continue
         if len(field.values()) == count:

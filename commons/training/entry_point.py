@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gin
@@ -57,7 +56,7 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
     bindings = arguments.gin_bindings + (UNBALANCED if measures else [])
     if compares:
         bindings = [COMPARABLE_RATE, *arguments.gin_bindings, *COMPARABLE]
-    gin.parse_config_files_and_bindings([arguments.gin_config_file], bindings)
+    gin.parse_config_files_and_bindings([str(arguments.gin_config_file)], bindings)
     trainer = from_gin(TrainerArgs)
     optimizer = _optimizer(trainer, must_train=measures or compares)
     from_gin(TensorModelParallelArgs)  # refuses settings that do not run here
@@ -101,7 +100,7 @@ def _pipelines(
 
 def _arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--gin-config-file", required=True)
+    parser.add_argument("--gin-config-file", required=True, type=local_path)
     parser.add_argument(
         "--gin-bindings", nargs="*", action="extend", default=[], help='as in "NetworkArgs.num_layers=2"'
     )
@@ -128,7 +127,7 @@ def _arguments(description: str) -> argparse.Namespace:
         parser.error(f"--calibrate-seconds {arguments.calibrate_seconds}; expected a number of at least 0")
     if arguments.calibrate is not None and arguments.calibrate.is_dir():
         parser.error(f"--calibrate {arguments.calibrate} is a folder; expected a file to write")
-    if not Path(arguments.gin_config_file).is_file():
+    if not arguments.gin_config_file.is_file():
         raise FileNotFoundError(f"--gin-config-file {arguments.gin_config_file} does not exist")
     return arguments
 

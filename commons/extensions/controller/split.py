@@ -6,7 +6,7 @@ collective, and no process group is needed. Ranks that load their own batches us
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, TypeVar
@@ -149,13 +149,14 @@ def split_groups(workloads: ArrayLike, groups: ArrayLike, num_chunks: int) -> li
     return indices_of_parts(number_of_part(partition, len(sizes))[group_of], num_chunks)
 
 
-def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
+def merge(batches: Iterable[Batch], order: SplitOrder) -> Batch:
     """Merges batches in the order of the split batch: `merge(*split_balanced(batch, …))` equals `batch`.
 
     Args:
-        batches: one batch per chunk, with one row for each row of the chunk, padding rows included. It may be
-            the chunk itself, changed or not, or have other fields, such as a dict of a worker's results per
-            row, or one tensor, array, KeyedJaggedTensor, or JaggedTensor. Padding rows may hold anything.
+        batches: one batch per chunk, in the order of the chunks, with one row for each row of the chunk,
+            padding rows included. It may be the chunk itself, changed or not, or have other fields, such as a
+            dict of a worker's results per row, or one tensor, array, KeyedJaggedTensor, or JaggedTensor.
+            Padding rows may hold anything.
         order: order that `split_balanced` returned with the chunks.
 
     Returns:
@@ -169,6 +170,7 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
         TypeError: a batch has no rows, or has a list of tensors that may be samples: the split batch has none
             at its path, and it has an entry for each row of every chunk.
     """
+    batches = list(batches)
     if len(batches) != len(order.partition):
         raise ValueError(
             f"merge got {len(batches)} batches, expected one for each of {len(order.partition)} chunks, "

@@ -75,7 +75,7 @@ def run_micro_batches(
     """
     check_reduction(loss_reduction)
     if not plan.num_parts:
-        raise ValueError("the plan has no micro-batches: give its shuffler extensions=[MicroBatches(…)]")
+        raise ValueError("the plan has no micro-batches: give its shuffler extensions=[MicroBatches(...)]")
     if loss_reduction == "global_mean":
         raise ValueError('"global_mean" is for a whole step: return a micro-batch\'s mean, and use "mean"')
     if model.training:

@@ -466,7 +466,7 @@ KEYED = KeyedJaggedTensor(["item", "user"], torch.arange(10), lengths=torch.tens
     ("value", "remedy"),
     [
         (torch.arange(9.0), "for each of '.*', make it a JaggedTensor with the same lengths"),
-        (torch.tensor([0, 2, 2, 5, 9]), r"make both one JaggedTensor\(values, offsets=…\)"),
+        (torch.tensor([0, 2, 2, 5, 9]), r"make both one JaggedTensor\(values, offsets=\.\.\.\)"),
         (torch.rand(7, 4), r"transpose\(0, 1\)"),
         (torch.rand(8), r"view it as \[4, 2\]"),
         (torch.rand(11), "Give it a row per sample"),

@@ -24,7 +24,7 @@ def _shown_in_a_file(seconds: float) -> str:
 
 
 def test_a_log_file_has_two_lines_of_a_slow_start_on_rank_0(pools):
-    assert pools(2).run(_shown_in_a_file, 0.3) == ["connecting 9 ranks …\nconnecting 9 ranks: 0 s\n", ""]
+    assert pools(2).run(_shown_in_a_file, 0.3) == ["connecting 9 ranks ...\nconnecting 9 ranks: 0 s\n", ""]
     assert _shown_in_a_file(0.0) == ""
 
 
