@@ -207,8 +207,8 @@ def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> tor
         row = int(bad[0])
         raise ValueError(
             f"{whose} returned {real[row].item()} for row {row}, "
-            "expected an integer of at least 0, below 2**63; round fractions, scaled up where they are costs, "
-            "and compute products, which may wrap, in int64"
+            "expected an integer of at least 0, below 2**63; round fractions, scaled up where they are "
+            "costs. Compute products, which may wrap, in int64"
         )
     return real.to(torch.int64, copy=True)
 

@@ -27,6 +27,7 @@ def test_home_and_variables_are_replaced_wherever_a_path_is_read(monkeypatch, tm
     [
         ("s3://bucket/ckpt", "ckpt_save_dir = 's3://bucket/ckpt' is a s3 address; expected a path on a disk"),
         ("hdfs:/ckpt", "is a hdfs address"),
+        ("~nobody-here/ckpt", "names the home of a user that this machine does not have"),
         ("$NOWHERE/ckpt", r"names \$NOWHERE, which is not set: export it"),
     ],
 )

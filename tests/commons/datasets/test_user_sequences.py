@@ -69,6 +69,14 @@ def test_a_user_in_two_rows_is_refused():
     )
     with pytest.raises(ValueError, match="row 2: user_id 3 is in an earlier row, too"):
         UserSequences.from_table(table, META)
+    shared = replace(META, vocab_sizes={**SIZES, "user_id": 2})  # of hashes
+    assert (
+        len(UserSequences.from_table(table.with_columns(user_id=pl.Series([1, 0, 1])), shared).offsets) == 4
+    )
+    without = replace(META, contextual_feature_names=["age"], vocab_sizes=dict([*SIZES.items()][1:]))
+    assert (
+        len(UserSequences.from_table(table.with_columns(user_id=pl.Series([None] * 3)), without).offsets) == 4
+    )
 
 
 @given(

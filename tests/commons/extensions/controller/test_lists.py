@@ -151,7 +151,7 @@ def test_a_list_of_samples_is_refused_with_the_recipe():
 def test_a_list_with_a_tensor_per_sample_is_refused_where_the_batch_has_no_fields():
     batch = {"ids": torch.arange(4), "fields": [torch.arange(4), torch.arange(4) + 4]}
     chunks, order = split_balanced(batch, 2, [1] * 4)
-    merged = merge(chunks, order)
+    merged = merge(iter(chunks), order)
     assert merged["ids"].equal(batch["ids"]) and all(map(torch.equal, merged["fields"], batch["fields"]))
     of_samples = [{"scores": [row.repeat(2) for row in chunk["ids"]], **chunk} for chunk in chunks]
     with pytest.raises(TypeError, match="scores is a list of 2 similar entries, in a batch of 2 rows"):
