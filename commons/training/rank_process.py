@@ -54,6 +54,10 @@ def rank_process() -> Iterator[torch.device]:
 
 def _check_alone() -> None:
     """Raises a RuntimeError if a launcher, such as srun or mpirun, started more tasks than this one."""
+    if os.environ.get("RANK", "0") != "0":
+        raise RuntimeError(
+            f"RANK is {os.environ['RANK']}, and WORLD_SIZE is not set: start ranks by torchrun"
+        )
     for variable in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         if (tasks := os.environ.get(variable, "1")) != "1":
             raise RuntimeError(

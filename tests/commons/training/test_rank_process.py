@@ -13,3 +13,10 @@ def test_several_tasks_without_torchrun_are_refused(monkeypatch, variable):
     monkeypatch.setenv(variable, "8")
     with pytest.raises(RuntimeError, match=f"{variable} is 8.* would train alone: start one torchrun"):
         rank_process().__enter__()
+
+
+def test_a_rank_of_no_world_is_refused(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(RuntimeError, match="RANK is 1, and WORLD_SIZE is not set"):
+        rank_process().__enter__()
