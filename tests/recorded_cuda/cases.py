@@ -169,7 +169,7 @@ def of_containers(place: Place, of_torchrec: bool = False, kind: str = "native")
         TorchRecBatch(torch.ones(ROWS, 1), batch.features, weight.clone())
         if of_torchrec
         else {"features": batch.features, "weight": weight.clone(), "unit": torch.ones(1)}
-        for batch in histories(3)
+        for batch in histories(4)
     )
     return [steps(pipeline, place.load(batches)), parameters(model)]
 
