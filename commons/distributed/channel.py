@@ -224,7 +224,7 @@ def cause_elsewhere(error: BaseException) -> str | None:
     elif isinstance(error, _LOST) or "gloo/transport" in str(error):
         reason = (
             "it lost the connection to another rank: that rank's traceback shows the cause, or the signal "
-            "that torchrun reports for it, such as -9 if memory ran out; or it left its loop alone"
+            "that torchrun reports for it, such as -9 if memory ran out; or it left its loop early"
         )
     else:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..sequence_batch.row_lists import hash_facts, hash_leaves, is_list
-from ..sequence_batch.row_schema import flattened, hash_bytes
+from ..sequence_batch.row_schema import bytes_on_host, hash_bytes
 from ..sequence_batch.rows import Rows
 from .channel import Channel
 from .rank_group import ranks_text
@@ -19,9 +19,9 @@ _DECLARE = (
     "name it in the shuffler's shared_fields, or mark the field of a BaseBatch with "
     'field(metadata={"per_sample": False})'
 )
+_FEW = 4  # fewer samples, or different rows of a field, may be equal by chance
 # Hashes of a rank's first batch, by path: its jagged fields (or all, if none is jagged; none at all of few
 # samples), the tensors that are declared as shared, and the dense fields of more than a few different rows.
-_FEW = 4  # fewer samples, or different rows of a field, may be equal by chance
 Contents = tuple[dict[str, int], dict[str, int], dict[str, int]]
 
 
@@ -59,7 +59,7 @@ class RankFacts:
         }
         gathered = self._channel.all_gather_objects(None if batch is None else told)
         known = {rank: of for rank, of in zip(self._channel.ranks, gathered, strict=True) if of is not None}
-        texts = []
+        texts = {}
         for path in sorted({path for of_rank in known.values() for path in of_rank}):
             facts_of = {rank: of_rank.get(path, (0, "nothing", False)) for rank, of_rank in known.items()}
             if len({hashed for hashed, _, _ in facts_of.values()}) == 1:
@@ -75,14 +75,14 @@ class RankFacts:
             for rank, (_, text, _) in facts_of.items():
                 first.setdefault(text, rank)
             shown = ", ".join(f"{text} on rank {rank}" for text, rank in list(first.items())[:2])
-            texts.append(f"{path} ({shown})")
-            self._differ.add(path)
+            texts[path] = f"{path} ({shown})"
+        self._differ |= texts.keys()
         if self._channel.rank == 0:
             logger.warning(
-                f"plain values in batches differ between ranks: {', '.join(texts)}. Such a value stays with "
-                "its rank when samples move, so a rank may compute samples with the value of others. Compute "
-                "it in the forward, or put it into a tensor, with one row per sample. If it belongs to the "
-                f"rank, {_DECLARE}"
+                f"plain values in batches differ between ranks: {', '.join(texts.values())}. Such a value "
+                "stays with its rank when samples move, so a rank may compute samples with the value of "
+                "others. Compute it in the forward, or put it into a tensor, with one row per sample. If it "
+                f"belongs to the rank, {_DECLARE}"
             )
 
 
@@ -100,8 +100,7 @@ def _num_different(value: torch.Tensor) -> int:
     """Returns the number of different rows of a dense field."""
     if not value.numel():
         return min(len(value), 1)
-    rows = flattened(value).view(torch.uint8).view(len(value), -1).numpy()
-    return len({row.tobytes() for row in rows})
+    return len({row.tobytes() for row in bytes_on_host(value).reshape(len(value), -1)})
 
 
 def warn_of_contents(of_ranks: Mapping[int, Contents]) -> None:

@@ -19,7 +19,7 @@ from .. import NAME
 from .container_types import SEQUENCE, container_type, is_plain, join_path, type_name
 from .leaf_fields import tensors_of
 from .optional_types import KeyedTensor, TensorDictBase
-from .row_schema import flattened, hash_bytes, lengths_of
+from .row_schema import bytes_on_host, hash_bytes, lengths_of
 from .tree import Part, held_in_attributes, take_apart, tensors_and_arrays
 
 PlainList: TypeAlias = list | tuple | range | dict
@@ -73,7 +73,7 @@ def facts_in_attributes(tree: Part) -> dict[str, Any]:
 
 def is_list(fact: Any) -> bool:
     """Returns whether a plain value is a list that may have an entry per row."""
-    return isinstance(fact, list | tuple | range | dict) and not isinstance(fact, torch.Size)
+    return isinstance(fact, PlainList) and not isinstance(fact, torch.Size)
 
 
 def lists_of(tree: Part) -> dict[str, PlainList]:
@@ -174,8 +174,7 @@ def _bytes_of(part: Any) -> bytes:
         if part.dtype == object:
             raise TypeError("objects have no bytes")
         return repr((part.shape, part.dtype.str)).encode() + part.tobytes()
-    elements = flattened(part.cpu()).view(torch.uint8).numpy().tobytes()
-    return repr((tuple(part.shape), part.dtype)).encode() + elements
+    return repr((tuple(part.shape), part.dtype)).encode() + bytes_on_host(part).tobytes()
 
 
 def _text(value: Any) -> str:

@@ -213,6 +213,11 @@ def flattened(tensor: torch.Tensor) -> torch.Tensor:
     return flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
 
 
+def bytes_on_host(tensor: torch.Tensor) -> np.ndarray:
+    """Returns a copy of the bytes of a tensor, uint8 `[bytes]`: torch never resizes memory NumPy has seen."""
+    return flattened(tensor).cpu().view(torch.uint8).clone().numpy()
+
+
 def hash_bytes(data: bytes) -> int:
     """Returns a 63-bit hash, which is the same in every process."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1

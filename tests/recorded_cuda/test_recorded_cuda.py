@@ -79,7 +79,7 @@ def pool() -> Iterator[ProcessPool]:
 
 
 class Record(NamedTuple):
-    """What a case shows on one rank: as of `clocks.Device`, and the error that it raised, if any."""
+    """Events of a case on one rank: as of `clocks.Device`, and the error that it raised, if any."""
 
     findings: Counter[str]
     waits: Counter[str]

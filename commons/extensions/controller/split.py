@@ -99,8 +99,8 @@ def split_balanced(
     check_replaceable(view.tree)
     check_no_samples(view.tree, view.num_rows)
     for path, entries in facts_in_attributes(view.tree).items():
-        has_rows = isinstance(entries, Sequence) and len(entries) in (view.num_rows, view.num_samples)
-        if has_rows and path not in shared and not isinstance(entries, str):
+        is_list = isinstance(entries, list | tuple | range)
+        if is_list and len(entries) in (view.num_rows, view.num_samples) and path not in shared:
             raise TypeError(
                 f"{path} has an entry for each row, and is only an attribute of its container, which chunks "
                 "would share: make it an element or a field, or name it in the shuffler's shared_fields"

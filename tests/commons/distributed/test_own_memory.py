@@ -43,11 +43,18 @@ def test_a_model_may_work_in_place_on_a_copied_row():
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_planning_ahead_leaves_memory_that_torch_may_resize(enabled):
-    ids = JaggedTensor(torch.arange(3), lengths=torch.ones(3).long())
-    batch = {"workload": torch.arange(3), "ids": ids}
-    for _ in DictShuffler(enabled=enabled).plan_ahead([batch]):
-        assert all(tensor.untyped_storage().resizable() for tensor in tensors_of(batch))
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_planning_ahead_leaves_memory_that_torch_may_resize(pools, num_ranks, enabled):
+    pools(num_ranks).run(_plan_and_look_at_memory, enabled)
+
+
+def _plan_and_look_at_memory(enabled):
+    # Ranks compare their first batches: the dense fields, ids, and weights of at least 4 rows.
+    ids = JaggedTensor(torch.arange(5) + dist.get_rank(), lengths=torch.ones(5).long(), weights=torch.rand(5))
+    batches = [{"workload": torch.arange(5), "score": torch.rand(5), "ids": ids}, {"workload": torch.ones(1)}]
+    for batch in batches:
+        for _ in DictShuffler(enabled=enabled).plan_ahead([batch]):
+            assert all(tensor.untyped_storage().resizable() for tensor in tensors_of(batch))
 
 
 @on_ranks(2)

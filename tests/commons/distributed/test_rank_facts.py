@@ -1,4 +1,4 @@
-"""What stays with a rank when samples move, and what ranks loaded, compared between ranks."""
+"""Plain values that stay with a rank when samples move, and loaded data, compared between ranks."""
 
 from __future__ import annotations
 
