@@ -6,13 +6,13 @@ FAILURE is one of `STRIKES`.
 """
 
 import commons.quiet_logs  # noqa: F401  isort: skip
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import gin
@@ -60,13 +60,11 @@ STRIKES: dict[str, tuple[object, str, int, Callable[..., None], Callable[..., No
 
 def strike_once(owner: object, method: str, call: int, strike: Callable, others: Callable) -> None:
     """Makes the given call of a method strike the last rank. A restarted job is spared."""
-    original, numbers, marker = getattr(owner, method), count(1), Path("struck")
+    original, numbers = getattr(owner, method), count(1)
 
     def act_and_call(*args: Any, **kwargs: Any) -> Any:
-        if next(numbers) == call and not marker.exists():
+        if next(numbers) == call and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             is_last = dist.get_rank() == dist.get_world_size() - 1
-            if is_last:
-                marker.touch()
             (strike if is_last else others)(*args)
         return original(*args, **kwargs)
 
