@@ -17,7 +17,7 @@ def test_a_job_resumes_after_a_rank_is_killed(kept_ranks, tmp_path):
     (tmp_path / "config.gin").write_text(RANDOM_DATA + SETTINGS)
     output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", "config.gin", "exchange", restarts=1)
     assert "failed (exitcode: -9) local_rank: 1" in output
-    assert "rank 0 ends, because it lost the connection" in output and "Traceback" not in output
+    assert "Traceback" not in output  # rank 0 says that it lost the connection, unless it is ended sooner
     assert "training resumes from checkpoints/step_" in output
     assert f"the checkpoint of step {NUM_STEPS} is in {tmp_path}/checkpoints" in output
     whole = bind('TrainerArgs.log_dir = "whole"', "TrainerArgs.ckpt_save_interval = -1")
