@@ -39,6 +39,7 @@ class HSTUBatchShuffler(BatchShuffler):
     """
 
     unit = "FLOPs"
+    excludes: Mapping[str, str] = {"padded": "HSTU runs on jagged tokens, without padding"}
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ class SIDGRBatchShuffler(BatchShuffler):
     """
 
     unit = "FLOPs"
+    excludes: Mapping[str, str] = {"padded": "SID-GR runs on jagged tokens, without padding"}
 
     def __init__(
         self,

@@ -34,6 +34,7 @@ class BalanceReport:
         bytes_moved: bytes of the samples that moved.
         bytes_loaded: bytes of all samples.
         workloads: int64 `[samples]`, cost of each whole sample of the step.
+        job_total_load: sum of the workloads of all ranks of the job.
         unit: unit of the loads: the shuffler's unit, or "predicted ns" if a cost predicts times.
         equal_rows: whether the lower bound assumes equal rows.
         bytes_sent, bytes_received: bytes that this rank sent and received in the exchange.
@@ -42,6 +43,7 @@ class BalanceReport:
         exchange_seconds: host time of the exchange. On CUDA, the device may still be working afterwards.
         speeds: float64 `[ranks]`, relative speed of each rank. None means that all are equally fast.
         predicted_seconds: float64 `[ranks]`, compute time by a cost fitted to times. None without one.
+        least_load: largest load of the best placement, if an extension knows it, as for padded loads.
         extensions: figures that extensions report about the step, by name.
     """
 
@@ -56,6 +58,7 @@ class BalanceReport:
     bytes_moved: int
     bytes_loaded: int
     workloads: np.ndarray
+    job_total_load: float
     unit: str
     equal_rows: bool
     bytes_sent: int = 0
@@ -65,6 +68,7 @@ class BalanceReport:
     exchange_seconds: float = 0.0
     speeds: np.ndarray | None = None
     predicted_seconds: np.ndarray | None = None
+    least_load: float | None = None
     extensions: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -88,6 +92,8 @@ class BalanceReport:
             equal_rows=equal_rows,
             speeds=rows.speeds,
             predicted_seconds=plan.predicted_seconds,
+            job_total_load=plan.whole.total_load,
+            least_load=None if plan.rank_loads is None else plan.rank_loads.least,
             **measured,
         )
 
@@ -120,29 +126,35 @@ class BalanceReport:
     @cached_property
     def lower_bound(self) -> float:
         """The imbalance that no placement of the step's whole samples on these ranks can beat."""
+        if self.least_load is not None:
+            return relative_to_mean(np.full(len(self.loads_after), self.least_load), total=self._total)
         return lower_bound(
             self.workloads, len(self.loads_after), equal_size=self.equal_rows, speeds=self.speeds
         )
 
     @property
     def imbalance_before(self) -> float:
-        """Largest ÷ mean load, as loaded. If speeds differ, longest time ÷ time of a perfect balance."""
-        return relative_to_mean(self.loads_before, self.speeds)
+        """Largest load as loaded ÷ mean workload of ranks. If speeds differ, longest time ÷ perfect time."""
+        return relative_to_mean(self.loads_before, self.speeds, self._total)
 
     @property
     def imbalance_after(self) -> float:
-        """Largest ÷ mean load, as balanced. If speeds differ, longest time ÷ time of a perfect balance."""
-        return relative_to_mean(self.loads_after, self.speeds)
+        """Largest load as placed ÷ mean workload of ranks. If speeds differ, longest time ÷ perfect time."""
+        return relative_to_mean(self.loads_after, self.speeds, self._total)
 
     @property
     def job_imbalance_before(self) -> float:
         """`imbalance_before`, but over all ranks of the job."""
-        return relative_to_mean(self.job_loads_before, self._speeds_of_job)
+        return relative_to_mean(self.job_loads_before, self._speeds_of_job, self.job_total_load)
 
     @property
     def job_imbalance_after(self) -> float:
         """`imbalance_after`, but over all ranks of the job."""
-        return relative_to_mean(self.job_loads_after, self._speeds_of_job)
+        return relative_to_mean(self.job_loads_after, self._speeds_of_job, self.job_total_load)
+
+    @property
+    def _total(self) -> float:
+        return float(self.workloads.sum(dtype=np.float64))
 
     @property
     def _speeds_of_job(self) -> np.ndarray | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from .planner import Planner
 from .rank_group import RankGroup, job_device
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
-from .shuffler_settings import make_settings, warn_of_unread_method
+from .shuffler_settings import make_settings
 from .step import MOST_ON_THEIR_WAY, Step
 
 Batch = TypeVar("Batch")
@@ -70,6 +70,7 @@ class BatchShuffler(ABC):
             to the rank, such as "context.temperature" or "[2]". A subclass sets them. A `BaseBatch` marks
             such fields in their metadata instead.
         unit: unit of the workloads, for logs, such as "FLOPs". A subclass sets it.
+        excludes: names of extensions that the model does not work with, each with the reason.
         moves_samples: whether samples may leave their ranks. False if disabled, or for the identity shuffler.
         extensions: the given extensions, outermost first.
         group: ranks that plan together: those to balance among, or all in a pipeline that moves no samples.
@@ -81,12 +82,13 @@ class BatchShuffler(ABC):
         KeyError: the partitioner or the exchange is unknown.
         ValueError: a rank is not in its `process_group`, or ranks differ in their groups or settings (raised
             on all ranks); a setting is out of range or has no effect; or `enabled` is False, but an extension
-            needs samples to move.
+            needs samples to move, or the model does not work with it.
         RuntimeError: some ranks did not construct their shuffler within a minute.
     """
 
     shared_fields: Sequence[str] = ()
     unit: str = WORKLOAD_UNITS
+    excludes: Mapping[str, str] = {}
     moves_samples: bool = True
     extensions: tuple[Extension, ...] = ()
 
@@ -113,7 +115,6 @@ class BatchShuffler(ABC):
         self.expects_scale = True
         self._is_taken = False  # by a pipeline or a loop over plan_ahead
         self._take(extensions)
-        warn_of_unread_method(self, {extension.reads for extension in self.extensions})
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(type(self), name):
@@ -146,6 +147,8 @@ class BatchShuffler(ABC):
         """Installs extensions, and rebuilds everything that depends on the full set."""
         ordered, name = order_extensions(extensions, self.extensions), type(self).__name__
         for extension in ordered:
+            if extension.name in self.excludes:
+                raise ValueError(f"{name} excludes {extension.name}: {self.excludes[extension.name]}")
             extension.check(self.settings)
         moving = [type(extension).__name__ for extension in ordered if extension.moves]
         if moving and not self.moves_samples:

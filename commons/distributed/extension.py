@@ -34,7 +34,6 @@ class Extension:
     Attributes:
         name: name of the extension, for messages and for `excludes`.
         order: nesting order. An extension wraps all extensions of a larger order.
-        reads: name of an optional shuffler method that only this extension reads.
         excludes: names of extensions that this one does not work with, each with the reason.
         moves: whether it needs samples to move between ranks, and therefore an enabled shuffler.
         runs_in_parts: whether it runs forward and backward several times per step.
@@ -46,7 +45,6 @@ class Extension:
 
     name: ClassVar[str]
     order: ClassVar[int]
-    reads: ClassVar[str] = ""
     excludes: Mapping[str, str] = {}
     moves: ClassVar[bool] = False
     runs_in_parts: ClassVar[bool] = False

@@ -34,7 +34,7 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
         RuntimeError: the partitioner returned an invalid result; see `partition`.
     """
     max_tokens, tolerance = settings.max_tokens, token_tolerance(rows, settings)
-    _check_tokens(rows, max_tokens)
+    check_tokens(rows, max_tokens)
     heeds_tokens = max_tokens is not None or tolerance is not None
     tokens = rows.tokens if heeds_tokens else None
     rank_of = partition(rows, settings, tokens=tokens, token_tolerance=tolerance)
@@ -276,7 +276,7 @@ def compile_from_scratch() -> None:
     refined(work, 2)
 
 
-def _check_tokens(rows: RowTable, max_tokens: int | None) -> None:
+def check_tokens(rows: RowTable, max_tokens: int | None) -> None:
     """Raises a ValueError that names the rank and row of a sample with more than `max_tokens`, if any."""
     over = np.flatnonzero(rows.tokens > (max_tokens or np.inf))
     if over.size:

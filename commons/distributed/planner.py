@@ -23,8 +23,8 @@ from .shuffler_settings import ShufflerSettings
 
 # Columns of a rank's message to the whole job, before its posts: whether the rank failed, whether any rank of
 # its group has a batch, and how many rows and micro-batches the rank computes. The bits of its loss tokens,
-# and of its load before and after the exchange, follow.
-_FAILED, _HAS_BATCH, _PLACED, _PARTS, _LOSS_TOKENS, _BEFORE, _AFTER, _WIDTH = range(8)
+# of its load before and after the exchange, and of the group's mean load follow.
+_FAILED, _HAS_BATCH, _PLACED, _PARTS, _LOSS_TOKENS, _BEFORE, _AFTER, _MEAN, _WIDTH = range(9)
 
 
 class Planner:
@@ -184,6 +184,7 @@ class Planner:
             loads_before=columns[_BEFORE].view(np.float64),
             loads=columns[_AFTER].view(np.float64),
             posts=_by_name(table[:, _WIDTH:], posts),
+            total_load=float(columns[_MEAN].view(np.float64).sum()),
         )
         return replace(plan, num_parts=int(columns[_PARTS].max()), job=step)
 
@@ -199,7 +200,8 @@ class Planner:
         alike = replace(plan, rows=replace(rows, workloads=workloads))
         told[_HAS_BATCH:_LOSS_TOKENS] = plan.has_batch, plan.num_placed[rank], plan.num_parts
         told[_LOSS_TOKENS:_BEFORE].view(rows.loss_tokens.dtype)[:] = plan.loss_tokens_on(rank)
-        told[_BEFORE:].view(np.float64)[:] = alike.loads_before[rank], alike.loads[rank]
+        loads = alike.loads_before[rank], alike.loads[rank], alike.total_load / alike.num_ranks
+        told[_BEFORE:].view(np.float64)[:] = loads
 
     def _with_cost(self, rows: RowTable) -> RowTable:
         """Returns rows with the shuffler's cost, if any. All ranks raise an error if its columns differ."""

@@ -14,6 +14,18 @@ from ..partition.problem import indices_of_parts
 from ..perf_model.cost import Cost, sum_counts
 from .row_table import RowTable
 
+# Name of the column in `RowTable.columns` with each row's micro-batch on its rank, if `num_parts` is not 0.
+MICRO_BATCH = "micro_batch"
+
+
+@dataclass(frozen=True)
+class RankLoads:
+    """Loads of ranks that are not sums over their rows, as in models that pad rows to the longest one."""
+
+    before: np.ndarray  # float64 [ranks], as loaded
+    after: np.ndarray  # float64 [ranks], as placed
+    least: float  # largest load of the best placement
+
 
 @dataclass(frozen=True, eq=False)
 class JobStep:
@@ -24,6 +36,7 @@ class JobStep:
 
     Attributes:
         posts: posts of extensions with a `take` hook, int64 `[ranks, numbers]` each, by extension name.
+        total_load: sum of all workloads, float64.
     """
 
     has_batch: bool
@@ -32,6 +45,7 @@ class JobStep:
     loads_before: np.ndarray
     loads: np.ndarray
     posts: Mapping[str, np.ndarray]
+    total_load: float
 
     @property
     def num_ranks(self) -> int:
@@ -51,6 +65,7 @@ class ShufflePlan:
         num_parts: number of micro-batches on every rank. 0 means that batches run whole.
         job: facts about the step that all ranks of the job know. None if the plan covers all ranks, or if no
             pipeline shares these facts.
+        rank_loads: loads of ranks, from an extension. None if they are the sums of their rows' workloads.
     """
 
     rows: RowTable
@@ -59,6 +74,7 @@ class ShufflePlan:
     predicted_seconds: np.ndarray | None = None
     num_parts: int = 0
     job: JobStep | None = None
+    rank_loads: RankLoads | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -101,13 +117,21 @@ class ShufflePlan:
 
     @property
     def loads_before(self) -> np.ndarray:
-        """float64 `[ranks]`, sum of the workloads that each rank loaded."""
-        return np.bincount(self.rows.home, self.rows.workloads, minlength=self.num_ranks)
+        """float64 `[ranks]`, sum of the workloads that each rank loaded, or `rank_loads`."""
+        return self._sums(self.rows.home) if self.rank_loads is None else self.rank_loads.before
 
     @property
     def loads(self) -> np.ndarray:
-        """float64 `[ranks]`, sum of the workloads that each rank computes."""
-        return np.bincount(self.destination, self.rows.workloads, minlength=self.num_ranks)
+        """float64 `[ranks]`, sum of the workloads that each rank computes, or `rank_loads`."""
+        return self._sums(self.destination) if self.rank_loads is None else self.rank_loads.after
+
+    def _sums(self, rank_of: np.ndarray) -> np.ndarray:
+        return np.bincount(rank_of, self.rows.workloads, minlength=self.num_ranks)
+
+    @property
+    def total_load(self) -> float:
+        """Sum of all workloads."""
+        return float(self.rows.workloads.sum(dtype=np.float64))
 
     @cached_property
     def counts(self) -> np.ndarray:

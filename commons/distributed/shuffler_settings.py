@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from .. import NAME
 from ..checks import SettingError, UnknownSettingError, check_types
 from ..partition import karmarkar_karp, longest_processing_time, rebalance, refined
 
-logger = logging.getLogger(__name__)
 # To add a partitioner, add an entry, here or from your own module. A partitioner gets the arguments that its
 # signature names: workloads, num_partitions, home (rank that loaded each sample), sizes (bytes per sample),
 # ranks_per_node, speeds, equal_size, tolerance, tokens, max_tokens, token_tolerance, and those of extensions,
@@ -116,15 +113,6 @@ def make_settings(shuffler: str, given: Mapping[str, Any]) -> ShufflerSettings:
         if name not in known:
             raise TypeError(f"{shuffler} has no setting {name!r}; there are {sorted(known + arguments)}")
     return ShufflerSettings(**given)
-
-
-def warn_of_unread_method(shuffler: Any, read: Set[str]) -> None:
-    """Warns on rank 0 about a `get_groups` that no extension reads. Older versions needed no extension."""
-    if hasattr(shuffler, "get_groups") and "get_groups" not in read and shuffler.group.rank == 0:
-        logger.warning(
-            f"{type(shuffler).__name__}.get_groups has no effect without extensions=[SampleGroups()], of "
-            f"{NAME}.extensions.sample_groups"
-        )
 
 
 @functools.cache

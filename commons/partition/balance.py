@@ -31,10 +31,12 @@ def imbalance(
     return relative_to_mean(loads(workloads, partition), speeds)
 
 
-def relative_to_mean(part_loads: np.ndarray, speeds: ArrayLike | None = None) -> float:
-    """Returns the `imbalance` of non-negative loads, `[parts]`."""
+def relative_to_mean(
+    part_loads: np.ndarray, speeds: ArrayLike | None = None, total: float | None = None
+) -> float:
+    """Returns the `imbalance` of non-negative loads, `[parts]`. Their mean follows from `total`, if given."""
     relative = as_speeds(speeds, len(part_loads))
-    mean = part_loads.sum() / relative.sum()
+    mean = (part_loads.sum() if total is None else total) / relative.sum()
     return float((part_loads / relative).max() / mean) if mean > 0 else 1.0
 
 

@@ -7,19 +7,19 @@ from typing import TypeVar
 import numpy as np
 
 from ...distributed import BatchShuffler, ShufflePlan
+from ...distributed.shuffle_plan import MICRO_BATCH
 from ...partition.problem import indices_of_parts
 from ...sequence_batch.packed_rows import select_rows
 from ...sequence_batch.row_lists import PlainList, row_lists, select_entries
 from ...sequence_batch.tree import rebuild, take_apart
 
 Batch = TypeVar("Batch")
-COLUMN = "micro_batch"  # name of a column in a plan's rows
 
 
 def micro_batch_of_rows(plan: ShufflePlan) -> np.ndarray:
     """Returns the micro-batch of each row of a plan, int64 `[rows]`."""
     # If the loaders of all ranks that balance together have ended, nothing was divided.
-    return plan.rows.columns.get(COLUMN, np.zeros(len(plan.destination), dtype=np.int64))
+    return plan.rows.columns.get(MICRO_BATCH, np.zeros(len(plan.destination), dtype=np.int64))
 
 
 def rows_of_micro_batches(plan: ShufflePlan, rank: int) -> list[np.ndarray]:

@@ -14,13 +14,13 @@ from ...checks import SettingError, require_type
 from ...distributed.extension import Extension, Forward, Place
 from ...distributed.placement import compile_from_scratch
 from ...distributed.row_table import RowTable
-from ...distributed.shuffle_plan import ShufflePlan
+from ...distributed.shuffle_plan import MICRO_BATCH, ShufflePlan
 from ...distributed.slow_start import show_if_slow
 from ...distributed.step import Step
 from ...partition.packing import check_samples
 from ...sequence_batch import BaseBatch
 from ..row_objects import join, shared_in_results
-from .divided_batch import COLUMN, micro_batch_of_rows, micro_batches, rows_of_micro_batches
+from .divided_batch import micro_batch_of_rows, micro_batches, rows_of_micro_batches
 from .division import divide_into_micro_batches, number_micro_batches, time_relative_to_mean
 from .micro_batch_forward import check_no_hooks, run_micro_batches
 
@@ -57,7 +57,8 @@ class MicroBatches(Extension):
         if max_tokens < 1:
             raise SettingError("{max_tokens}: expected an integer of at least 1", max_tokens=max_tokens)
         self.max_tokens = max_tokens
-        self.partitioner_arguments = {"token_tolerance": None}
+        # An extension that pads divides by its own rule, up to this many padded tokens.
+        self.partitioner_arguments = {"token_tolerance": None, "micro_batch_tokens": max_tokens}
         self._longest_named = max_tokens
 
     def settings(self) -> Mapping[str, Any]:
@@ -78,8 +79,10 @@ class MicroBatches(Extension):
         divide_into_micro_batches(tokens, tokens, [np.arange(len(tokens))], 9)
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        """Places rows, and divides those of every rank into micro-batches."""
-        plan = divide(place(rows), self.max_tokens)
+        """Places rows, and divides those of every rank into micro-batches, unless placement has done so."""
+        plan = place(rows)
+        if not plan.num_parts:
+            plan = divide(plan, self.max_tokens)
         self._name_sample_above_cap(plan)
         return plan
 
@@ -171,7 +174,7 @@ def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
     rows = plan.rows
     work, tokens, cap = check_samples(rows.workloads, rows.tokens, max_tokens)
     micro_batch, count = number_micro_batches(work, tokens, cap, plan.destination, plan.num_ranks, even=False)
-    columns = {**rows.columns, COLUMN: micro_batch}
+    columns = {**rows.columns, MICRO_BATCH: micro_batch}
     return replace(plan, rows=replace(rows, columns=columns), num_parts=count)
 
 

@@ -50,7 +50,6 @@ class SampleGroups(Extension):
     """
 
     name = "sample_groups"
-    reads = "get_groups"
     order = 40
 
     def __init__(

@@ -14,7 +14,7 @@ from commons.extensions.sample_groups import SampleGroups
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.compiled_kernels import before_and_after_placing
 from tests.commons.distributed.counted_collectives import recorded_collectives
-from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.histories import TokenShuffler
 from tests.on_ranks import on_ranks
 
@@ -130,14 +130,6 @@ def test_errors():
     ):
         error = error_of(call)
         assert all(part in error for part in parts), error
-
-
-@on_ranks(2)
-def test_groups_without_effect_are_named_by_rank_0():
-    with warnings_of("commons.distributed.shuffler_settings") as messages:
-        UserShuffler()
-    assert len(messages) == (dist.get_rank() == 0)
-    assert all("UserShuffler.get_groups has no effect" in line for line in messages)
 
 
 def test_no_step_compiles():

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from commons.distributed import BatchShuffler, Extension, ShufflePlan
 from commons.extensions.learned_costs import LearnedCosts
 from commons.extensions.micro_batches import MicroBatches
+from commons.extensions.padded import Padded
 from commons.extensions.sample_groups import SampleGroups
 from commons.extensions.unshuffle import Unshuffle
 from commons.extensions.verification import Verification
@@ -81,6 +82,30 @@ RUNS = {
             (LearnedCosts(),),
             (SampleGroups(get_groups=_group), LearnedCosts(), Verification(), Unshuffle()),
         )
+    ],
+    "padded": [
+        *(
+            Run(kind, reduction, rows, name, _with(Padded(), equal_rows=False), sharded=sharded)
+            for kind, reduction in product(("dict", "torchrec", "base"), ("sum", "mean"))
+            for rows, name, sharded in ((TWO, "none", ""), (TWO, "native", "table"))
+        ),
+        Run(rows=TWO, settings=_with(Padded(), Verification(), Unshuffle(), equal_rows=False)),
+    ],
+    "padded, with ranks without samples": [
+        Run(kind, rows=THREE, name="native", settings=_with(Padded(), equal_rows=False), sharded="table")
+        for kind in ("dict", "base")
+    ],
+    "padded micro-batches": [
+        Run(
+            kind,
+            reduction,
+            TWO,
+            name,
+            _with(Padded(), MicroBatches(SMALL), equal_rows=False),
+            sharded=sharded,
+        )
+        for kind, reduction in product(("dict", "base"), ("sum", "mean"))
+        for name, sharded in (("none", ""), ("native", "table"))
     ],
     "nothing moves": [
         Run(rows=TWO, settings=_with(MicroBatches(SMALL), Unshuffle(), Verification(), enabled=False))

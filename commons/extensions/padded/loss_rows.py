@@ -1,0 +1,75 @@
+"""Runs with loss tokens: a model that returns the mean of its losses divides by their number on each rank.
+
+Short samples often have none: in next-item training, a sample of one item has nothing to predict. Sorted by
+length, they would fill whole runs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...distributed.row_table import RowTable
+
+
+def sorted_rows(rows: RowTable) -> np.ndarray:
+    """Returns the numbers of rows by descending workload, int64 `[rows]`, with loss tokens all along.
+
+    Rows without loss tokens that would come last alternate with the lightest rows that have some. Example:
+    workloads 5, 2, 2, 1, 1, 1, 1, of which only the first three have loss tokens, become 5, 2, 1, 1, 2, 1, 1.
+    """
+    order: np.ndarray = np.argsort(-rows.workloads, kind="stable")
+    has_loss = rows.loss_tokens[order] > 0
+    givers, num_without = np.flatnonzero(has_loss), int((~has_loss).sum())
+    if not num_without or not len(givers):
+        return order
+    # As many rows with loss tokens as average runs that the others would fill, and all of the same workload.
+    needed = min(1 + num_without * rows.num_ranks // len(order), len(givers))
+    lightest = rows.workloads[order[givers[len(givers) - needed]]]
+    tail = np.count_nonzero(rows.workloads > lightest)
+    with_loss, without = (tail + np.flatnonzero(has_loss[tail:] == wanted) for wanted in (True, False))
+    places = np.concatenate(
+        [2 * np.arange(len(with_loss)) * len(without), (2 * np.arange(len(without)) + 1) * len(with_loss)]
+    )
+    mixed = np.concatenate([with_loss, without])[np.argsort(places, kind="stable")]
+    return np.concatenate([order[:tail], order[mixed]])
+
+
+def spread_loss_rows(
+    run_of: np.ndarray, has_loss: np.ndarray, work: np.ndarray, most_cost: float
+) -> np.ndarray:
+    """Swaps a row for each run without loss tokens, if that keeps the costs of both runs within `most_cost`.
+
+    Args:
+        run_of: int64 `[rows]`, the run of each row, ascending.
+        has_loss: bool `[rows]`, whether a row has loss tokens.
+        work: int64 `[rows, columns]`.
+        most_cost: largest cost that a run may reach.
+
+    Returns:
+        The run of each row, int64 `[rows]`.
+    """
+    run_of = run_of.copy()
+    counts = np.bincount(run_of, has_loss)
+    for run in np.flatnonzero((counts == 0) & (np.bincount(run_of) > 0)).tolist():
+        own = np.flatnonzero(run_of == run)
+        givers = np.flatnonzero(has_loss & (counts[run_of] > 1))
+        at = int(np.searchsorted(givers, own[0]))
+        found: list[
+            tuple[float, int, int]
+        ] = []  # the neighbors in the order, which have the most similar work
+        for giver, given_back in [
+            *((row, own[0]) for row in givers[max(at - 1, 0) : at]),
+            *((row, own[-1]) for row in givers[at : at + 1]),
+        ]:
+            other = np.flatnonzero(run_of == run_of[giver])
+            mine, others = np.append(own, giver), np.append(other, given_back)
+            costs = [
+                (len(rows) - 1) * work[rows[rows != without]].max(0).sum(dtype=np.float64)
+                for rows, without in ((mine, given_back), (others, giver))
+            ]
+            found.append((max(costs), giver, given_back))
+        for cost, giver, given_back in sorted(found)[:1]:
+            if cost <= most_cost:
+                counts[[run, run_of[giver]]] += 1, -1
+                run_of[[giver, given_back]] = run, run_of[giver]
+    return run_of

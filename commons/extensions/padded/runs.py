@@ -1,0 +1,174 @@
+"""Runs: samples of like cost, cut from a sorted list. A run pads its samples to its own longest.
+
+Example: samples that cost 9, 8, 3, 3, 3, and 2 are cut for two ranks into [9, 8] and [3, 3, 3, 2], which cost
+2 × 9 and 4 × 3. Mixed as [9, 3, 3] and [8, 3, 2], they would cost 3 × 9 and 3 × 8.
+
+Runs are optimal if each sample has one cost, and nothing else limits them. Order the parts of any placement
+by their largest samples, and deal the sorted samples out again in the same numbers. Then no run starts with a
+larger sample than the part in its place has, because the parts from there on hold all smaller samples.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...partition.compiled import compiled, inner
+from ...partition.kernels import NONE, ONE, ZERO
+
+# No limit. Products that could exceed it are compared in float64 first.
+NO_LIMIT = 2**62
+
+
+class Limits(NamedTuple):
+    """Limits of each run. A run of one sample may exceed all but `cost`."""
+
+    cost: int = NO_LIMIT  # its samples × the sum over columns of their largest work
+    padded_tokens: int = NO_LIMIT  # its samples × the tokens of the longest
+    real_tokens: int = NO_LIMIT  # the sum of tokens
+    samples: int = NO_LIMIT
+
+
+@inner
+def _cut(
+    work: np.ndarray, tokens: np.ndarray, limits: Limits, cost: int, ends: np.ndarray
+) -> tuple[bool, int, int]:
+    """Gives each run as many samples as fit, but leaves one for each later run. `ends` gets the runs' ends.
+
+    Returns whether all samples fit, the largest cost of a run, and the least cost that was refused.
+    """
+    num_samples, num_runs = len(work), len(ends)
+    end, largest, refused = ZERO, ZERO, ZERO + NO_LIMIT
+    most_work = np.zeros(work.shape[1], dtype=np.int64)
+    for run in range(num_runs):
+        most_work[:] = ZERO
+        size, each, most_tokens, sum_tokens = ZERO, ZERO, ZERO, ZERO
+        last = min(max(num_samples - (num_runs - run - 1), end + 1), num_samples)
+        while end < last:
+            with_next, longest = each, max(most_tokens, tokens[end])
+            for column in range(len(most_work)):
+                with_next += max(work[end, column] - most_work[column], 0)
+            grown = float(size + 1)
+            if size > 0 and (
+                size >= limits.samples
+                or grown * longest > limits.padded_tokens
+                or sum_tokens + tokens[end] > limits.real_tokens
+            ):
+                break
+            if grown * with_next > NO_LIMIT:
+                break
+            if (size + 1) * with_next > cost:
+                refused = min(refused, (size + 1) * with_next)
+                break
+            for column in range(len(most_work)):
+                most_work[column] = max(most_work[column], work[end, column])
+            size, each, most_tokens = size + ONE, with_next, longest
+            sum_tokens += tokens[end]
+            end += ONE
+        largest = max(largest, size * each)
+        ends[run] = end
+    return end == num_samples, largest, refused
+
+
+@compiled
+def cut_into_runs(
+    work: np.ndarray, tokens: np.ndarray, starts: np.ndarray, num_runs: int, limits: Limits
+) -> tuple[bool, np.ndarray]:
+    """Cuts lists of samples into runs, in the given order, so that the largest cost in each list is smallest.
+
+    A run has at least one sample, if there are enough. For each list, the search halves the range of costs
+    and steps from one cost that occurs to the next, so that it is exact.
+
+    Args:
+        work: int64 `[samples, columns]`, each at least 0.
+        tokens: int64 `[samples]`.
+        starts: int64 `[lists + 1]`, where each list starts, and the number of samples.
+        num_runs: number of runs of each list.
+        limits: limits of each run.
+
+    Returns:
+        Whether the limits allow such runs, and the end of each run, int64 `[lists, runs]`.
+    """
+    best = np.zeros((len(starts) - 1, num_runs), dtype=np.int64)
+    ends = np.zeros(num_runs, dtype=np.int64)
+    for number in range(len(starts) - 1):
+        start, end = starts[number], starts[number + 1]
+        own, own_tokens = work[start:end], tokens[start:end]
+        fits, high, _ = _cut(own, own_tokens, limits, limits.cost, ends)
+        if not fits:
+            return False, best
+        best[number] = ends + start
+        # The mean load, or a little less because of rounding. An int64 sum could overflow.
+        low = np.int64(own.astype(np.float64).sum() / num_runs * (1 - 2.0**-40))
+        while low < high:
+            # With many runs, the result is a little above the mean, so small steps come first.
+            middle = low + min((high - low) // 2, low // 16 + 1)
+            fits, largest, refused = _cut(own, own_tokens, limits, middle, ends)
+            if fits:
+                high = largest
+                best[number] = ends + start
+            else:
+                low = min(refused, high)
+    return True, best
+
+
+@compiled
+def padded_costs(work: np.ndarray, part_of: np.ndarray, num_rows: np.ndarray) -> np.ndarray:
+    """Returns what each part costs, float64 `[parts]`: its rows × the sum over columns of the largest work.
+
+    Args:
+        work: int64 `[samples, columns]`.
+        part_of: int64 `[samples]`, the part of each sample.
+        num_rows: int64 `[parts]`, rows of each part, which may include padding rows.
+    """
+    num_samples, num_columns = work.shape
+    largest = np.zeros((len(num_rows), num_columns), dtype=np.int64)
+    for sample in range(num_samples):
+        part = part_of[sample]
+        for column in range(num_columns):
+            largest[part, column] = max(largest[part, column], work[sample, column])
+    return num_rows * largest.astype(np.float64).sum(1)
+
+
+@compiled
+def ranks_of_runs(
+    run_of: np.ndarray, home: np.ndarray, sizes: np.ndarray, num_ranks: int, per_node: int
+) -> np.ndarray:
+    """Gives each run a rank of its own: the free one that holds most of its bytes, if any; otherwise one in
+    the node that holds most; otherwise any.
+
+    Args:
+        run_of: int64 `[samples]`, ascending, below `num_ranks`.
+        home: int64 `[samples]`, the rank that loaded each sample.
+        sizes: int64 `[samples]`, bytes of each sample.
+        num_ranks: number of ranks.
+        per_node: consecutive ranks per node.
+
+    Returns:
+        The rank of each run, int64 `[num_ranks]`.
+    """
+    rank_of = np.full(num_ranks, NONE)
+    is_free = np.ones(num_ranks, dtype=np.bool_)
+    held = np.zeros(num_ranks, dtype=np.int64)
+    starts = np.searchsorted(run_of, np.arange(num_ranks + 1))
+    for width in (ONE, per_node, num_ranks):  # a rank, a node, all
+        for run in range(num_ranks):
+            if rank_of[run] != NONE:
+                continue
+            for sample in range(starts[run], starts[run + 1]):
+                held[home[sample] // width] += sizes[sample]
+            best, most = NONE, NONE
+            for sample in range(starts[run], starts[run + 1]):
+                place = home[sample] // width
+                if held[place] > most:
+                    for rank in range(place * width, min((place + 1) * width, num_ranks)):
+                        if is_free[rank]:
+                            best, most = rank, held[place]
+                            break
+            for sample in range(starts[run], starts[run + 1]):
+                held[home[sample] // width] = ZERO
+            if best != NONE:
+                rank_of[run], is_free[best] = best, False
+    rank_of[rank_of == NONE] = np.flatnonzero(is_free)  # runs without samples
+    return rank_of
