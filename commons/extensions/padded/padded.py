@@ -5,36 +5,22 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...checks import SettingError, require_type
 from ...distributed.extension import Extension, Place
-from ...distributed.placement import check_tokens, make_plan, place_at_home
 from ...distributed.row_table import RowTable
-from ...distributed.shuffle_plan import MICRO_BATCH, RankLoads, ShufflePlan
+from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
-from .division import Division, divide_by_runs, divide_where_loaded
-from .runs import NO_LIMIT, Limits, cut_into_runs, ranks_of_runs
+from .padded_plan import PaddedLoads, plan_padded
+from .runs import Limits, cut_into_runs, ranks_of_runs
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PaddedLoads(RankLoads):
-    """Loads of ranks in a padded model.
-
-    Attributes:
-        padding_before, padding_after: padded tokens ÷ real tokens of all ranks, as loaded and as placed.
-    """
-
-    padding_before: float
-    padding_after: float
 
 
 class Padded(Extension):
@@ -114,39 +100,7 @@ class Padded(Extension):
         Raises:
             ValueError: no placement meets the limits.
         """
-        check_tokens(rows, self._max_tokens)
-        micro_tokens = rows.arguments.get("micro_batch_tokens")
-        in_parts = micro_tokens is not None
-        given = [most for most in (micro_tokens, self._max_tokens) if most is not None]
-        required = Limits(padded_tokens=min(given, default=NO_LIMIT), samples=self.max_rows or NO_LIMIT)
-        loaded = divide_where_loaded(rows, required, in_parts)
-        may_stay = loaded.meets(required)
-        # 1. Look for runs that are no fuller than the fullest rank, and faster, if rows may also stay.
-        limits = required
-        if not in_parts:
-            fullest = min(required.padded_tokens, int(loaded.padded_tokens.max()))
-            limits = limits._replace(padded_tokens=fullest)
-            if may_stay:
-                limits = limits._replace(cost=min(int(loaded.largest_load) - 1, NO_LIMIT))
-        most_cost = loaded.largest_load
-        placed = divide_by_runs(rows, limits, in_parts, self.max_real_tokens, most_cost)
-        # 2. If rows may not stay, any runs within the required limits will do.
-        if placed is None and not may_stay:
-            placed = divide_by_runs(rows, required, in_parts, self.max_real_tokens, most_cost)
-            if placed is None:
-                raise self._cannot_place(rows)
-        is_faster = placed is not None and placed.largest_load < loaded.largest_load
-        chosen = placed if placed is not None and self._exchanges and (is_faster or not may_stay) else loaded
-        least = min(of.least for of in (loaded, placed) if of is not None)
-        return _planned(rows, loaded, chosen, least)
-
-    def _cannot_place(self, rows: RowTable) -> ValueError:
-        longest = int(rows.tokens.max())
-        return ValueError(
-            f"no placement of {len(rows.tokens)} samples, the longest of {longest} tokens, on "
-            f"{rows.num_ranks} ranks meets max_tokens={self._max_tokens}, which limits rows × longest, and "
-            f"Padded(max_rows={self.max_rows}): raise the limits, or load fewer samples"
-        )
+        return plan_padded(rows, self._max_tokens, self.max_rows, self.max_real_tokens, self._exchanges)
 
     def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
         """Returns padded tokens ÷ real tokens of all ranks, as loaded and as placed."""
@@ -154,19 +108,6 @@ class Padded(Extension):
         if not isinstance(loads, PaddedLoads):
             return {}
         return {"padding_before": loads.padding_before, "padding_after": loads.padding_after}
-
-
-def _planned(rows: RowTable, loaded: Division, chosen: Division, least: float) -> ShufflePlan:
-    """Makes the plan of the chosen division, with the loads before and after."""
-    before, after = (float(of.padded_tokens.sum() / max(rows.tokens.sum(), 1)) for of in (loaded, chosen))
-    if chosen.num_parts:
-        rows = replace(rows, columns={**rows.columns, MICRO_BATCH: chosen.micro_batch})
-    plan = place_at_home(rows) if chosen is loaded else make_plan(rows, chosen.rank_of)
-    return replace(
-        plan,
-        num_parts=chosen.num_parts,
-        rank_loads=PaddedLoads(loaded.loads, chosen.loads, least, before, after),
-    )
 
 
 @functools.cache
