@@ -50,8 +50,9 @@ class Division:
         slots, num_slots = rank_of * per_rank + micro_batch, rows.num_ranks * per_rank
         if num_rows is None:
             num_rows = np.bincount(slots, minlength=num_slots)
-        loads = padded_costs(rows.work, slots, num_rows).reshape(-1, per_rank).sum(1)
-        padded = padded_costs(rows.tokens[:, None], slots, num_rows)
+        # Copies, because numba compiles anew for read-only arrays.
+        loads = padded_costs(rows.work.copy(), slots, num_rows.copy()).reshape(-1, per_rank).sum(1)
+        padded = padded_costs(rows.tokens[:, None].copy(), slots, num_rows.copy())
         least = float(loads.max()) if least is None else least
         return Division(rank_of, micro_batch, num_parts, loads, padded, num_rows, least)
 

@@ -15,7 +15,7 @@ from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
 from .padded_plan import PaddedLoads, plan_padded
-from .runs import Limits, cut_into_runs, ranks_of_runs
+from .runs import Limits, cut_into_runs, padded_costs, ranks_of_runs
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -92,6 +92,7 @@ class Padded(Extension):
         """Compiles the search for runs."""
         numbers = np.arange(2)
         cut_into_runs(numbers[:, None], numbers, np.array([0, 2]), 1, Limits())
+        padded_costs(numbers[:, None], numbers, numbers)
         ranks_of_runs(numbers, numbers, numbers, 2, 1)
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
