@@ -13,6 +13,7 @@ from torch import nn
 
 from commons.check_equal import DifferentTrainingError, check_equal
 from commons.extensions.micro_batches import MicroBatches
+from commons.extensions.padded import Padded
 from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
 from tests.commons.extensions.pieces.ranking_on_pieces import RankingOnPieces
 from tests.commons.histories import TokenShuffler, histories
@@ -70,6 +71,11 @@ RIGHT = {
     "mean": lambda enabled: pipeline("native", Mean(), TokenShuffler(enabled=enabled), "mean"),
     "micro-batches": lambda enabled: pipeline(
         "native", RankingModel(), TokenShuffler(enabled=enabled, extensions=[MicroBatches(40)])
+    ),
+    "padded": lambda enabled: pipeline(
+        "native",
+        RankingModel(),
+        TokenShuffler(enabled=enabled, equal_rows=False, extensions=[Padded()]),
     ),
     "pieces": lambda enabled: pipeline(
         "native",
