@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from .distributed.rank_group import RankGroup
 from .perf_model.compute_clock import ComputeClock, ComputeSpan
 from .received_ids import ReceivedIds, received_figures
 
-# Figures of reports that are summed over a window.
+# Figures of reports, and of extensions, that are summed over a window.
+_SUMMED_OF_EXTENSIONS = ("bytes_fetched", "fetch_seconds")
 _SUMMED = ("bytes_sent", "bytes_received", "load_seconds", "plan_wait_seconds", "exchange_seconds")
 
 
@@ -137,7 +139,7 @@ class BalanceMeter:
             "samples_cut": 0 if rank else _sum_of(reports, "samples_cut"),
             "pieces": 0 if rank else _sum_of(reports, "pieces"),
             **{name: sum(getattr(report, name) for report in reports) for name in _SUMMED},
-            **{name: _sum_of(reports, name) for name in ("bytes_fetched", "fetch_seconds")},
+            **{name: _sum_of(reports, name) for name in _SUMMED_OF_EXTENSIONS},
             "compute_seconds": [span.seconds() for span in self._spans],
             "ids": {} if self._ids is None else self._ids.take(),
         }
@@ -146,12 +148,21 @@ class BalanceMeter:
 def figures_of_rank(reports: Sequence[BalanceReport], rank: int) -> dict[str, Any]:
     """Returns one rank's figures from reports, by name, each a list with one entry per step.
 
-    `predicted_seconds` is left out if any report has none.
+    `predicted_seconds` is left out if any report has none. `extensions` are figures to average, by name.
     """
     names = ["counts_after", "loads_after", "tokens_before", "tokens_after", "rank_speeds"]
     if all(report.predicted_seconds is not None for report in reports):
         names.append("predicted_seconds")
-    return {name: [getattr(report, name)[rank].tolist() for report in reports] for name in names}
+    figures = {name: [getattr(report, name)[rank].tolist() for report in reports] for name in names}
+    figures["extensions"] = [
+        {
+            name: float(value)
+            for name, value in report.extensions.items()
+            if isinstance(value, float) and name not in _SUMMED_OF_EXTENSIONS
+        }
+        for report in reports
+    ]
+    return figures
 
 
 def window_figures(
@@ -168,8 +179,9 @@ def window_figures(
     measured imbalance exceeds the planned one, the costs did not predict the times. `imbalance_bound`, which
     no placement of whole samples beats, is given if samples are cut and all ranks exchange together.
     `token_imbalance_*` is the tokens of the fullest rank ÷ the mean, as loaded and as planned. `slowest_rank`
-    was slowest most often, in `slowest_share` of the steps. `waiting_ms` is the slowest rank's compute time
-    minus the rank's own. `load_ms` is the time that a rank waited for its loader. `other_ms` is the rest of a
+    was slowest most often, in `slowest_share` of the steps. `slowest_ms` is the compute time of each step's
+    slowest rank. `waiting_ms` is that time minus the rank's own. Figures of extensions that are floats, such
+    as `padding_after`, are means over steps. `load_ms` is the time that a rank waited for its loader. `other_ms` is the rest of a
     step beyond the slowest rank's computation: lookups, communication, optimizer, loading, checkpoints.
 
     Args:
@@ -209,6 +221,7 @@ def window_figures(
         "token_imbalance_after": _imbalance(tokens_after),
         "slowest_rank": int(times_slowest.argmax()),
         "slowest_share": float(times_slowest.max() / num_steps),
+        "slowest_ms": float(slowest.mean() * 1e3),
         "micro_batches": _sum_of(reports, "micro_batches", without=1) / num_steps,
         "samples_cut": total("samples_cut") / num_steps,
         "pieces": total("pieces") / num_steps,
@@ -227,6 +240,10 @@ def window_figures(
         predicted = np.array([sums["predicted_seconds"] for sums in of_ranks])
         figures["predicted_ms"] = rounded(predicted.mean(1) * 1e3)
         figures["speeds"] = mean_of_rank("rank_speeds")
+    of_extensions = [of_step for sums in of_ranks for of_step in sums["extensions"]]
+    for name in dict.fromkeys(itertools.chain.from_iterable(of_extensions)):
+        values = [of_step[name] for of_step in of_extensions if name in of_step]
+        figures.setdefault(name, float(np.mean(values)))
     is_of_all = all(len(report.loads_after) == num_ranks for report in reports)
     if figures["samples_cut"] and is_of_all:  # the bound takes time to compute
         figures["imbalance_bound"] = _mean_of(reports, "lower_bound")
@@ -245,11 +262,13 @@ def _imbalance(loads: np.ndarray) -> float:
 
 
 def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:
-    """Returns the mean of an imbalance over steps, weighted by each step's mean load, as in `_imbalance`."""
-    loads = "job_loads_before" if name == "job_imbalance_before" else "job_loads_after"
-    means = [getattr(report, loads).mean() for report in reports]
-    largest = sum(mean * getattr(report, name) for mean, report in zip(means, reports, strict=True))
-    return float(largest / sum(means)) if sum(means) else 1.0
+    """Returns the mean of an imbalance over steps, weighted by each step's total load, as in `_imbalance`.
+
+    With weights that are the same before and after, the means' ratio is that of the steps' largest loads.
+    """
+    totals = [report.job_total_load for report in reports]
+    largest = sum(total * getattr(report, name) for total, report in zip(totals, reports, strict=True))
+    return float(largest / sum(totals)) if sum(totals) else 1.0
 
 
 def _sum_of(reports: Sequence[BalanceReport], figure: str, without: float = 0) -> float:

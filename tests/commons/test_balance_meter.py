@@ -12,11 +12,21 @@ import torch
 import torch.distributed as dist
 
 from commons.balance_meter import BalanceMeter
+from commons.distributed import Extension, ShufflePlan
 from tests.commons.histories import TokenShuffler, histories
 from tests.commons.pipeline.ranking_pipelines import RankingModel, pipeline_of, sharded, steps_of
 from tests.on_ranks import on_ranks
 
 WINDOW = 4
+
+
+class Doubled(Extension):
+    """Reports twice the largest load, and a count."""
+
+    name, order = "doubled", 60
+
+    def report(self, plan: ShufflePlan) -> dict[str, Any]:
+        return {"doubled": 2 * float(plan.loads.max()), "steps": 1}
 
 
 class SlowModel(RankingModel):
@@ -43,7 +53,9 @@ def batches(count: int) -> list[Any]:
 @on_ranks(2)
 def test_a_window_is_the_mean_of_its_steps_over_all_ranks(name):
     model, optimizer = sharded(SlowModel())
-    pipeline, evaluation = (pipeline_of(name, model, optimizer, TokenShuffler()) for _ in range(2))
+    pipeline, evaluation = (
+        pipeline_of(name, model, optimizer, TokenShuffler(extensions=[Doubled()])) for _ in range(2)
+    )
     meter, ended = BalanceMeter(pipeline, WINDOW, count_ids=True), []
     loaded = batches(2 * WINDOW)
     loader = slowly(loaded)
@@ -73,10 +85,12 @@ def test_a_window_is_the_mean_of_its_steps_over_all_ranks(name):
     assert figures["slowest_rank"] == 1 and figures["slowest_share"] >= 0.75  # machines are shared
     fast, slow = figures["compute_ms"]
     assert slow - fast > 40
+    assert slow - 0.01 < figures["slowest_ms"] < 1e3 * figures["seconds_per_step"]
+    assert figures["doubled"] == pytest.approx(2 * after / WINDOW) and "steps" not in figures
     if figures["slowest_share"] == 1.0:
+        assert figures["slowest_ms"] == pytest.approx(slow, abs=0.01)
         assert figures["waiting_ms"] == pytest.approx([slow - fast, 0], abs=0.01)
         assert figures["imbalance_measured"] == pytest.approx(2 * slow / (fast + slow), rel=1e-3)
-    assert slow < 1e3 * figures["seconds_per_step"]
     assert figures["load_ms"][0] > 20 + figures["load_ms"][1]
     for key in ("user", "item", "action"):  # those of the evaluation do not count
         received = torch.tensor(sum(len(batch.features[key].values()) for batch in loaded[WINDOW:]))

@@ -27,6 +27,7 @@ def _report(before: list[float], after: list[float]) -> BalanceReport:
         bytes_moved=10,
         bytes_loaded=100,
         workloads=np.array(after),
+        job_total_load=float(sum(after)),
         unit="FLOPs",
         equal_rows=True,
     )
@@ -73,6 +74,7 @@ def test_figures_add_up_over_ranks_and_steps():
         "mfu": 3e12 / (2 * 3e12),
         "slowest_rank": 0,
         "slowest_share": 0.5,
+        "slowest_ms": 1250.0,
         "imbalance_before": (300 + 500) / (200 + 300),
         "imbalance_after": 1.0,
         "imbalance_measured": (1.5 + 1.0) / (1.0 + 0.9),
