@@ -199,7 +199,9 @@ class Schema:
             for attribute in Field.__dataclass_fields__:
                 expected, got = getattr(mine[name], attribute), getattr(theirs[name], attribute)
                 if expected != got:
-                    return f"field {name!r} has {attribute} {got}, expected {expected}"
+                    may_be_padded = attribute == "trailing_shape" and mine[name].is_dense
+                    remedy = " (pad in the forward, or to one width)" if may_be_padded else ""
+                    return f"field {name!r} has {attribute} {got}, expected {expected}{remedy}"
         in_order = list(mine) == list(theirs)
         return "" if in_order else f"fields are in order {list(theirs)}, expected {list(mine)}"
 

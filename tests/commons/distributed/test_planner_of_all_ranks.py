@@ -103,6 +103,7 @@ def test_a_failure_in_one_set_reaches_all_names_ranks_of_the_job_and_leaves_two_
         (2, {"workload": -batch.workload - 1}, "WorkloadTokens.get_workloads returned -"),
         (2, {"workload": batch.workload + 999}, "row 0 of rank 2 has"),
         (2, {"matrix": batch.matrix.half()}, "rank 2 has a batch that differs from that of the first batch"),
+        (2, {"matrix": batch.matrix[:, :1]}, "(pad in the forward, or to one width)"),
     ):
         shuffler = _in_pairs(WorkloadTokens, max_tokens=900)
         shuffler.plan(batch)
