@@ -181,8 +181,9 @@ def window_figures(
     `token_imbalance_*` is the tokens of the fullest rank ÷ the mean, as loaded and as planned. `slowest_rank`
     was slowest most often, in `slowest_share` of the steps. `slowest_ms` is the compute time of each step's
     slowest rank. `waiting_ms` is that time minus the rank's own. Figures of extensions that are floats, such
-    as `padding_after`, are means over steps. `load_ms` is the time that a rank waited for its loader. `other_ms` is the rest of a
-    step beyond the slowest rank's computation: lookups, communication, optimizer, loading, checkpoints.
+    as `padding_after`, are means over steps. `load_ms` is the time that a rank waited for its loader.
+    `other_ms` is the rest of a step beyond the slowest rank's computation: lookups, communication, optimizer,
+    loading, checkpoints.
 
     Args:
         seconds: duration of the window.

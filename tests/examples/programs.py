@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from commons.extensions.padded import Padded
 from tests.e2e.torchrun import REPOSITORY
 from tests.process_pool import ProcessPool, free_port
 
@@ -37,7 +38,7 @@ class Program:
     """How a program makes its model, its optimizer's settings, and batches per step.
 
     `call` runs the model on a batch, by default as a pipeline would. `optimizers` makes those of a single
-    process, by default one for all parameters.
+    process, by default one for all parameters. `settings` makes those of the shuffler.
     """
 
     make_model: Callable[[Any], torch.nn.Module]
@@ -45,11 +46,17 @@ class Program:
     accumulated: int = 1
     call: Callable[[torch.nn.Module, Any], Any] = lambda model, batch: model(batch)
     optimizers: Callable[[Any, Any], list[Any]] | None = None
+    settings: Callable[[], dict[str, Any]] = dict
 
 
 EXAMPLES = {
     "pooled_dlrm": Program(lambda module: module.make_model(), {"lr": 0.5}),
     "nested_batch": Program(lambda module: module.ClickModel(), {"lr": 0.1}),
+    "padded_sasrec": Program(
+        lambda module: module.SASRec(),
+        {"lr": 0.1},
+        settings=lambda: {"equal_rows": False, "extensions": [Padded()]},
+    ),
     "bert4rec": Program(lambda module: module.Bert4Rec(), {"lr": 0.1}),
     "gradient_accumulation": Program(lambda module: module.AdModel(), {"lr": 0.1, "momentum": 0.9}, 2),
 }

@@ -52,6 +52,8 @@ def check_equal(results: list[tuple[list[float], Shards]], losses: list[float], 
         ("nested_batch", [1, 0]),  # a rank without a sample
         ("pooled_dlrm", [1, 0]),  # which runs a copied row
         ("gradient_accumulation", [0, 1]),
+        ("padded_sasrec", [5, 2]),
+        ("padded_sasrec", [1, 0]),
         ("bert4rec", [2, 1]),  # two samples without a masked item, and their rank without a loss token
         ("bert4rec", [5, 2, 0]),
     ],
@@ -79,7 +81,7 @@ def test_a_program_is_balanced(name):
     module = load(name)
     classes = [value for value in vars(module).values() if isinstance(value, type)]
     [shuffler] = [value for value in classes if BatchShuffler in value.__bases__]
-    made = shuffler()
+    made = shuffler(**PROGRAMS[name].settings())
     data = rows_of(name, [BATCH_SIZE] * 2)[dist.get_rank()]
     report = BalanceReport.of(made.plan(module.collate(data[:BATCH_SIZE])), made.settings.equal_rows)
     before, after = report.imbalance_before, report.imbalance_after
@@ -96,6 +98,13 @@ def test_every_example_is_tried():
 def test_a_program_prints_the_losses_of_a_single_process(tmp_path, name):
     losses, _ = trained_alone(name, rows_of(name, [5, 2]))
     assert printed_losses(name, tmp_path) == pytest.approx(losses, abs=1e-4)
+
+
+def test_padded_sasrec_shows_what_it_gains(tmp_path):
+    imbalance, padding, *_ = printed_lines("padded_sasrec", tmp_path)
+    for line, name, most in ((imbalance, "imbalance", 0.6), (padding, "padding", 0.8)):
+        [(before, after)] = re.findall(rf"^{name} ([\d.]+) -> ([\d.]+)$", line)
+        assert 1 < float(after) < most * float(before)
 
 
 def test_own_torchrec_model_trains_and_balances(tmp_path):
