@@ -80,7 +80,7 @@ def divide_where_loaded(rows: RowTable, limits: Limits, in_parts: bool) -> Divis
 
 
 def divide_by_runs(
-    rows: RowTable, limits: Limits, in_parts: bool, max_real_tokens: float | None, most_cost: float
+    rows: RowTable, limits: Limits, in_parts: bool, max_real_tokens: float | None, most_cost: int
 ) -> Division | None:
     """Gives each rank one run, or as few runs of like cost as the limits allow, the same number to each.
 
@@ -89,18 +89,19 @@ def divide_by_runs(
         limits: limits of each run.
         in_parts: whether each run is a micro-batch.
         max_real_tokens: largest real tokens of a rank ÷ their mean, as far as other limits allow it.
-        most_cost: cost that a run may reach where it gets a row with loss tokens.
+        most_cost: cost that a run may reach for a row with loss tokens.
 
     Returns:
         The division; None if the limits allow none.
     """
     order, num_ranks = sorted_rows(rows), rows.num_ranks
     work, tokens, starts = rows.work[order], rows.tokens[order], np.array([0, len(order)])
-    num_parts, (fits, ends) = 0, cut_into_runs(work, tokens, starts, num_ranks, limits)
     if in_parts:
         num_parts, ends = _fewest_parts(rows, order, starts, num_ranks, limits)
-    elif not fits:
-        return None
+    else:
+        num_parts, (fits, ends) = 0, cut_into_runs(work, tokens, starts, num_ranks, limits)
+        if not fits:
+            return None
     if max_real_tokens is not None:
         most = int(max_real_tokens * tokens.sum() / ends.size)
         ends = _with_fewer_real_tokens(work, tokens, ends, limits, most)
@@ -109,7 +110,8 @@ def divide_by_runs(
     least = None if in_parts else float(costs.max())
     if work.shape[1] > 1 and not in_parts:
         least = _least(rows.workloads[order], tokens, num_ranks, limits, float(costs.max()))
-    run_of = spread_loss_rows(run_of, rows.loss_tokens[order] > 0, work, most_cost)
+    relaxed = limits._replace(cost=most_cost)
+    run_of = spread_loss_rows(run_of, rows.loss_tokens[order] > 0, work, tokens, relaxed)
     part_of, number = _deal(costs, num_ranks)
     by_rank = np.argsort(part_of[run_of], kind="stable")
     rows_by_rank = order[by_rank]
@@ -131,8 +133,9 @@ def _fewest_parts(
     """Returns the fewest micro-batches per rank for which each list of rows has runs, and the runs' ends."""
     work, tokens = rows.work[order], rows.tokens[order]
     sums = np.append(0, np.cumsum(np.minimum(tokens, limits.padded_tokens)))
-    most = int(np.diff(sums[starts]).max(initial=0))
-    num_parts = max(-(-most // (num_ranks * limits.padded_tokens)), 1)
+    most, most_rows = (int(np.diff(of).max(initial=0)) for of in (sums[starts], starts))
+    least_runs = max(-(-most // limits.padded_tokens), -(-most_rows // limits.samples))
+    num_parts = max(-(-least_runs // num_ranks), 1)
     while True:
         fits, ends = cut_into_runs(work, tokens, starts, num_ranks * num_parts, limits)
         if fits:

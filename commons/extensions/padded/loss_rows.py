@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...distributed.row_table import RowTable
+from .runs import Limits
 
 
 def sorted_rows(rows: RowTable) -> np.ndarray:
@@ -35,41 +36,39 @@ def sorted_rows(rows: RowTable) -> np.ndarray:
 
 
 def spread_loss_rows(
-    run_of: np.ndarray, has_loss: np.ndarray, work: np.ndarray, most_cost: float
+    run_of: np.ndarray, has_loss: np.ndarray, work: np.ndarray, tokens: np.ndarray, limits: Limits
 ) -> np.ndarray:
-    """Swaps a row for each run without loss tokens, if that keeps the costs of both runs within `most_cost`.
+    """Swaps a row for each run without loss tokens, with a run next to it, as far as the limits allow.
 
     Args:
         run_of: int64 `[rows]`, the run of each row, ascending.
         has_loss: bool `[rows]`, whether a row has loss tokens.
         work: int64 `[rows, columns]`.
-        most_cost: largest cost that a run may reach.
+        tokens: int64 `[rows]`.
+        limits: limits that both runs keep, those on cost and padded tokens.
 
     Returns:
         The run of each row, int64 `[rows]`.
     """
-    run_of = run_of.copy()
     counts = np.bincount(run_of, has_loss)
     for run in np.flatnonzero((counts == 0) & (np.bincount(run_of) > 0)).tolist():
-        own = np.flatnonzero(run_of == run)
-        givers = np.flatnonzero(has_loss & (counts[run_of] > 1))
-        at = int(np.searchsorted(givers, own[0]))
-        found: list[
-            tuple[float, int, int]
-        ] = []  # the neighbors in the order, which have the most similar work
-        for giver, given_back in [
-            *((row, own[0]) for row in givers[max(at - 1, 0) : at]),
-            *((row, own[-1]) for row in givers[at : at + 1]),
+        own, givers = np.flatnonzero(run_of == run), np.flatnonzero(has_loss & (counts[run_of] > 1))
+        before, after = givers[givers < own[0]], givers[givers > own[-1]]
+        possible = []
+        for giver, returned in [
+            *zip(before[-1:], own[:1], strict=False),
+            *zip(after[:1], own[-1:], strict=False),
         ]:
-            other = np.flatnonzero(run_of == run_of[giver])
-            mine, others = np.append(own, giver), np.append(other, given_back)
-            costs = [
-                (len(rows) - 1) * work[rows[rows != without]].max(0).sum(dtype=np.float64)
-                for rows, without in ((mine, given_back), (others, giver))
-            ]
-            found.append((max(costs), giver, given_back))
-        for cost, giver, given_back in sorted(found)[:1]:
-            if cost <= most_cost:
-                counts[[run, run_of[giver]]] += 1, -1
-                run_of[[giver, given_back]] = run, run_of[giver]
+            swapped = run_of.copy()
+            swapped[[giver, returned]] = run, run_of[giver]
+            both = [np.flatnonzero(swapped == each) for each in (run, run_of[giver])]
+            cost, padded = (
+                max(len(rows) * of[rows].max(0).sum(dtype=np.float64) for rows in both)
+                for of in (work, tokens)
+            )
+            if cost <= limits.cost and padded <= limits.padded_tokens:
+                possible.append((cost, giver, swapped))
+        for _, giver, swapped in sorted(possible, key=lambda each: each[0])[:1]:
+            counts[[run, run_of[giver]]] += 1, -1
+            run_of = swapped
     return run_of

@@ -39,11 +39,13 @@ def plan_padded(
         rows: rows of a step.
         max_tokens: largest number of padded tokens of a rank, or of a micro-batch.
         max_rows, max_real_tokens: as in `Padded`.
-        exchanges: whether rows may move. If not, the plan still has the loads and the least load.
+        exchanges: whether rows may move. If not, the plan still has the loads and the least load, and
+            `max_tokens` has no effect.
 
     Raises:
         ValueError: a sample is above `max_tokens`, or no placement meets `max_tokens` and `max_rows`.
     """
+    max_tokens = max_tokens if exchanges else None
     check_tokens(rows, max_tokens)
     micro_tokens = rows.arguments.get("micro_batch_tokens")
     in_parts = micro_tokens is not None
@@ -58,7 +60,7 @@ def plan_padded(
         limits = limits._replace(padded_tokens=fullest)
         if may_stay:
             limits = limits._replace(cost=min(int(loaded.largest_load) - 1, NO_LIMIT))
-    most_cost = loaded.largest_load
+    most_cost = min(int(loaded.largest_load), NO_LIMIT)
     placed = divide_by_runs(rows, limits, in_parts, max_real_tokens, most_cost)
     # 2. If rows may not stay, any runs within the required limits will do.
     if placed is None and not may_stay:
@@ -71,7 +73,7 @@ def plan_padded(
             )
     is_better = placed is not None and (not may_stay or placed.largest_load < loaded.largest_load)
     chosen = placed if placed is not None and is_better and exchanges else loaded
-    least = min(of.least for of in (loaded, placed) if of is not None)
+    least = min([chosen.largest_load, *(of.least for of in (loaded, placed) if of is not None)])
     return _planned(rows, loaded, chosen, least)
 
 

@@ -36,12 +36,13 @@ def table(
 
 
 def draw_table(rng: np.random.Generator, num_columns: int = 1, **more: Any) -> RowTable:
-    """Returns a table of two to six ranks, of which some may have no samples."""
+    """Returns a table of two to six ranks; some may have no samples, and some samples no loss tokens."""
     num_loaded = rng.integers(0, 9, rng.integers(2, 7))
     num_loaded[0] += 1
     spread = rng.choice([0.3, 1.0, 2.0])
     work = rng.lognormal(2.5, spread, (num_loaded.sum(), num_columns)).astype(np.int64)
-    return table(work, num_loaded, int(rng.integers(0, 3)), **more)
+    loss_tokens = rng.integers(0, 3, len(work))
+    return table(work, num_loaded, int(rng.integers(0, 3)), loss_tokens, **more)
 
 
 def costs(

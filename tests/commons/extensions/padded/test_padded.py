@@ -29,7 +29,7 @@ def test_plans_are_never_above_as_loaded_and_keep_their_limits(num_columns):
         rows = draw_table(rng, num_columns, ranks_per_node=[None, 2][number % 2])
         limits = [None, int(rng.integers(2, 9)), None][number % 3], [None, None, 1.2][number % 3]
         if (max_rows := limits[0]) is not None:
-            max_rows = max(max_rows, int(rows.num_loaded.max()))
+            max_rows = max(max_rows, int(rows.batch_sizes.max()))  # as loaded is allowed
         plan = plan_padded(rows, None, max_rows, limits[1])
         before = costs(rows, rows.home, rows.batch_sizes)
         after = costs(rows, plan.destination, plan.num_rows * (plan.num_placed > 0))
