@@ -21,7 +21,7 @@ _DECLARE = (
 )
 _FEW = 4  # fewer samples, or different rows of a field, may be equal by chance
 # Hashes of a rank's first batch, by path: its jagged fields (or all, if none is jagged; none at all of few
-# samples), the tensors that are declared as shared, and the dense fields of more than a few different rows.
+# samples), the tensors that are declared as shared, and the fields of more than a few different values.
 Contents = tuple[dict[str, int], dict[str, int], dict[str, int]]
 
 
@@ -91,13 +91,14 @@ def contents_of(batch: Rows) -> Contents:
     hashes = hash_leaves(batch.fields)
     dense = {path: value for path, value in batch.fields.items() if isinstance(value, torch.Tensor)}
     ids = {path: hashed for path, hashed in hashes.items() if path not in dense}
-    differ = {path for path, value in dense.items() if path in hashes and _num_different(value) >= _FEW}
+    values = {path: dense[path] if path in dense else batch.fields[path].values() for path in hashes}
+    differ = {path for path, value in values.items() if _num_different(value) >= _FEW}
     ids = {} if batch.num_samples < _FEW else ids or hashes
     return ids, hash_leaves(batch.shared_leaves), {path: hashes[path] for path in sorted(differ)}
 
 
 def _num_different(value: torch.Tensor) -> int:
-    """Returns the number of different rows of a dense field."""
+    """Returns the number of different rows of a tensor."""
     if not value.numel():
         return min(len(value), 1)
     return len({row.tobytes() for row in bytes_on_host(value).reshape(len(value), -1)})
@@ -119,10 +120,12 @@ def warn_of_contents(of_ranks: Mapping[int, Contents]) -> None:
         logger.warning(
             f"{ranks_text(same)} loaded the same samples: divide the samples between ranks, as a "
             "DistributedSampler does. If ranks compute them together, as in tensor parallelism, balance "
-            "among ranks that load different ones, with process_group="
+            f"among ranks that load different ones, with process_group=. If only {', '.join(alike)} is the "
+            f"same, because all samples share it, {_DECLARE}"
         )
     elif alike and len(of_ranks) > 1:
         logger.warning(
             f"equal on all ranks, and as long as the batch: {', '.join(alike)}. Such a field travels with "
-            f"the samples. It may be one that all samples share: then {_DECLARE}"
+            "the samples, which is right for data of each sample, such as its hour. If all samples share it, "
+            f"{_DECLARE}"
         )

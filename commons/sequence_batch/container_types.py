@@ -136,6 +136,15 @@ def replace_dataclass(value: Any, parts: Parts) -> Any:
         part = parts.get(name, getattr(value, name, None))
         if name in parts or not is_plain(part):
             object.__setattr__(made, name, part)  # works on frozen dataclasses, too
+    return _with_attributes(value, made)
+
+
+def _with_attributes(value: Any, made: Any) -> Any:
+    """Returns `made` with the plain public attributes that only `value` has, such as one set by a loader."""
+    for name, attribute in getattr(value, "__dict__", {}).items():
+        is_kept = name.startswith("_") or is_cached_property(type(value), name) or name in vars(made)
+        if not is_kept and is_plain(attribute):
+            object.__setattr__(made, name, attribute)
     return made
 
 
@@ -211,6 +220,8 @@ _MAPPING = ContainerType(_mapping_parts, _replace_mapping)
 SEQUENCE = ContainerType(lambda value: dict(enumerate(value)), _replace_sequence)
 _NAMED_TUPLE = ContainerType(
     lambda value: value._asdict(),
-    lambda value, parts: value._replace(**{str(name): part for name, part in parts.items()}),
+    lambda value, parts: _with_attributes(
+        value, value._replace(**{str(name): of for name, of in parts.items()})
+    ),
 )
 _TENSORDICT = ContainerType(_tensordict_parts, _replace_tensordict)

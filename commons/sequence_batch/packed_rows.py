@@ -294,7 +294,8 @@ def checked_lengths(
         if values != total or first:
             raise ValueError(
                 f"field '{field.name}{whose}' has {values} values, its lengths add up to {total} and its "
-                f"first row starts at {first}; rows must follow each other without gaps from value 0 on"
+                f"first row starts at {first}; rows must follow each other without gaps from value 0 on: "
+                "make it of values[offsets[0] : offsets[-1]] and lengths=offsets.diff()"
             )
         if weights is not None and weights.shape[:1] != (values,):
             raise ValueError(

@@ -8,7 +8,7 @@ per row and differs.
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -57,11 +57,9 @@ def facts_of(tree: Part, shared: Collection[str] = ()) -> dict[str, Any]:
 
 
 def facts_in_attributes(tree: Part) -> dict[str, Any]:
-    """Returns the plain values that only attributes of mappings and sequences hold, by path."""
+    """Returns the plain values that only attributes of containers hold, by path."""
     found: dict[str, Any] = {}
     for owner, name, attribute in held_in_attributes(tree):
-        if not isinstance(owner.value, MutableMapping | list | tuple):
-            continue
         is_internal = name.startswith("_") or isinstance(owner.value, TensorDictBase)
         has_entries = is_list(attribute) and len(attribute) > 0
         is_part = any(attribute is part.value for part in owner.each())

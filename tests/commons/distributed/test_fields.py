@@ -386,10 +386,6 @@ REFUSED_BATCHES: Mapping[str, tuple[Callable[[], Any], str]] = {
         lambda: _with_attribute(WithDefault, IDS + 1, ids=IDS),
         "TypeError: mask .*make it a field",
     ),
-    "a number over a default": (
-        lambda: _with_attribute(WithDefault, 2.0, ids=IDS),
-        "TypeError: mask changes",
-    ),
     "doubled": (lambda: Doubling(IDS), "TypeError: ids changes .*register_batch_type"),
     "an InitVar": (lambda: OfSomethingElse(IDS), "TypeError: .*other than its fields; .*register_batch_type"),
     "a reserved name": (lambda: _base(Pieced, pieces=IDS), "TypeError: .*Pieced .*'pieces'.*rename it"),

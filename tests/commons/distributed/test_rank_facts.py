@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -38,6 +39,22 @@ def _warnings(case: str, enabled: bool = True) -> list[str]:
         for step in range(3):
             shuffler.shuffle((DIFFERING | LOADED)[case](dist.get_rank(), step))
     return list(told)
+
+
+@dataclasses.dataclass
+class Drawn:
+    x: torch.Tensor
+    of_rank: int
+    temperature: ClassVar[float] = 1.0
+
+
+class Named(NamedTuple):
+    x: torch.Tensor
+    of_rank: int
+
+
+class Seeded(Named):
+    """A named tuple with attributes."""
 
 
 def _attributed(rank: int, step: int) -> dict[str, Any]:
@@ -84,6 +101,24 @@ def test_lists_with_an_entry_per_row_are_refused_in_any_step():
     assert shuffler.plan(_batch(rank, texts=["b"] * 4)).has_batch
 
 
+class XShuffler(ValueShuffler):
+    def get_workloads(self, batch):
+        return batch.x**2
+
+
+@pytest.mark.parametrize("kind", [Drawn, Seeded])
+@on_ranks(2)
+def test_plain_attributes_that_a_loader_sets_stay_and_are_compared(kind):
+    rank = dist.get_rank()
+    batch = kind(torch.arange(4) + 10 * rank, rank)
+    batch.temperature, batch.longest, batch._seen = 0.5, 20 + rank, 4
+    shuffler = XShuffler()
+    with warnings_of(MODULE) as told:
+        moved = shuffler.shuffle(batch)
+    assert (moved.temperature, moved.longest, hasattr(moved, "_seen")) == (0.5, 20 + rank, False)
+    assert len(told) == (rank == 0) and all("longest (20 on rank 0, 21 on rank 1)" in line for line in told)
+
+
 def _loaded(rank: int, ids: int, weights: Any) -> dict[str, Any]:
     values = torch.arange(6) + ids
     return {
@@ -103,6 +138,10 @@ LOADED = {
         rank, rank, torch.arange(4.0)
     ),
     "": lambda rank, _: _loaded(rank, rank, torch.ones(4)),
+    "equal on all ranks, and as long as the batch: candidates.": lambda rank, _: (
+        _loaded(rank, rank, torch.ones(4))
+        | {"candidates": JaggedTensor(torch.arange(6), lengths=torch.tensor([1, 2, 2, 1]))}
+    ),
 }
 
 
