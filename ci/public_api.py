@@ -17,7 +17,10 @@ from commons.distributed import BatchShuffler
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 PACKAGES = (
     *("sequence_batch", "partition", "distributed", "pipeline", "perf_model"),
-    *(f"extensions.{name}" for name in ("sample_groups", "pieces", "micro_batches", "learned_costs")),
+    *(
+        f"extensions.{name}"
+        for name in ("sample_groups", "padded", "pieces", "micro_batches", "learned_costs")
+    ),
     *("extensions.pieces.cut_rules", "extensions.unshuffle", "extensions.verification"),
     "extensions.controller",
     *("check_equal", "balance_meter", "datasets", "training", "unbounded_ids"),

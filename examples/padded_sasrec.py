@@ -97,8 +97,8 @@ def train(data: list[tuple[torch.Tensor, ...]], device: torch.device) -> tuple[t
         meter.add()
     figures = meter.close()  # balancing
     if dist.get_rank() == 0:  # balancing
-        for name in ("imbalance", "padding"):
-            print(f"{name} {figures[f'{name}_before']:.2f} -> {figures[f'{name}_after']:.2f}", flush=True)
+        for name in ("imbalance_before", "imbalance_after", "padding_before", "padding_after"):
+            print(f"{name} {figures[name]:.2f}", flush=True)
     losses = torch.stack(losses)
     dist.all_reduce(losses)
     return losses, model
