@@ -94,6 +94,18 @@ def about_ids(case: Case) -> list[str]:
     ]
 
 
+def about_padding(case: Case) -> list[str]:
+    """Returns a sentence about models that pad, or nothing if their costs are unknown."""
+    of = case.padded_model
+    if of is None:
+        return []
+    return [
+        "If your model pads a rank's rows to its longest row: largest cost ÷ mean cost without padding is "
+        f"{of.as_loaded:.2f} as loaded, {of.rebalance:.2f} by rebalance, and {of.padded:.2f} by Padded(), at "
+        f"most {of.speedup:.2f} × as fast as loaded."
+    ]
+
+
 def below_table(case: Case) -> list[str]:
     """Returns the sentences that follow the table."""
     lines = [
@@ -107,6 +119,7 @@ def below_table(case: Case) -> list[str]:
         lines.append(f"By all-gather in place of all-to-all, each rank would receive {received} per step.")
     if PIECES in case.outcomes:
         lines.append(_about_pieces(case.outcomes[PIECES]))
+    lines += about_padding(case)
     if REBALANCE in case.outcomes:
         planned = case.outcomes[REBALANCE]
         held = f"{planned.host_batches_per_rank} batches ({size(planned.host_bytes_per_rank)})"

@@ -13,9 +13,10 @@ from ..distributed.row_table import RowTable
 from ..distributed.shuffle_plan import ShufflePlan
 from ..partition import lower_bound
 from . import InputError
+from .padding import PaddedModel, padded_model
 from .pieces import PieceCosts, bytes_of_rows
 from .samples import IdColumn, SampleCost
-from .strategies import AS_LOADED, Strategy
+from .strategies import AS_LOADED, REBALANCE, Strategy
 
 SEED = 0
 # Fewer ranks get more steps, because their steps vary more and take less time to plan.
@@ -166,6 +167,7 @@ class Case:
         lower_bound: lower bound of a step's imbalance, which no placement of whole samples beats.
         mean_tokens_per_rank, bytes_loaded_per_rank: tokens and bytes per rank, mean over ranks and steps.
         all_gather_bytes_per_rank: bytes that a rank receives per step if all samples go to all ranks.
+        padded_model: figures for a model that pads; None for a single rank, or without the extension.
         outcomes: outcome of each strategy by name, as loaded first.
     """
 
@@ -177,6 +179,7 @@ class Case:
     mean_tokens_per_rank: float
     bytes_loaded_per_rank: float
     all_gather_bytes_per_rank: float
+    padded_model: PaddedModel | None
     outcomes: dict[str, Outcome]
 
 
@@ -255,8 +258,13 @@ def predict(
     num_steps, num_ranks, rows_per_rank = steps.workloads.shape
     bytes_loaded = steps.sizes.sum(-1)
     outcomes: dict[str, Outcome] = {}
+    of_padded = None
     for strategy in strategies:
-        outcomes[strategy.name] = _outcome(steps, strategy, outcomes.get(AS_LOADED), cost, network)
+        plans, planning = _plans(steps, strategy, cost.pieces, network.ranks_per_node)
+        as_loaded = outcomes.get(AS_LOADED)
+        outcomes[strategy.name] = _outcome(steps, strategy, plans, planning, as_loaded, cost, network)
+        if strategy.name == REBALANCE:
+            of_padded = padded_model(plans)
     return Case(
         ranks=num_ranks,
         rows_per_rank=rows_per_rank,
@@ -266,6 +274,7 @@ def predict(
         mean_tokens_per_rank=float(steps.tokens.sum() / num_steps / num_ranks),
         bytes_loaded_per_rank=float(bytes_loaded.mean()),
         all_gather_bytes_per_rank=float(bytes_loaded.max(1).mean() * (num_ranks - 1)),
+        padded_model=of_padded,
         outcomes=outcomes,
     )
 
@@ -298,10 +307,15 @@ def _loaded(steps: DrawnSteps, strategy: Strategy, ranks_per_node: int | None) -
 
 
 def _outcome(
-    steps: DrawnSteps, strategy: Strategy, as_loaded: Outcome | None, cost: SampleCost, network: Network
+    steps: DrawnSteps,
+    strategy: Strategy,
+    plans: Sequence[ShufflePlan],
+    planning: float,
+    as_loaded: Outcome | None,
+    cost: SampleCost,
+    network: Network,
 ) -> Outcome:
     nodes = network.ranks_per_node
-    plans, planning = _plans(steps, strategy, cost.pieces, nodes)
     loads = np.stack([plan.loads for plan in plans])
     tokens = np.stack([plan.counts[:, 1] for plan in plans])
     sent, crossing, slowest = np.array([_traffic(plan, nodes) for plan in plans]).T

@@ -81,7 +81,7 @@ def _text_case(case: Case, recommendation: Recommendation, is_in_gin: bool) -> s
         if is_in_gin:
             lines += [f"    {line}" for line in recommendation.gin or ["The gin file has its settings."]]
         lines += [f"    In your own program: {recommendation.python}"]
-    lines += [_wrapped(note) for note in recommendation.notes]
+    lines += [_wrapped(note) for note in (*recommendation.notes, *figures.about_padding(case))]
     return "\n".join(lines)
 
 

@@ -44,12 +44,14 @@ def advisor(
     )
 
 
-@pytest.mark.parametrize("absent", [[], ["commons.extensions.pieces"]])
+@pytest.mark.parametrize("absent", [[], ["commons.extensions.pieces"], ["commons.extensions.padded"]])
 def test_lengths_need_numpy_and_numba_alone(absent, tmp_path):
     result = advisor(tmp_path, "lengths.npy", *MODEL, "--json", absent=absent)
     assert result.returncode == 0, result.stderr
     [case] = json.loads(result.stdout)["cases"]
-    assert "rebalance" in by_name(case) and ("pieces" in by_name(case)) == (absent == [])
+    assert "rebalance" in by_name(case)
+    assert ("pieces" in by_name(case)) == ("commons.extensions.pieces" not in absent)
+    assert (case["padded_model"] is None) == ("commons.extensions.padded" in absent)
 
 
 def test_no_character_ends_a_run(tmp_path):

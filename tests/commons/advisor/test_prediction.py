@@ -49,6 +49,15 @@ def predict(folder: Path, *arguments: str, model: list[str] = MODEL) -> tuple[di
     return by_name(case), case["recommendation"]
 
 
+def test_a_rank_of_a_padded_model_costs_its_rows_times_the_longest(case, steps):
+    figures = case["padded_model"]
+    largest, mean = ROWS * steps.workloads.max((1, 2)), steps.workloads.sum(2).mean(1)
+    assert figures["as_loaded"] == pytest.approx(largest.sum() / mean.sum())
+    assert 1 < figures["padded"] < figures["rebalance"] / 2
+    assert figures["speedup"] == pytest.approx(figures["as_loaded"] / figures["padded"])
+    assert 0.5 < figures["share_of_samples_moved"] < 1
+
+
 def test_steps_are_drawn_without_replacement():
     numbers = np.arange(1000)
     steps = draw_steps(numbers, numbers, numbers, 8, 10)

@@ -10,7 +10,7 @@ from tests.commons.advisor.internals import main
 REPORT_KEYS = "version data model load_unit assumptions cases"
 CASE_KEYS = (
     "ranks rows_per_rank steps_drawn epochs_drawn lower_bound mean_tokens_per_rank bytes_loaded_per_rank "
-    "all_gather_bytes_per_rank strategies recommendation"
+    "all_gather_bytes_per_rank padded_model strategies recommendation"
 )
 STRATEGY_KEYS = (
     "name imbalance relative_time speedup speedup_standard_error "
