@@ -82,6 +82,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- lookups        steps in which embedding lookups take a share
 #- micro-batch    micro-batches: their balance, memory and time
 #- movielens      AUC on MovieLens 100K with and without the stage
+#- padded         models that pad: computed loads of ranks, steps of two, and eight replayed
 #- partition      balance, moves and time of the partition algorithms, and plans of 8 to 4,096 ranks
 #- pieces         samples cut into pieces on several ranks
 #- public-data    what balancing gains on public data sets, by their published lengths

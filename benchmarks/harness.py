@@ -51,6 +51,7 @@ BENCHMARKS = {
     "lookups": "lookups",
     "micro-batch": "micro_batch",
     "movielens": "movielens_equivalence",
+    "padded": "padded.padded",
     "partition": "partition.partition",
     "pieces": "pieces",
     "public-data": "public_data",
