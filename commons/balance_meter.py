@@ -267,7 +267,7 @@ def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:
 
     With weights that are the same before and after, the means' ratio is that of the steps' largest loads.
     """
-    totals = [report.job_total_load for report in reports]
+    totals = [report.job_total_load or report.job_loads_after.sum() for report in reports]
     largest = sum(total * getattr(report, name) for total, report in zip(totals, reports, strict=True))
     return float(largest / sum(totals)) if sum(totals) else 1.0
 

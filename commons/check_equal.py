@@ -262,7 +262,7 @@ def _check_reduction(pipeline: Any, loader: Iterator[Any]) -> Iterator[Any]:
         return rest
     half, packed = np.arange(-(-rows[0].num_samples // 2)), [rows[0].packed()]
     losses = [np.nan, np.nan]
-    with torch.random.fork_rng(), torch.no_grad(), suppress(RuntimeError):  # it may need all of its rows
+    with torch.random.fork_rng(), torch.no_grad(), suppress(Exception):  # it may need all of its rows
         for number, chosen in enumerate((half, np.repeat(half, 2))):
             batch = move_to(rows[0].select(packed, chosen, len(chosen)), pipeline._device)
             losses[number] = float(losses_and_output(pipeline._model(batch))[0].double().sum())
@@ -272,7 +272,8 @@ def _check_reduction(pipeline: Any, loader: Iterator[Any]) -> Iterator[Any]:
     if np.isfinite([once, twice]).all() and once and abs(twice / once / _TWICE[other] - 1) < _CLOSE:
         raise ValueError(
             f"loss_reduction is {reduction!r}, and the model returns a {other}: its loss is {once:.4g} for "
-            f'some rows, and {twice:.4g} for the same rows twice. Use "{other}"'
+            f'some rows, and {twice:.4g} for the same rows twice. Use "{other}", or, if the model divides by '
+            "a fixed number, have it divide by its number of loss tokens"
         )
     return rest
 

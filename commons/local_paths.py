@@ -25,6 +25,8 @@ def local_path(path: str | os.PathLike[str]) -> Path:
             f"{text!r} is a {scheme[1]} address; expected a path on a disk, as of a folder where the "
             "storage is mounted"
         )
+    if os.path.exists(text):  # a name may have a "$"
+        return Path(text)
     expanded = os.path.expandvars(os.path.expanduser(text))
     if expanded.startswith("~"):
         raise PathError(f"{text!r} names the home of a user that this machine does not have")

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from ..checks import require
+from ..local_paths import local_path
 from ..registry import NamedFactory
 from .id_columns import read_ids
 
@@ -81,7 +82,7 @@ class SequencesMeta:
             ValueError: the file is not JSON, or its entries contradict each other.
             TypeError: the entries are not the fields of this class, or an entry has the wrong type.
         """
-        return SequencesMeta(**json.loads(path.read_text()))
+        return SequencesMeta(**json.loads(local_path(path).read_text()))
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class UserSequences:
         """
         if not DatasetFactory.is_registered(dataset):
             raise ValueError(f"dataset = {dataset!r}: expected one of {DatasetFactory.list_available()}")
-        return DatasetFactory.create(dataset).read(directory)
+        return DatasetFactory.create(dataset).read(local_path(directory))
 
     @staticmethod
     def from_table(table: pl.DataFrame, meta: SequencesMeta) -> UserSequences:
@@ -155,7 +156,7 @@ def _check_one_row_per_user(users: pl.Series) -> None:
     for row in np.flatnonzero((~users.is_first_distinct() & users.is_not_null()).to_numpy())[:1]:
         raise ValueError(
             f"row {row}: {USER_ID} {users[int(row)]!r} is in an earlier row, too: expected one row per user, "
-            "with all events in the order of their time"
+            "with all events in the order of their time. Rows without a user need ids of their own, or none"
         )
 
 

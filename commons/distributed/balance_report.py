@@ -34,7 +34,6 @@ class BalanceReport:
         bytes_moved: bytes of the samples that moved.
         bytes_loaded: bytes of all samples.
         workloads: int64 `[samples]`, cost of each whole sample of the step.
-        job_total_load: sum of the workloads of all ranks of the job.
         unit: unit of the loads: the shuffler's unit, or "predicted ns" if a cost predicts times.
         equal_rows: whether the lower bound assumes equal rows.
         bytes_sent, bytes_received: bytes that this rank sent and received in the exchange.
@@ -44,6 +43,7 @@ class BalanceReport:
         speeds: float64 `[ranks]`, relative speed of each rank. None means that all are equally fast.
         predicted_seconds: float64 `[ranks]`, compute time by a cost fitted to times. None without one.
         least_load: largest load of the best placement, if an extension knows it, as for padded loads.
+        job_total_load: sum of the workloads of all ranks of the job. None means that of their loads.
         extensions: figures that extensions report about the step, by name.
     """
 
@@ -58,7 +58,6 @@ class BalanceReport:
     bytes_moved: int
     bytes_loaded: int
     workloads: np.ndarray
-    job_total_load: float
     unit: str
     equal_rows: bool
     bytes_sent: int = 0
@@ -69,6 +68,7 @@ class BalanceReport:
     speeds: np.ndarray | None = None
     predicted_seconds: np.ndarray | None = None
     least_load: float | None = None
+    job_total_load: float | None = None
     extensions: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod

@@ -17,6 +17,8 @@ from .shuffle_plan import ShufflePlan
 logger = logging.getLogger(__name__)
 
 LOSS_REDUCTIONS = ("sum", "mean", "global_mean")
+# A loop may exchange batches ahead, and all batches of an optimizer step before it scales a loss.
+_MOST_OUTSTANDING = 8
 
 
 def check_reduction(reduction: object) -> None:
@@ -91,6 +93,17 @@ def warn_without_tokens() -> None:
     )
 
 
+@functools.cache
+def _warn_of_losses() -> None:
+    """Warns once that a loop may train without scaled losses."""
+    logger.warning(
+        "batches were exchanged, and their losses may not have been scaled; ranks have different numbers of "
+        "loss tokens, so the mean of their gradients is not the gradient of the mean loss. Call loss = "
+        "shuffler.scale(loss, plan, reduction) before backward, with reduction=None if you scale it "
+        "yourself; in evaluation exchange under torch.no_grad()"
+    )
+
+
 def in_32_bits(losses: torch.Tensor) -> torch.Tensor:
     """Returns losses in float32 or wider. In a narrower dtype, their sum could be off by several percent."""
     return losses.to(torch.promote_types(losses.dtype, torch.float32))
@@ -107,8 +120,7 @@ class LossScale:
         self._group = group
         self._num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         self._exchanged: list[weakref.ref[ShufflePlan]] = []
-        self._outstanding, self._most_outstanding = 0, 2
-        self._warned = False
+        self._outstanding = 0
         self._counted: tuple[list[ShufflePlan], torch.Tensor] | None = None
 
     def expect(self, plan: ShufflePlan) -> None:
@@ -116,17 +128,9 @@ class LossScale:
         self._exchanged = [each for each in self._exchanged if each() is not None] + [weakref.ref(plan)]
         if not torch.is_grad_enabled():
             return
-        # A loop may exchange one batch ahead, and all batches of an optimizer step before it scales a loss.
         self._outstanding += 1
-        if self._outstanding > self._most_outstanding and not self._warned:
-            self._warned = True
-            if not dist.is_initialized() or dist.get_rank() == 0:
-                logger.warning(
-                    "batches were exchanged, and their losses may not have been scaled; ranks have different "
-                    "numbers of loss tokens, so the mean of their gradients is not the gradient of the mean "
-                    "loss. Call loss = shuffler.scale(loss, plan, reduction) before backward, with "
-                    "reduction=None if you scale it yourself; in evaluation exchange under torch.no_grad()"
-                )
+        if self._outstanding > _MOST_OUTSTANDING and (not dist.is_initialized() or dist.get_rank() == 0):
+            _warn_of_losses()
 
     def check_exchanged(self, plan: ShufflePlan) -> None:
         """Raises a ValueError if the samples of a plan should have moved, and have not."""
@@ -146,14 +150,13 @@ class LossScale:
     ) -> torch.Tensor:
         """Returns the loss to call `backward` on. For arguments and errors, see `BatchShuffler.scale`."""
         plans = [plan] if step_plans is None else list(step_plans)
-        self._outstanding = 0
-        self._most_outstanding = max(self._most_outstanding, len(plans) + 1)
         if not isinstance(loss, torch.Tensor):
             raise TypeError(
                 f"scale got a {type(loss).__name__}, expected the loss, a tensor. If the model returns a "
                 "pair, unpack it: loss, output = model(batch)"
             )
         if reduction is None:
+            self._note_scaled()
             return loss
         check_reduction(reduction)
         if gradients not in ("mean", "sum"):
@@ -168,11 +171,20 @@ class LossScale:
         rank_loss = loss_sum(loss, reduction, plan.loss_tokens_on(self._group.rank), 1.0)
         copies = self._num_ranks if gradients == "mean" else 1
         if reduction == "global_mean":  # the model has divided by its own count
-            return rank_loss * (copies / self._num_ranks)
-        tokens = self._tokens_of_all_ranks(plans, loss.device)
-        scale = copies / tokens
-        # Multiplying by a scalar on the CPU copies nothing to the device, so the host never waits here.
-        return rank_loss * torch.where(tokens > 0, scale, torch.zeros_like(scale)).to(rank_loss.dtype)
+            scaled = rank_loss * (copies / self._num_ranks)
+        else:
+            tokens = self._tokens_of_all_ranks(plans, loss.device)
+            scale = copies / tokens
+            # Multiplying by a scalar on the CPU copies nothing to the device, so the host never waits here.
+            scaled = rank_loss * torch.where(tokens > 0, scale, torch.zeros_like(scale)).to(rank_loss.dtype)
+        if scaled.requires_grad:  # it counts as scaled once the backward reaches it
+            scaled.register_hook(self._note_scaled)
+        else:
+            self._note_scaled()
+        return scaled
+
+    def _note_scaled(self, _: torch.Tensor | None = None) -> None:
+        self._outstanding = 0
 
     def _tokens_of_all_ranks(self, plans: list[ShufflePlan], device: torch.device) -> torch.Tensor:
         """Returns the plans' loss tokens over all ranks, 0-d float64, on the host unless they are reduced."""

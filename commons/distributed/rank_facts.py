@@ -20,8 +20,8 @@ _DECLARE = (
     'field(metadata={"per_sample": False})'
 )
 _FEW = 4  # fewer samples, or different rows of a field, may be equal by chance
-# Hashes of a rank's first batch, by path: its jagged fields (or all, if none is jagged; none at all of few
-# samples), the tensors that are declared as shared, and the fields of more than a few different values.
+# Hashes of a rank's first batch, by path: the fields of more than a few different values that are jagged (or
+# all of them, if none is; none of few samples), the tensors that are declared as shared, and all such fields.
 Contents = tuple[dict[str, int], dict[str, int], dict[str, int]]
 
 
@@ -90,11 +90,10 @@ def contents_of(batch: Rows) -> Contents:
     """Returns the hashes of a batch on the host, by which ranks find out whether they loaded the same."""
     hashes = hash_leaves(batch.fields)
     dense = {path: value for path, value in batch.fields.items() if isinstance(value, torch.Tensor)}
-    ids = {path: hashed for path, hashed in hashes.items() if path not in dense}
     values = {path: dense[path] if path in dense else batch.fields[path].values() for path in hashes}
-    differ = {path for path, value in values.items() if _num_different(value) >= _FEW}
-    ids = {} if batch.num_samples < _FEW else ids or hashes
-    return ids, hash_leaves(batch.shared_leaves), {path: hashes[path] for path in sorted(differ)}
+    differ = {path: hashes[path] for path in sorted(values) if _num_different(values[path]) >= _FEW}
+    ids = {path: hashed for path, hashed in differ.items() if path not in dense} or differ
+    return ids if batch.num_samples >= _FEW else {}, hash_leaves(batch.shared_leaves), differ
 
 
 def _num_different(value: torch.Tensor) -> int:

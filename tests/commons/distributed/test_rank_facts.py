@@ -129,6 +129,11 @@ def _loaded(rank: int, ids: int, weights: Any) -> dict[str, Any]:
     }
 
 
+def _of_new_users(rank: int, _: int) -> dict[str, Any]:
+    empty = JaggedTensor(torch.arange(0), lengths=torch.zeros(4, dtype=torch.int64))
+    return _loaded(rank, rank, torch.ones(4)) | {"ids": empty}
+
+
 LOADED = {
     "later": lambda rank, step: _batch(
         rank, step, number=step, seed=max(step, 1) * rank, late=rank * (step == 2)
@@ -138,6 +143,7 @@ LOADED = {
         rank, rank, torch.arange(4.0)
     ),
     "": lambda rank, _: _loaded(rank, rank, torch.ones(4)),
+    " ": _of_new_users,
     "equal on all ranks, and as long as the batch: candidates.": lambda rank, _: (
         _loaded(rank, rank, torch.ones(4))
         | {"candidates": JaggedTensor(torch.arange(6), lengths=torch.tensor([1, 2, 2, 1]))}
@@ -148,4 +154,4 @@ LOADED = {
 @pytest.mark.parametrize("text", [name for name in LOADED if name != "later"])
 def test_the_same_samples_and_fields_that_samples_may_share_are_named_once(pools, text):
     told, others = pools(2).run(_warnings, text)
-    assert [text in line for line in told] == [True] * bool(text) and others == []
+    assert [text in line for line in told] == [True] * bool(text.strip()) and others == []

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from commons.distributed import IdentityShuffler
 from tests.commons.distributed.counted_collectives import no_synchronization
 from tests.commons.distributed.errors_and_warnings import warnings_of
+from tests.commons.distributed.internals import _warn_of_losses
 from tests.commons.pipeline.scored_samples import (
     ScoredShuffler,
     Scorer,
@@ -105,19 +106,26 @@ def test_wrong_calls_are_refused():
             shuffler.scale(*call)
 
 
-@pytest.mark.parametrize("how", ["forgotten", "scaled", "unscaled", "evaluation"])
+@pytest.mark.parametrize("how", ["forgotten", "not trained", "scaled", "unscaled", "evaluation", "in fours"])
 @on_ranks(2)
 def test_one_warning_on_rank_0_tells_of_a_forgotten_scale(how):
-    shuffler = ScoredShuffler("dict")
+    shuffler, plans = ScoredShuffler("dict"), []
+    _warn_of_losses.cache_clear()
     with warnings_of("commons.distributed.loss_reduction") as messages:
-        for step in range(4):
+        for step in range(12):
             batch = draw("dict", samples_of(dist.get_rank(), ROWS, step))
             with torch.set_grad_enabled(how != "evaluation"):
                 plan = shuffler.plan(batch)
                 loss, _ = Scorer("dict", "mean")(shuffler.exchange(batch, plan))
-            if how in ("scaled", "unscaled"):
-                shuffler.scale(loss, plan, "mean" if how == "scaled" else None)
-    assert len(messages) == (how == "forgotten" and dist.get_rank() == 0)
+            plans.append(plan)
+            if how in ("scaled", "not trained", "unscaled"):
+                scaled = shuffler.scale(loss, plan, None if how == "unscaled" else "mean")
+                loss = loss if how == "not trained" else scaled
+            elif how == "in fours" and step % 4 == 3:
+                loss = shuffler.scale(loss, plan, "mean", step_plans=plans[-4:])
+            if loss.requires_grad:
+                loss.backward()
+    assert len(messages) == (how in ("forgotten", "not trained") and dist.get_rank() == 0)
     assert all("their losses may not have been scaled" in message for message in messages)
 
 
