@@ -18,7 +18,7 @@ def sorted_rows(rows: RowTable) -> np.ndarray:
     Rows without loss tokens that would come last alternate with the lightest rows that have some. Example:
     workloads 5, 2, 2, 1, 1, 1, 1, of which only the first three have loss tokens, become 5, 2, 1, 1, 2, 1, 1.
     """
-    order: np.ndarray = np.argsort(-rows.workloads, kind="stable")
+    order = _heaviest_first(rows.workloads)
     has_loss = rows.loss_tokens[order] > 0
     givers, num_without = np.flatnonzero(has_loss), int((~has_loss).sum())
     if not num_without or not len(givers):
@@ -33,6 +33,16 @@ def sorted_rows(rows: RowTable) -> np.ndarray:
     )
     mixed = np.concatenate([with_loss, without])[np.argsort(places, kind="stable")]
     return np.concatenate([order[:tail], order[mixed]])
+
+
+def _heaviest_first(work: np.ndarray) -> np.ndarray:
+    """Returns the indices of `work`, int64 `[rows]`, in descending order, ties by index."""
+    count, most = len(work), int(work.max(initial=0))
+    if (most + 1) * count >= 2**63:
+        return np.argsort(-work, kind="stable")
+    keys = (most - work) * count + np.arange(count)  # all different, and sorted several times as fast
+    keys.sort()
+    return keys % max(count, 1)
 
 
 def spread_loss_rows(
