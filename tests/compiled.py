@@ -11,6 +11,7 @@ _COMPILING = {
     "micro_batches.MicroBatches": (1,),
     "sample_groups.SampleGroups": (),
     "pieces.Pieces": (),
+    "padded.Padded": (),
 }
 
 

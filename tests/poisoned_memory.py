@@ -40,12 +40,13 @@ def _poisoned(array: np.ndarray) -> np.ndarray:
     return array
 
 
-# What numba compiles is the same as without, because its cache outlives the tests.
+# What numba compiles is the same as without, because its cache outlives the tests. Both signatures have to be
+# equal, annotations included.
 @overload(poisoned_empty)
-def _compiled_empty(shape: Any, dtype: Any = float) -> Any:
+def _compiled_empty(shape, dtype=float):
     return lambda shape, dtype=float: _empty(shape, dtype)
 
 
 @overload(poisoned_empty_like)
-def _compiled_empty_like(array: Any) -> Any:
+def _compiled_empty_like(array):
     return lambda array: _empty_like(array)
