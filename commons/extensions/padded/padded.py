@@ -85,7 +85,8 @@ class Padded(Extension):
                 "costs rows × longest, in the unit of get_workloads"
             )
         self._exchanges, self._max_tokens = shuffler.exchanges, shuffler.settings.max_tokens
-        if shuffler.group.rank == 0:
+        self._is_first = shuffler.group.rank == 0
+        if self._is_first:
             _warn_of_settings(shuffler.settings)
 
     def warm_up(self) -> None:
@@ -101,6 +102,8 @@ class Padded(Extension):
         Raises:
             ValueError: no placement meets the limits.
         """
+        if self._is_first and rows.workloads.size and not np.ptp(rows.tokens) and np.ptp(rows.workloads):
+            _warn_of_tokens(int(rows.tokens[0]))
         return plan_padded(rows, self._max_tokens, self.max_rows, self.max_real_tokens, self._exchanges)
 
     def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
@@ -109,6 +112,15 @@ class Padded(Extension):
         if not isinstance(loads, PaddedLoads):
             return {}
         return {"padding_before": loads.padding_before, "padding_after": loads.padding_after}
+
+
+@functools.cache
+def _warn_of_tokens(tokens: int) -> None:
+    """Warns once of tokens that are alike in all rows, by which no rank may get more rows than it loaded."""
+    logger.warning(
+        f"every row of a step has {tokens} tokens, and their workloads differ, so that few may move: if "
+        "the loader pads, return real lengths from get_tokens, such as (ids != 0).sum(1)"
+    )
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from commons.distributed import BalanceReport
@@ -143,6 +144,24 @@ def test_settings_without_effect_are_named_once():
         TokenShuffler(extensions=[Padded()], equal_rows=False)
     assert len(messages) == (dist.get_rank() == 0)
     assert all("partitioner, token_tolerance" in message for message in messages)
+
+
+class PaddedByTheLoader(TokenShuffler):
+    def get_workloads(self, batch):
+        return batch.labels.lengths().long() + 1
+
+    def get_tokens(self, batch):
+        return torch.full((batch.batch_size,), 50)
+
+
+@on_ranks(2)
+def test_tokens_that_count_the_padding_of_the_loader_are_named_once():
+    with warnings_of("commons.extensions.padded.padded") as messages:
+        for shuffler in (PaddedByTheLoader, TokenShuffler):
+            for _ in range(2):
+                shuffler(extensions=[Padded()], equal_rows=False).plan(histories([9, 3, 3]))
+    assert len(messages) == (dist.get_rank() == 0)
+    assert all("every row of a step has 50 tokens" in message for message in messages)
 
 
 @on_ranks(2)
