@@ -46,7 +46,7 @@ def written(log_dir: Path, texts: dict[int, str | bytes]) -> Path:
 
 
 def _train(log_dir: Path) -> None:
-    """Trains, and on rank 1 waits in step 2 until rank 0 has said where all ranks are."""
+    """Trains. Rank 1 waits in step 2 until rank 0 has said where all are, then each for its own next line."""
     said, rank = log_dir / "said", dist.get_rank()
 
     def say(watch: HangWatch, text: str) -> None:
@@ -54,7 +54,8 @@ def _train(log_dir: Path) -> None:
             file.write(f"rank {rank} {text}\n")
 
     def linger(vote: StepVote, step: int, loss: torch.Tensor) -> bool:
-        while step == 2 and rank == 1 and " shows them\n" not in ((said.exists() and said.read_text()) or ""):
+        awaited = {2: " shows them\n" if rank == 1 else "", 3: f"rank {rank} goes on"}.get(step, "")
+        while awaited not in (said.read_text() if said.exists() else ""):
             time.sleep(0.05)
         return False
 
