@@ -59,7 +59,7 @@ def _train(log_dir: Path) -> None:
             time.sleep(0.05)
         return False
 
-    # Rank 0 reads the others' stacks 0.3 × 3 s after its own, enough for ranks on a busy machine to write them.
+    # Rank 0 reads the others' stacks 0.3 × 3 s after its own, which is enough on a busy machine, too.
     with mock.patch.object(HangWatch, "_say", say), mock.patch.object(StepVote, "after_step", linger):
         small_run(str(log_dir), max_train_iters=3, enable_balanced_shuffler=True, hang_timeout_s=3.0)
 
