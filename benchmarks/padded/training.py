@@ -165,6 +165,7 @@ def tabulate_training(figures: Sequence[Record]) -> dict[str, str]:
     beside = [arm | {"name": name} for name, arm in first["arms"].items()]
     return {
         "padded training": make_table(map(_flatten, figures), _TRAINING),
+        "padded gains": make_table(map(_flatten, figures), _GAINS),
         "padded beside": make_table(beside, _BESIDE),
         "padded steps": str(first["steps"]),
     }
@@ -180,6 +181,9 @@ _TRAINING = {
     "predicted": "{speedup_predicted:.2f}",
     "ratio": "{ratio:.2f}",
     "largest difference of a loss": lambda record: _show_difference(record["padded"]),
+}
+_GAINS = {
+    name: _TRAINING[name] for name in ("lengths", "as loaded, ms", "default, ms", "`Padded`, ms", "speedup")
 }
 _BESIDE = {
     "on the first lengths": "{name}",
