@@ -23,7 +23,7 @@ PACKAGES = (
     ),
     *("extensions.pieces.cut_rules", "extensions.unshuffle", "extensions.verification"),
     "extensions.controller",
-    *("check_equal", "balance_meter", "datasets", "training", "unbounded_ids"),
+    *("check_equal", "balance_meter", "first_cause", "datasets", "training", "unbounded_ids"),
 )
 # Methods of a `BatchShuffler` that only the stage calls. They may change.
 OF_THE_STAGE = ("ahead", "exchange_rows", "faster_planning", "plan_over", "route", "traffic")

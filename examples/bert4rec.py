@@ -11,7 +11,8 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from workload_balancer.distributed import BatchShuffler, show_first_cause_only  # balancing
+from workload_balancer.distributed import BatchShuffler  # balancing
+from workload_balancer.first_cause import show_first_cause_only  # balancing
 from workload_balancer.pipeline import TrainPipelineFactory  # balancing
 
 LONGEST, MASK = 100, 300  # ids of items are below MASK

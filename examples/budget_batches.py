@@ -14,7 +14,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchrec import JaggedTensor, KeyedJaggedTensor
-from workload_balancer.distributed import BatchShuffler, show_first_cause_only
+from workload_balancer.distributed import BatchShuffler
+from workload_balancer.first_cause import show_first_cause_only
 from workload_balancer.pipeline import TrainPipelineFactory
 
 ITEMS, LONGEST, ROWS = 300, 200, 16

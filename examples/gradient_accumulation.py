@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchrec import JaggedTensor
-from workload_balancer.distributed import BatchShuffler, show_first_cause_only  # balancing
+from workload_balancer.distributed import BatchShuffler  # balancing
+from workload_balancer.first_cause import show_first_cause_only  # balancing
 
 ACCUMULATED = 2  # batches per optimizer step
 

@@ -12,8 +12,9 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from workload_balancer.balance_meter import BalanceMeter  # balancing
-from workload_balancer.distributed import BatchShuffler, show_first_cause_only  # balancing
+from workload_balancer.distributed import BatchShuffler  # balancing
 from workload_balancer.extensions.padded import Padded  # balancing
+from workload_balancer.first_cause import show_first_cause_only  # balancing
 from workload_balancer.pipeline import TrainPipelineFactory  # balancing
 
 LONGEST, ITEMS, WIDTH = 200, 300, 16

@@ -18,7 +18,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 # before: from torchrec.distributed import TrainPipelineSparseDist
-from workload_balancer.distributed import BatchShuffler, show_first_cause_only  # balancing
+from workload_balancer.distributed import BatchShuffler  # balancing
+from workload_balancer.first_cause import show_first_cause_only  # balancing
 from workload_balancer.pipeline import TrainPipelineFactory  # balancing
 
 LEARNING_RATE = 0.5

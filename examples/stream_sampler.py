@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Sampler
-from workload_balancer.distributed import show_first_cause_only
+from workload_balancer.first_cause import show_first_cause_only
 from workload_balancer.partition import rebalance
 
 ROWS, ITEMS = 16, 300

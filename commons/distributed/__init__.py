@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from .batch_shuffler_factory import BatchShufflerFactory as BatchShufflerFactory
     from .batch_shuffler_factory import IdentityShuffler as IdentityShuffler
     from .batch_shuffler_factory import register_batch_shuffler as register_batch_shuffler
-    from .channel import show_first_cause_only as show_first_cause_only
     from .extension import Extension as Extension
     from .shuffle_plan import ShufflePlan as ShufflePlan
     from .shuffler_settings import PARTITIONERS as PARTITIONERS
@@ -22,7 +21,6 @@ __getattr__, __all__ = imported_on_use(
         "balance_report": ["BalanceReport"],
         "batch_shuffler": ["BatchShuffler"],
         "batch_shuffler_factory": ["BatchShufflerFactory", "IdentityShuffler", "register_batch_shuffler"],
-        "channel": ["show_first_cause_only"],
         "extension": ["Extension"],
         "shuffle_plan": ["ShufflePlan"],
         "shuffler_settings": ["PARTITIONERS", "ShufflerSettings"],

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import pickle
-import sys
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..sequence_batch.row_schema import flattened
-
-# Seconds that a rank waits before it exits because of another rank's failure. Torchrun, which polls ten times
-# a second, ends the waiting rank in that time, and names the other rank as the cause.
-GRACE_S = 10.0
 _RAISED_ON = "raised_on_another_rank"
 _LOST = (dist.DistBackendError, dist.DistNetworkError)  # raised by failed messages, and by the job's store
 
@@ -97,7 +88,7 @@ class Channel:
         padded[: len(own)] = own
         table = self.all_gather(padded)
         objects = [
-            (_unpacked if has_failed else pickle.loads)(row[:size].tobytes())
+            (_unpacked if has_failed else from_bytes)(row[:size].tobytes())
             for row, (size, has_failed) in zip(table, header, strict=True)
         ]
         failed = np.flatnonzero(header[:, 1])
@@ -139,77 +130,43 @@ class Channel:
                     if message is not None:
                         message.wait()
             there *= 2
-        return batch if self.rank == sender else pickle.loads(received.tobytes())
+        return batch if self.rank == sender else from_bytes(received.tobytes())
 
 
 def to_bytes(value: Any) -> bytes:
-    """Pickles a value, including tensors of dtypes that plain pickle refuses, such as uint16."""
+    """Pickles a value with tensors of any dtype, of which plain pickle refuses some, such as uint16."""
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
+    torch.save(value, buffer)
     return buffer.getvalue()
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles a dense tensor as bytes, a dtype, and a shape, without the rest of its storage."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or value.dtype == torch.uint8 or value.requires_grad:
-            return NotImplemented
-        if value.layout != torch.strided or value.is_nested or value.is_quantized:
-            return NotImplemented
-        return _typed, (flattened(value).clone().view(torch.uint8), value.dtype, value.shape)
-
-
-def _typed(flat: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    return flat.view(dtype).view(shape)
+def from_bytes(data: bytes) -> Any:
+    """Returns the value of `to_bytes`."""
+    return torch.load(io.BytesIO(data), weights_only=False)
 
 
 def _packed(error: Exception) -> bytes:
-    """Pickles an error, and the text, notes, and rank that unpickling may lose. A note has the traceback."""
+    """Packs an error as its built-in type, its text, its notes, and the rank. A note has the traceback."""
+    kind = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
     text, notes, rank = type(error).__name__, getattr(error, "__notes__", []), raised_on(error)
     with suppress(Exception):  # `__str__` may raise
-        text = f"{text}: {error}"
+        is_key = type(error) is KeyError and len(error.args) == 1  # whose text is the key's `repr`
+        of = str(error.args[0] if is_key else error)
+        text = of if kind is type(error) else f"{text}: {of}"
     if rank is None:
         where, rank = "".join(traceback.format_exception(error)), _this_rank()
         notes = [*notes, f"raised on rank {rank}:\n{where}"]
-    forms = (form for form in (error, _WithoutInit(error)) if _unpickles_as(form, error))
-    return pickle.dumps((to_bytes(next(forms, RuntimeError(text))), text, notes, rank))
+    return pickle.dumps((kind, text, notes, rank))
 
 
 def _unpacked(packed: bytes) -> Exception:
-    sent, text, notes, rank = pickle.loads(packed)
+    kind, text, notes, rank = pickle.loads(packed)
     try:
-        error = pickle.loads(sent)
-    except Exception:  # the error's type cannot be imported here
-        error = RuntimeError(text)
+        error = kind(text)
+    except TypeError:  # such as UnicodeDecodeError, which takes five arguments
+        error = RuntimeError(f"{kind.__name__}: {text}")
     error.__dict__.update({"__notes__": notes, _RAISED_ON: rank})
     return error
-
-
-class _WithoutInit:
-    """Unpickles as an error made without its `__init__`, which may take other arguments than `args`."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made_anew, (type(self.error), self.error.__reduce__()[1], self.error.__dict__)
-
-
-def _made_anew(kind: type[Exception], arguments: tuple[Any, ...], state: dict[str, Any]) -> Exception:
-    error = kind.__new__(kind, *arguments)
-    built_in: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
-    built_in.__init__(error, *arguments)
-    error.__dict__.update(state)
-    return error
-
-
-def _unpickles_as(sent: Any, error: Exception) -> bool:
-    """Returns whether other ranks unpickle an exception with the text of `error`."""
-    with suppress(Exception):
-        copied = pickle.loads(pickle.dumps(sent))
-        return isinstance(copied, Exception) and str(copied) == str(error)
-    return False
 
 
 def raised_on(error: BaseException) -> int | None:
@@ -240,30 +197,6 @@ def note_if_lost() -> Iterator[None]:
         if (line := cause_elsewhere(error)) is not None:
             error.add_note(line)
         raise
-
-
-@functools.cache
-def show_first_cause_only() -> None:
-    """Makes ranks that fail only because another rank failed print one line instead of a traceback.
-
-    Programs with their own training loop call it on every rank, after `init_process_group`. Without this
-    call, every rank prints a traceback, with a note that names the rank that failed first.
-
-    Sets `sys.excepthook`, as `init_process_group` does; the previous hook prints all other errors. After its
-    one line, a rank waits `GRACE_S` seconds for torchrun to end it. If it is still running then, and lost a
-    connection, it prints the traceback, too.
-    """
-    show = sys.excepthook
-
-    def show_it(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        line = cause_elsewhere(error)
-        if line is not None:
-            print(line, file=sys.stderr, flush=True)
-            time.sleep(GRACE_S)
-        if raised_on(error) is None:
-            show(kind, error, where)
-
-    sys.excepthook = show_it
 
 
 def _this_rank() -> int:

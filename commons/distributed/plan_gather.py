@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 
 from ..sequence_batch.rows import Rows
 from .batch_format import Format
-from .channel import Channel, to_bytes
+from .channel import Channel, from_bytes, to_bytes
 from .extension import Extension
 from .rank_facts import RankFacts, contents_of, warn_of_contents
 from .row_table import RowTable
@@ -114,7 +113,7 @@ class PlanGather:
                 _warn_of_old_padding(f"{type(error).__name__}: {error}")
         pickled = self._channel.broadcast(pickled, sender)
         if pickled is not None and self.format is not None:
-            padding = self._with_real_row(self._view(pickle.loads(pickled)), self.format)
+            padding = self._with_real_row(self._view(from_bytes(pickled)), self.format)
             self.format = replace(self.format, padding=padding)
 
     def _encode(

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from ..distributed.channel import GRACE_S, cause_elsewhere, show_first_cause_only
+from ..distributed.channel import cause_elsewhere
+from ..first_cause import GRACE_S, show_first_cause_only
 
 
 @contextmanager

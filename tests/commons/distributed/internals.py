@@ -1,6 +1,6 @@
 """Names that `commons.distributed` does not export: the one place where tests know its files."""
 
-from commons.distributed.channel import Channel, raised_on, to_bytes
+from commons.distributed.channel import Channel, raised_on
 from commons.distributed.empty_rank import COPIES, check_runs_copies, without_copies
 from commons.distributed.exchange import route_of
 from commons.distributed.extension import Place
