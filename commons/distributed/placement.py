@@ -47,8 +47,23 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
     )
     rank_of = home.copy() if stays else rank_of
     if settings.partitioner in OWN_PARTITIONERS:
+        _fill_empty_ranks(rows, rank_of)
         _spread_loss_tokens(rows, rank_of, max_tokens)
     return rank_of
+
+
+def _fill_empty_ranks(rows: RowTable, rank_of: np.ndarray) -> None:
+    """Modifies `rank_of`, int64 `[rows]`, to give each rank a row, if there are enough: the lightest one of
+    the ranks with several. A rank that would take longer for it than the slowest rank stays empty."""
+    sizes = np.bincount(rank_of, minlength=rows.num_ranks)
+    for rank in np.flatnonzero(sizes == 0).tolist():
+        able = np.flatnonzero(sizes[rank_of] > 1)
+        for row in able[rows.workloads[able].argsort(kind="stable")[:1]]:
+            placed = rank_of.copy()
+            placed[row] = rank
+            if times(rows, placed).max() <= times(rows, rank_of).max():
+                sizes[[rank, rank_of[row]]] += 1, -1
+                rank_of[row] = rank
 
 
 def _spread_loss_tokens(rows: RowTable, rank_of: np.ndarray, max_tokens: int | None) -> None:

@@ -68,12 +68,11 @@ class PlanAhead:
         self._loading = 0.0  # seconds in this call
         self.failure: Exception | None = None
 
-    def next_step(self, loader: Iterator[Any], mode: Any = None) -> Step | None:
+    def next_step(self, loader: Iterator[Any]) -> Step | None:
         """Returns the next step, or a single None when the loaders of all ranks have ended.
 
         Args:
             loader: iterator over this rank's batches.
-            mode: value for `Step.mode` of the steps whose batches this call loads.
 
         Raises:
             Exception: loading failed on any rank, or planning failed. Every rank raises the error, and loses
@@ -81,17 +80,17 @@ class PlanAhead:
         """
         if loader is not self._loader:
             self._loader, self._this_rank_ended = loader, False
-        step = self._next_planned(loader, mode)
+        step = self._next_planned(loader)
         if step is not None:
             self._planner.hand_out(step.plan)
         return step
 
-    def _next_planned(self, loader: Iterator[Any], mode: Any) -> Step | None:
+    def _next_planned(self, loader: Iterator[Any]) -> Step | None:
         self._loading = waiting = 0.0
         while True:
             while len(self._planned) <= _STEPS_AHEAD:
                 loaded, failure = self._load(loader)
-                planned = self._thread.submit(self._plan, loaded, failure, mode)
+                planned = self._thread.submit(self._plan, loaded, failure)
                 self._planned.append((loader, loaded, planned))
             from_loader, _, planned = self._planned[0]
             start = time.perf_counter()
@@ -162,7 +161,7 @@ class PlanAhead:
         except Exception as error:  # planning this step tells the other ranks
             return None, error
 
-    def _plan(self, loaded: LoadedBatch | None, failure: Exception | None, mode: Any) -> Step | None:
+    def _plan(self, loaded: LoadedBatch | None, failure: Exception | None) -> Step | None:
         """Plans a step, in the planning thread. Returns None if no rank has loaded a batch. Collective."""
         self._planner.reserve()
         if failure is None:
@@ -171,7 +170,7 @@ class PlanAhead:
         if not plan.whole.has_batch:
             return None
         rows = None if loaded is None else loaded.rows  # rows that were loaded on the device stay there
-        return Step(self._prepare(rows, plan), plan, mode)
+        return Step(self._prepare(rows, plan), plan)
 
 
 @functools.cache

@@ -28,7 +28,6 @@ class Step(Pipelineable):
     Attributes:
         rows: this rank's rows, first prepared on the host, then copied to the device, and then exchanged.
         plan: plan of the ranks that exchange with this one.
-        mode: the `mode` that `PlanAhead.next_step` got when it loaded the batch.
         load_seconds: time that this rank waited for its loader, for the batch of a later step.
         wait_seconds: time that this rank waited for the plan.
         exchange_seconds: host time of the exchange.
@@ -37,7 +36,6 @@ class Step(Pipelineable):
 
     rows: Rows
     plan: ShufflePlan
-    mode: Any = None
     load_seconds: float = 0.0
     wait_seconds: float = 0.0
     exchange_seconds: float = 0.0

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 
 from ..distributed import BalanceReport, BatchShuffler
-from ..distributed.empty_rank import COPIES, check_runs_copies, without_copies
+from ..distributed.empty_rank import check_runs_copies
 from ..distributed.extension import chain
 from ..distributed.loss_reduction import check_reduction, in_32_bits, loss_sum, warn_without_tokens
 from ..distributed.rank_group import RankGroup
@@ -84,7 +84,6 @@ class ShuffleStage:
         model: torch.nn.Module,
         device: torch.device,
         loss_reduction: str | None,
-        optimizer: Any = None,
     ) -> None:
         if not isinstance(shuffler, BatchShuffler):
             raise TypeError(
@@ -92,7 +91,7 @@ class ShuffleStage:
                 'MyShuffler() or BatchShufflerFactory.create("my_model")'
             )
         check_reduction(loss_reduction)
-        self._loss_reduction, self._optimizer = str(loss_reduction), optimizer
+        self._loss_reduction = str(loss_reduction)
         self._shuffler, self._model = shuffler, model
         shuffler.expects_scale = False
         shuffler.plan_over(RankGroup.of())
@@ -113,12 +112,12 @@ class ShuffleStage:
         Raises:
             ValueError: a rank has no samples, and must not run a copy of a row instead. All ranks raise it.
         """
-        step = None if loader is self._ended else self.ahead.next_step(loader, self._model.training)
+        step = None if loader is self._ended else self.ahead.next_step(loader)
         self._ended = loader if step is None else None
         if step is not None:
             placed, pads = step.plan.whole.num_placed, step.rows.pads
-            trained = (self._model, self._optimizer) if step.mode else (None, None)
-            check_runs_copies(placed, pads, self._loss_reduction, *trained)
+            trained = self._model if self._model.training else None
+            check_runs_copies(placed, pads, self._loss_reduction, trained)
         return step
 
     @_ends_no_epoch
@@ -132,8 +131,6 @@ class ShuffleStage:
         with named_range("## exchange ##"):
             start = time.perf_counter()
             step.rows = self._shuffler.exchange_rows(step.rows, step.plan)
-            if self._evaluates_copies(step):
-                step.rows = step.rows.copies(COPIES)
             step.exchange_seconds = time.perf_counter() - start
         return step
 
@@ -149,10 +146,10 @@ class ShuffleStage:
         """
         check_planned(step)
         if self._shuffler.planner.ranks.rank == 0:
-            if step.mode is not self._model.training:
-                _warn_of_mode(self._model.training)
-            if step.mode and not step.plan.whole.num_loss_tokens:
+            if self._model.training and not step.plan.whole.num_loss_tokens:
                 warn_without_tokens()
+            elif not (self._model.training or step.rows.pads or step.plan.whole.num_placed.all()):
+                _warn_of_copies()
         loss, total, output = self._forward(step)
         for extension in self._shuffler.extensions:
             extension.check_ran(step.plan)
@@ -167,15 +164,9 @@ class ShuffleStage:
         mean_tokens = step.plan.whole.num_loss_tokens / step.plan.whole.num_ranks
         own_tokens = step.plan.loss_tokens_on(self.rank)
         total = loss_sum(losses, self._loss_reduction, own_tokens, mean_tokens, step.failures)
-        if self._evaluates_copies(step):
-            output = without_copies(output)
         # A "global_mean" needs no scaling, and may be over something other than loss tokens.
         loss = in_32_bits(losses) if self._loss_reduction == "global_mean" else total * step.scale_to_mean
         return loss, total.detach(), output
-
-    def _evaluates_copies(self, step: Step) -> bool:
-        """Returns whether this rank evaluates copies of a row, for lack of both samples and padding."""
-        return not (step.mode or step.plan.num_placed[self.rank] or step.rows.pads)
 
     @property
     def runs_in_parts(self) -> list[str]:
@@ -268,13 +259,11 @@ def note_on_static_graphs() -> Iterator[None]:
 
 
 @functools.cache
-def _warn_of_mode(trains: bool) -> None:
-    """Warns once per process and mode."""
-    modes = ("evaluation", "training") if trains else ("training", "evaluation")
+def _warn_of_copies() -> None:
+    """Warns once per process."""
     logger.warning(
-        f"a batch that was loaded in {modes[0]} mode runs in {modes[1]} mode, as do all that were on their "
-        "way when the mode changed: use a second pipeline object on the same model for evaluation, or change "
-        "the mode after StopIteration"
+        "a rank without samples evaluates a copy of a row, which is in its output: count only "
+        "output[: pipeline.num_samples], as all ranks may"
     )
 
 

@@ -67,13 +67,6 @@ class _WithStage:
         if no rank's shuffler moves samples."""
         return self._stage.last.step.plan
 
-    def _check_attached(self, model: torch.nn.Module | None) -> None:
-        if model is not None and model is not self._model:
-            raise ValueError(
-                f"attach got a {type(model).__name__} that is not this pipeline's model, which its stage and "
-                "extensions were made for: make a new pipeline, with a new shuffler, for another model"
-            )
-
 
 class SequentialTrainPipeline(_WithStage, TrainPipeline):
     """Runs one step after another, and overlaps only the planning.
@@ -114,7 +107,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._model = model
         self._optimizer = optimizer
         self._device = torch.device(device)
-        self._stage = ShuffleStage(batch_shuffler, model, self._device, loss_reduction, optimizer)
+        self._stage = ShuffleStage(batch_shuffler, model, self._device, loss_reduction)
         self._step: Step | None = None  # exchanged but not computed; kept for a retry if computing raises
         self._lookups = [module for module in model.modules() if isinstance(module, ShardedModule)]
 
@@ -128,12 +121,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         return self._model
 
     def attach(self, model: torch.nn.Module | None = None, sparse_dist: bool = True) -> None:
-        """Takes the model back after `detach`, as TorchRec's pipelines do.
-
-        Raises:
-            ValueError: `model` is not this pipeline's model.
-        """
-        self._check_attached(model)
+        """Takes the model back after `detach`, as TorchRec's pipelines do. `model` is this pipeline's."""
 
     @note_on_static_graphs()
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
@@ -216,7 +204,7 @@ class ShuffleStageMixin(_WithStage):
         device = torch.device(device)
         torchrec_arguments["custom_model_fwd"] = lambda batch: self._stage.forward(batch)
         super().__init__(model, optimizer, device, **torchrec_arguments)  # type: ignore[call-arg]
-        self._stage = ShuffleStage(batch_shuffler, model, device, loss_reduction, optimizer)
+        self._stage = ShuffleStage(batch_shuffler, model, device, loss_reduction)
         for name in self._stage.runs_in_parts:
             for argument in _FREE_EARLY & {key for key, value in torchrec_arguments.items() if value}:
                 raise ValueError(
@@ -269,15 +257,6 @@ class ShuffleStageMixin(_WithStage):
         """Drops the batch that has run. Raises a TypeError if it bypassed the stage."""
         self._stage.let_go(self.batches[0])  # type: ignore[attr-defined]
         super().dequeue_batch()  # type: ignore[misc]
-
-    def attach(self, model: torch.nn.Module | None = None, sparse_dist: bool = True) -> None:
-        """Takes the model back after `detach`, as TorchRec does.
-
-        Raises:
-            ValueError: `model` is not this pipeline's model.
-        """
-        self._check_attached(model)
-        super().attach(model, sparse_dist)  # type: ignore[misc]
 
     def register_backward_hook(self, *arguments: Any, **named: Any) -> Any:
         """Registers work at a point of the backward, as TorchRec does.

@@ -157,10 +157,6 @@ class Rows:
         fields = select_rows(sources, positions, num_rows)
         return self.replaced(fields, num_rows, len(positions)).batch
 
-    def copies(self, count: int) -> Self:
-        """Returns `count` copies of the first row. The host waits for the lengths of the rows."""
-        return self.replaced(select_rows([self.packed()], np.zeros(count, dtype=np.int64)), count, count)
-
     def copy(self) -> Self:
         """Returns a copy of the rows in memory of its own, without synchronizing host and device."""
         fields = {name: with_tensors(value, torch.Tensor.clone) for name, value in self.fields.items()}

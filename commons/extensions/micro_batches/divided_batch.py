@@ -30,21 +30,20 @@ def rows_of_micro_batches(plan: ShufflePlan, rank: int) -> list[np.ndarray]:
 
 
 def micro_batches(
-    shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan, num_copies: int = 1
+    shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan
 ) -> tuple[list[Batch], list[np.ndarray]]:
     """Returns the micro-batches of an exchanged batch as `MicroBatches.micro_batches` does, and the rows of
     the batch in each, int64. A micro-batch without samples has no row if batches know their padding, and
-    otherwise the first row `num_copies` times."""
+    otherwise the first row."""
     rank, batch_format = shuffler.group.rank, shuffler.format
     if not plan.num_parts or batch_format is None:
         return [batch], []
     view = shuffler.view(batch)
-    first = np.zeros(0 if view.pads else num_copies, dtype=np.int64)
+    first = np.zeros(0 if view.pads else 1, dtype=np.int64)
     rows_of_each = [rows if len(rows) else first for rows in rows_of_micro_batches(plan, rank)]
     if not (plan.num_placed[rank] or view.pads):
         # Each micro-batch needs memory of its own, because the model may change it in place.
-        copies = view if num_copies == view.num_rows else view.copies(num_copies)
-        return [copies.copy().batch for _ in rows_of_each], rows_of_each
+        return [view.copy().batch for _ in rows_of_each], rows_of_each
     own = plan.computed_by(rank)
     lists: dict[str, PlainList] = {}  # if ranks exchange, lists are equal on all of them, and so are shared
     if not shuffler.exchanges:  # as loaded, including elements in padding rows

@@ -16,7 +16,6 @@ from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.types import ShardedModule
 
 from ...distributed import BatchShuffler, ShufflePlan
-from ...distributed.empty_rank import COPIES, without_copies
 from ...distributed.loss_reduction import check_reduction, loss_sum
 from ...distributed.shuffle_plan import sum_loss_tokens
 from ...named_ranges import named_range
@@ -64,7 +63,7 @@ def run_micro_batches(
         The scaled loss, the detached sum of losses, and a list of all micro-batch outputs. In training, call
         the loss's backward once, which hands out all gradients. Before that, you may multiply the loss or add
         other losses. A factor cannot save float16 gradients from vanishing, because the backward of the
-        micro-batches has already run. In evaluation, outputs omit copies that stand in for samples.
+        micro-batches has already run. An output has one row for a micro-batch without samples.
 
     Raises:
         ValueError: the reduction is "global_mean" or unknown; the plan has no micro-batches; or the model has
@@ -83,7 +82,7 @@ def run_micro_batches(
     device = shuffler.view(batch).device
     if loss_scale is None:
         loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum", step_plans=step_plans)
-    parts, rows = micro_batches(shuffler, batch, plan, 1 if model.training else COPIES)
+    parts, rows = micro_batches(shuffler, batch, plan)
     rank = shuffler.group.rank
     own = plan.rows.loss_tokens[plan.computed_by(rank)]
     samples = rows_of_micro_batches(plan, rank)
@@ -103,8 +102,7 @@ def run_micro_batches(
                     (loss * loss_scale).backward()
                     lookups.collect_gradients()
             total = total + loss.detach()
-            is_copy = not (len(samples[number]) or shuffler.view(micro_batch).pads)
-            outputs.append(without_copies(output) if is_copy and not model.training else output)
+            outputs.append(output)
     scaled = total * loss_scale
     if trains:
         _check_static_graphs(model, replicated, dense)

@@ -1,7 +1,7 @@
 """Names that `commons.distributed` does not export: the one place where tests know its files."""
 
 from commons.distributed.channel import Channel, raised_on
-from commons.distributed.empty_rank import COPIES, check_runs_copies, without_copies
+from commons.distributed.empty_rank import check_runs_copies
 from commons.distributed.exchange import route_of
 from commons.distributed.extension import Place
 from commons.distributed.loaded_memory import LoadedBatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
-from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -20,7 +19,6 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from commons.distributed import empty_rank
 from tests.commons.distributed.internals import check_runs_copies
@@ -90,32 +88,6 @@ def test_pipelines_evaluate_copied_rows_of_any_table_and_train_those_that_stay(n
             assert run(trains=False) == 3
         with pytest.raises(ValueError, match="whose rows the tables' EXACT_SGD changes"):
             run(trains=True)
-
-
-class SparseRows(nn.Module):
-    """Looks up a table whose gradient has only the rows that were looked up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(10, 2, sparse=True)
-
-    def forward(self, batch):
-        return (self.table(batch["id"]) ** 2).sum(1), None
-
-
-@on_ranks(2)
-def test_a_pipeline_with_sparse_adam_trains_until_a_rank_has_no_sample():
-    model = DistributedDataParallel(SparseRows())
-    table = model.module.table.weight
-    before, moved = table.detach().clone(), []
-    sparse_adam = KeyedOptimizerWrapper({"table": table}, partial(torch.optim.SparseAdam, lr=0.1))
-    pipeline = pipeline_of("none", model, CombinedOptimizer([("", sparse_adam)]), Costs())
-    ids_of_rank = [[torch.tensor([1, 2]), torch.tensor([5])], [torch.tensor([3, 4])]][dist.get_rank()]
-    batches = [{"id": ids, "cost": torch.ones_like(ids)} for ids in ids_of_rank]
-    with pytest.raises(ValueError, match="whose rows SparseAdam changes"):
-        for _ in steps_of(pipeline, batches):
-            moved.append((table != before).any(1).nonzero().flatten().tolist())
-    assert moved == [[1, 2, 3, 4]]
 
 
 @on_ranks(2)

@@ -172,12 +172,6 @@ def test_an_error_of_a_dropped_batch_is_logged_and_forgotten(caplog):
     assert ahead.next_step(loader) is None
 
 
-def test_a_step_has_the_mode_in_which_its_batch_was_loaded():
-    ahead, loader = DictShuffler().ahead(), _numbers(4)
-    steps = [ahead.next_step(loader, mode) for mode in (True, False, False, False)]
-    assert [step.mode for step in steps] == [True, True, False, False]
-
-
 @on_ranks(2)
 def test_what_all_ranks_posted_with_a_plan_is_taken_as_its_step_is_handed_out():
     posting = Posting()

@@ -23,8 +23,6 @@ from torchrec.distributed.train_pipeline import (
 from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
 
 from commons.distributed import IdentityShuffler
-from commons.pipeline.shuffle_stage import _warn_of_mode
-from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.commons.histories import TokenShuffler
 from tests.commons.pipeline.click_models import shards_of
 from tests.commons.pipeline.ranking_pipelines import (
@@ -152,23 +150,6 @@ def test_pipelines_run_in_a_thread_and_beside_another_default_device(name):
         torch.set_default_device(None)
 
 
-@pytest.mark.parametrize("name", ["none", "native"])
-@on_ranks(2)
-def test_batches_that_run_in_another_mode_than_they_were_loaded_for_are_named(name):
-    _warn_of_mode.cache_clear()
-    model, optimizer = sharded_ranking_model()
-    pipeline, loader = pipeline_of(name, model, optimizer, TokenShuffler()), iter(loaded_histories(6))
-    with warnings_of("commons") as records:
-        pipeline.progress(loader)
-        assert not records
-        model.eval()
-        for _ in range(3):
-            pipeline.progress(iter(loaded_histories(3)))
-    pipeline.reset()
-    assert len(records) == (dist.get_rank() == 0)
-    assert all("use a second pipeline object" in record for record in records)
-
-
 @on_ranks(2)
 def test_a_pipeline_of_another_kind_evaluates_once_the_first_is_detached():
     model, optimizer = sharded_ranking_model()
@@ -193,9 +174,6 @@ def test_a_pipeline_of_another_kind_evaluates_once_the_first_is_detached():
         training.detach()
         training.attach(*attached)
         training.progress(iter(loaded_histories(2)))
-    for pipeline in (training, evaluation):
-        with pytest.raises(ValueError, match="make a new pipeline, with a new shuffler, for another model"):
-            pipeline.attach(torch.nn.Linear(1, 1))
 
 
 def total_of(outputs: Iterable[Any]) -> float:
