@@ -258,19 +258,6 @@ class ShuffleStageMixin(_WithStage):
         self._stage.let_go(self.batches[0])  # type: ignore[attr-defined]
         super().dequeue_batch()  # type: ignore[misc]
 
-    def register_backward_hook(self, *arguments: Any, **named: Any) -> Any:
-        """Registers work at a point of the backward, as TorchRec does.
-
-        Raises:
-            ValueError: an extension runs the backward of a step in parts.
-        """
-        for name in self._stage.runs_in_parts:
-            raise ValueError(
-                f"register_backward_hook does not work with {name}, which runs several backwards per step: "
-                "leave one of them out, or hook on the optimizer's step"
-            )
-        return super().register_backward_hook(*arguments, **named)  # type: ignore[misc]
-
     def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any | None:
         theirs = super()._next_batch  # type: ignore[misc]
         if theirs.__func__ is TrainPipelineSparseDist._next_batch:

@@ -173,7 +173,7 @@ def gradient_accumulation_of_torchrec(cap: int | None) -> list[torch.Tensor]:
 # Each runs without micro-batches; with them it is refused with these words, or, with "", learns the same.
 PARTNERS: list[tuple[Callable[[int | None], Any], type[Exception], str]] = [
     (stepping_in_backward, ValueError, "linear.weight has a hook on its gradient"),
-    (injected_backward, ValueError, "register_backward_hook does not work with micro_batches"),
+    (injected_backward, RuntimeError, "Unsupported awaitable type"),  # of TorchRec
     (checkpointed_lookups, ValueError, "checkpoint only the dense part"),
     (features_freed_early, ValueError, "free_features_storage_early frees fields that micro_batches"),
     (whole_batches_changed, RuntimeError, "whole batch before micro_batches divides it"),
