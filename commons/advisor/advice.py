@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 
-from ..distributed.slow_start import show_if_slow
 from .command_line import CHART_RANKS, Request
 from .figures import duration
 from .prediction import Case, Outcome, draw_steps, predict
@@ -102,13 +100,11 @@ def advise(request: Request) -> Advice:
     del workloads, sizes  # frees their memory before steps are planned
     # A single rank never waits: there is nothing to compare.
     to_plan = {key: compared if key[0] > 1 else compared[:1] for key in drawn}
-    working = "planning; the first run on a machine also compiles, for about 20 seconds"
-    with show_if_slow(working) if sys.stderr.isatty() else nullcontext():
-        for strategy in compared:
-            strategy.warm_up()
-        cases = {
-            key: predict(steps, request.cost, to_plan[key], request.network) for key, steps in drawn.items()
-        }
+    if sys.stderr.isatty():
+        print("planning; the first run on a machine also compiles, for about 20 s", file=sys.stderr)
+    for strategy in compared:
+        strategy.warm_up()
+    cases = {key: predict(steps, request.cost, to_plan[key], request.network) for key, steps in drawn.items()}
     return Advice(
         request=request,
         assumptions=_assumptions(request, any(strategy.cuts_samples for strategy in compared)),

@@ -31,7 +31,7 @@ from .planner import Planner
 from .rank_group import RankGroup, job_device
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
-from .shuffler_settings import make_settings
+from .shuffler_settings import ShufflerSettings
 from .step import MOST_ON_THEIR_WAY, Step
 
 Batch = TypeVar("Batch")
@@ -102,7 +102,7 @@ class BatchShuffler(ABC):
         **settings: Any,
     ) -> None:
         name = type(self).__name__
-        self.settings = make_settings(name, settings)
+        self.settings = ShufflerSettings(**settings)
         require_type(f"{name}.enabled", enabled, bool)
         self.moves_samples = self.moves_samples and enabled
         require_type(f"{name}.cost", cost, Cost | None)

@@ -53,14 +53,6 @@ class Extension:
     verifies: bool = False
     is_taken: bool = False
 
-    def __getattr__(self, name: str) -> Any:
-        if hasattr(type(self), name):
-            return object.__getattribute__(self, name)  # raises the error of the property
-        raise AttributeError(
-            f"{type(self).__name__} has no {name}; if a shuffler sets it, make one first: "
-            f"MyShuffler(extensions=[{type(self).__name__}(...)])"
-        )
-
     def settings(self) -> Mapping[str, Any]:
         """Returns the extension's settings by name. They must be equal on all ranks."""
         return {}
@@ -142,17 +134,8 @@ def order_extensions(
     """Returns the new extensions and those that the shuffler has already `taken`, outermost first.
 
     Raises:
-        TypeError: `extensions` is not a sequence, or holds something other than a complete `Extension`.
         ValueError: an extension is given twice, is part of another shuffler, or excludes another.
     """
-    if not isinstance(extensions, Sequence):
-        raise TypeError(f"extensions is {extensions!r}; expected a list of objects such as Pieces()")
-    for extension in extensions:
-        if not isinstance(extension, Extension):
-            raise TypeError(f"extensions has {extension!r}; expected objects such as Pieces()")
-        for name in ("name", "order"):
-            if not hasattr(extension, name):
-                raise TypeError(f"{type(extension).__name__} has no {name}: set it in the class")
     ordered = tuple(sorted([*taken, *extensions], key=lambda extension: (extension.order, extension.name)))
     names = [extension.name for extension in ordered]
     for extension in ordered:

@@ -17,7 +17,6 @@ from .extension import Extension
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
 from .shuffler_settings import OWN_PARTITIONERS, PARTITIONERS, ShufflerSettings
-from .slow_start import show_if_slow
 
 # Number of rows with loss tokens that `_find_swap` tries first, on each side of the most similar work.
 NEAR_GIVERS = 32
@@ -259,10 +258,9 @@ def arguments_of(extensions: Sequence[Extension]) -> dict[str, Any]:
 
 def warm_up(settings: ShufflerSettings, extensions: Sequence[Extension] = ()) -> None:
     """Compiles everything that placing rows may call with these settings, or loads it from numba's cache."""
-    with show_if_slow("compiling the partition functions, or loading them from numba's cache"):
-        compile_placement(settings, extensions)
-        for extension in extensions:
-            extension.warm_up()
+    compile_placement(settings, extensions)
+    for extension in extensions:
+        extension.warm_up()
 
 
 def compile_placement(settings: ShufflerSettings, extensions: Sequence[Extension] = ()) -> None:

@@ -32,6 +32,9 @@ _ENDED = object()
 _PATIENCE_S, _PATIENCE_TO_COUNT_S = 0.5, 10.0
 # Steps that are planned while one trains. `next_step` submits one more before it hands out the first.
 _STEPS_AHEAD = 1
+# Batches of an epoch that are watched for changes while they wait. A loader that fills batches again does so
+# from the first ones on.
+_WATCHED = 16
 
 
 class PlanAhead:
@@ -63,7 +66,7 @@ class PlanAhead:
         self._thread.start()
         weakref.finalize(self, self._thread.jobs.put, None)
         self._loader: Iterator[Any] | None = None
-        self._this_rank_ended = False
+        self._this_rank_ended, self._num_loaded = False, 0
         self._planned: deque[tuple[Iterator[Any], LoadedBatch | None, Future[Step | None]]] = deque()
         self._loading = 0.0  # seconds in this call
         self.failure: Exception | None = None
@@ -79,7 +82,7 @@ class PlanAhead:
                 its batch of that step. The next call continues with the batches that follow.
         """
         if loader is not self._loader:
-            self._loader, self._this_rank_ended = loader, False
+            self._loader, self._this_rank_ended, self._num_loaded = loader, False, 0
         step = self._next_planned(loader)
         if step is not None:
             self._planner.hand_out(step.plan)
@@ -151,7 +154,9 @@ class PlanAhead:
                 self._this_rank_ended = batch is _ENDED
                 if batch is _ENDED:
                     return None, None
-                loaded = LoadedBatch(self._view(batch))
+                self._num_loaded += 1
+                watched = self._num_loaded <= _WATCHED or self._planner.verifies
+                loaded = LoadedBatch(self._view(batch), watched)
                 for _, waiting, _ in self._planned:
                     if waiting is not None:
                         waiting.check_unchanged(loaded)

@@ -43,6 +43,7 @@ class Planner:
 
     Attributes:
         ranks: the ranks that plan in step, which are `job` or `group`.
+        verifies: whether an extension verifies.
 
     Raises:
         ValueError: ranks have different settings or extensions. All ranks raise it.
@@ -63,6 +64,7 @@ class Planner:
         self.ranks, self._group = job or group, group
         self._extensions, self._cost = extensions, cost
         self._count, self._whose = count, whose
+        self.verifies = any(extension.verifies for extension in extensions)
         # Within a job, `enabled` may differ: some groups may have a single rank, or be disabled.
         enabled = {} if job is not None else {"enabled": repr(exchanges)}
         _check_same_settings(self.ranks, settings, extensions, cost, enabled)

@@ -29,7 +29,6 @@ from torch.distributed.constants import default_pg_timeout
 
 from ..tried_versions import warn_of_untried
 from .channel import Channel, Ranks, note_if_lost
-from .slow_start import show_if_slow
 
 logger = logging.getLogger(__name__)
 _NEVER_SENT = 2**31 - 1  # a tag that no channel uses
@@ -236,7 +235,7 @@ class _Job:
         """Returns the group of a set, connected for these uses. Collective, as `RankGroup.of` is."""
         is_there = len(ranks) == dist.get_world_size() and ranks in self.groups
         if uses or not is_there:
-            with show_if_slow("waiting for all ranks to make a shuffler"), note_if_lost():
+            with note_if_lost():
                 sets = agree_on_sets(f"{self._number}_{next(self._agreements)}", ranks, uses)
             for each in sets:
                 self._connect(*each)
@@ -249,12 +248,11 @@ class _Job:
             if (ranks, use) in self._made:
                 continue
             backend = "gloo" if use == "planning" else job_backend(job_device())
-            with show_if_slow(f"connecting {len(ranks)} ranks for {use}"):
-                group = dist.new_group(ranks, timeout=job_timeout(backend), backend=backend)
-                if rank in ranks and use == "planning":
-                    self.groups[ranks] = RankGroup(ranks, ranks.index(rank), group)
-                elif rank in ranks:
-                    self.groups[ranks].add_group(use, group)
+            group = dist.new_group(ranks, timeout=job_timeout(backend), backend=backend)
+            if rank in ranks and use == "planning":
+                self.groups[ranks] = RankGroup(ranks, ranks.index(rank), group)
+            elif rank in ranks:
+                self.groups[ranks].add_group(use, group)
             self._made.add((ranks, use))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -147,22 +146,14 @@ class ShufflePlan:
         """Returns the plan with the compute time that a cost predicts for each rank at its speed."""
         return replace(self, predicted_seconds=(cost.per_step + self.loads) * 1e-9 / speeds)
 
-    @cached_property
-    def fingerprint(self) -> int:
-        """A 63-bit hash of the plan without `job`, the same in every process."""
-        digest = hashlib.blake2b(digest_size=8)
-        for array in self._arrays():
-            digest.update(repr((array.dtype.str, array.shape)).encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return int.from_bytes(digest.digest(), "little") >> 1
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShufflePlan):
             return NotImplemented
-        mine, others = self._arrays(), other._arrays()
+        mine, others = self.arrays(), other.arrays()
         return len(mine) == len(others) and all(map(np.array_equal, mine, others))
 
-    def _arrays(self) -> list[np.ndarray]:
+    def arrays(self) -> list[np.ndarray]:
+        """Returns the arrays that make up the plan, without `job`."""
         values = (self.destination, self.num_rows, self.predicted_seconds, np.array([self.num_parts]))
         return self.rows.arrays() + [value for value in values if value is not None]
 

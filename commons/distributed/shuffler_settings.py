@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -103,16 +103,6 @@ class ShufflerSettings:
             value = getattr(self, name)
             if value is not None and value is not False and not self.takes(argument):
                 raise SettingError(f"{{{name}}}{fault}", **{name: value}, partitioner=self.partitioner)
-
-
-def make_settings(shuffler: str, given: Mapping[str, Any]) -> ShufflerSettings:
-    """Makes settings from a shuffler's keyword arguments. Raises a TypeError for an unknown one."""
-    known = [field.name for field in fields(ShufflerSettings)]
-    arguments = ["cost", "enabled", "extensions", "process_group"]
-    for name in given:
-        if name not in known:
-            raise TypeError(f"{shuffler} has no setting {name!r}; there are {sorted(known + arguments)}")
-    return ShufflerSettings(**given)
 
 
 @functools.cache

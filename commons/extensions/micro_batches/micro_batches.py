@@ -15,7 +15,6 @@ from ...distributed.extension import Extension, Forward, Place
 from ...distributed.placement import compile_from_scratch
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import MICRO_BATCH, ShufflePlan
-from ...distributed.slow_start import show_if_slow
 from ...distributed.step import Step
 from ...partition.packing import check_samples
 from ...sequence_batch import BaseBatch
@@ -69,8 +68,7 @@ class MicroBatches(Extension):
         """Compiles the division, if the shuffler does not exchange and so compiles nothing itself."""
         self._shuffler = shuffler
         if not shuffler.exchanges:
-            with show_if_slow("compiling the division into micro-batches, or loading it from numba's cache"):
-                self.warm_up()
+            self.warm_up()
 
     def warm_up(self) -> None:
         """Compiles the division."""

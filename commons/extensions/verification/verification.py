@@ -47,7 +47,7 @@ class Verification(Extension):
             plan = place(rows)
         except Exception as error:  # raised again on all ranks below
             failure = error
-        mine = -1 if plan is None else plan.fingerprint
+        mine = -1 if plan is None else fingerprint(plan)
         fingerprints = channel.all_gather(np.array([mine]))[:, 0]
         if (fingerprints < 0).any():
             channel.all_gather_objects(None, failure)
@@ -59,7 +59,7 @@ class Verification(Extension):
         self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], Fields]
     ) -> Fields:
         """Exchanges rows if all ranks have equal plans. Otherwise, raises a RuntimeError on every rank."""
-        _raise_if_different(self._exchanging.all_gather(np.array([plan.fingerprint]))[:, 0])
+        _raise_if_different(self._exchanging.all_gather(np.array([fingerprint(plan)]))[:, 0])
         fields, planned = exchange(rows, plan), int(plan.num_rows[self._rank])
         counts = [num_rows(name, field) for name, field in fields.items()]
         self._loaded = rows
@@ -83,6 +83,12 @@ class Verification(Extension):
         numbers = np.append(num_samples + self._more, changed)
         _raise_if_wrong(self._exchanging.all_gather(numbers), plan)
         return batch
+
+
+def fingerprint(plan: ShufflePlan) -> int:
+    """Returns a 63-bit hash of a plan without `job`, the same in every process."""
+    arrays = [np.ascontiguousarray(array) for array in plan.arrays()]
+    return hash_bytes(b"".join(f"{of.dtype.str} {of.shape}".encode() + of.tobytes() for of in arrays))
 
 
 def _raise_if_wrong(table: np.ndarray, plan: ShufflePlan) -> None:

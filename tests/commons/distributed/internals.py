@@ -21,5 +21,4 @@ from commons.distributed.plan_ahead import PlanAhead
 from commons.distributed.rank_group import RankGroup, ranks_per_node
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import EXCHANGE_NAMES
-from commons.distributed.slow_start import show_if_slow
 from commons.distributed.step import Step

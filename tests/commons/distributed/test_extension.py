@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.distributed import PARTITIONERS, Extension, ShufflerSettings
+from commons.distributed import PARTITIONERS, Extension, ShufflePlan, ShufflerSettings
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
 from tests.commons.distributed.internals import (
     RowTable,
@@ -108,7 +108,6 @@ def _of_another_shuffler() -> Extension:
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: [Named], "TypeError: extensions has <class "),
         (lambda: [Named("a"), Named("b"), Named("a", 1)], "ValueError: extensions has a twice"),
         (lambda: [_of_another_shuffler()], "ValueError: named is part of another shuffler; make an object"),
         (
@@ -177,7 +176,7 @@ class Staying(Columns):
         return place_at_home(rows)
 
 
-def _placed(case: Case, kind: type[Extension]) -> tuple[list, list, int, bool] | None:
+def _placed(case: Case, kind: type[Extension]) -> tuple[list, list, ShufflePlan, bool] | None:
     ran = exchanged(replace(case, settings={**case.settings, "extensions": [kind()]}))
     if ran is None:
         return None
@@ -185,7 +184,7 @@ def _placed(case: Case, kind: type[Extension]) -> tuple[list, list, int, bool] |
     own = plan.computed_by(shuffler.group.rank)
     for name, column in Columns().columns(moved).items():
         assert plan.rows.columns[name][own].tolist() == column[: len(own)].tolist()
-    return sample_contents(brought), sample_contents(moved), plan.fingerprint, plan.moves
+    return sample_contents(brought), sample_contents(moved), plan, plan.moves
 
 
 @few_examples  # each exchanges

@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from commons.distributed import Extension
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.internals import LoadedBatch
 from tests.commons.histories import HistoryBatch, TokenShuffler, histories
 from tests.commons.sequence_batch.internals import Rows
 from tests.on_ranks import on_ranks
 
-BATCHES = 12
+BATCHES = 20
 
 
 def _batch(seed: int) -> HistoryBatch:
@@ -63,6 +64,25 @@ def test_memory_that_changes_too_early_ends_all_ranks_and_no_other_does(how):
     expected = f"ValueError: {field} of a batch changed after the loader gave it" if field else "no error"
     assert error.startswith(expected)
     assert not field or dist.get_rank() == 1 or "raised on rank 1" in error
+
+
+class Verifying(Extension):
+    name, order, verifies = "verifying", 0, True
+
+
+@pytest.mark.parametrize("verifies", [False, True])
+@on_ranks(2)
+def test_batches_after_the_first_sixteen_are_watched_where_an_extension_verifies(verifies):
+    def loader() -> Iterator[HistoryBatch]:
+        batch = _batch(0)
+        for number in range(BATCHES):
+            batch = _batch(number) if number < 17 else batch
+            _in_place(batch, _batch(1000 + number))
+            yield batch
+
+    shuffler = TokenShuffler(extensions=[Verifying()] if verifies else [])
+    error = error_of(lambda: [*shuffler.plan_ahead(loader())])
+    assert error.startswith("ValueError: labels.values() of a batch changed" if verifies else "no error")
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64, torch.complex64])

@@ -80,7 +80,7 @@ def test_a_cleared_registry_is_empty_and_takes_all_names_again(factory):
             ValueError,
             "equal_rows=True: partitioner='mine' has no argument equal_size",
         ),
-        ({"tolerence": 0.1}, TypeError, "has no setting 'tolerence'; there are .*'tolerance'"),
+        ({"tolerence": 0.1}, TypeError, "unexpected keyword argument 'tolerence'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_by_every_shuffler(registered, settings, kind, words):

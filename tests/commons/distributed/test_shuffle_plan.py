@@ -156,8 +156,7 @@ def _changes(plan: ShufflePlan) -> Iterator[tuple[str, ShufflePlan]]:
 
 
 @given(plan=plans())
-def test_only_plans_with_equal_arrays_are_equal_and_have_equal_fingerprints(plan):
-    copied = pickle.loads(pickle.dumps(plan))
-    assert copied == plan and copied.fingerprint == plan.fingerprint
+def test_only_plans_with_equal_arrays_are_equal(plan):
+    assert pickle.loads(pickle.dumps(plan)) == plan
     for name, other in _changes(plan):
-        assert other != plan and other.fingerprint != plan.fingerprint, name
+        assert other != plan, name
