@@ -19,7 +19,8 @@ import numpy as np
 
 from benchmarks.harness import Record, average, machine, take_turns, time_call
 from benchmarks.markdown import make_table, markdown_table
-from commons.partition import imbalance, loads, lower_bound, pack_micro_batches, refined
+from commons.extensions.micro_batches import pack_micro_batches
+from commons.partition import imbalance, loads, lower_bound, refined
 from commons.perf_model import TransformerConfig, transformer_flops
 
 # The file with the functions in each checkout, by the checkout's folder.

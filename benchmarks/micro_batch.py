@@ -37,8 +37,8 @@ from benchmarks.micro_batch_divisions import (
 from benchmarks.partition.placements import GlobalBatch, draw_batches
 from commons.extensions.micro_batches import micro_batch_imbalance
 from commons.extensions.micro_batches.division import number_micro_batches
+from commons.extensions.micro_batches.packing import check_samples
 from commons.partition import imbalance, loads, lower_bound, rebalance
-from commons.partition.packing import check_samples
 
 RANKS, DRAWS, HIDDEN_SIZES = 8, 20, (128, 1024)
 PLANNING_DRAWS = {8: 40, 64: 20, 1024: 3}

@@ -5,7 +5,6 @@ Ties are broken by index. No result depends on the order in which a processor ad
 
 from .balance import imbalance, loads, lower_bound
 from .karmarkar_karp import karmarkar_karp
-from .packing import pack_micro_batches
 from .rebalance import rebalance
 from .refined import longest_processing_time, refine, refined
 from .window import balance_window, step_ratios
@@ -17,7 +16,6 @@ __all__ = [
     "loads",
     "longest_processing_time",
     "lower_bound",
-    "pack_micro_batches",
     "rebalance",
     "refine",
     "refined",

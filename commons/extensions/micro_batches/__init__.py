@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .division import micro_batch_imbalance as micro_batch_imbalance
     from .micro_batch_forward import run_micro_batches as run_micro_batches
     from .micro_batches import MicroBatches as MicroBatches
+    from .packing import pack_micro_batches as pack_micro_batches
 
 __getattr__, __all__ = imported_on_use(
     __name__,
@@ -17,5 +18,6 @@ __getattr__, __all__ = imported_on_use(
         "division": ["balance_micro_batches", "divide_into_micro_batches", "micro_batch_imbalance"],
         "micro_batch_forward": ["run_micro_batches"],
         "micro_batches": ["MicroBatches"],
+        "packing": ["pack_micro_batches"],
     },
 )

@@ -10,7 +10,10 @@ from numpy.typing import ArrayLike
 
 from ...partition import imbalance, refined
 from ...partition.kernels import NO_CAP, NONE
-from ...partition.packing import (
+from ...partition.problem import Problem, indices_of_parts, number_of_part
+from ...partition.refined import place_from_scratch
+from ...partition.workloads import as_workloads, check_count
+from .packing import (
     TOLERANCE,
     check_samples,
     has_empty,
@@ -19,9 +22,6 @@ from ...partition.packing import (
     refuse_empty,
     report_above_cap,
 )
-from ...partition.problem import Problem, indices_of_parts, number_of_part
-from ...partition.refined import place_from_scratch
-from ...partition.workloads import as_workloads, check_count
 
 # For fewer micro-batches, a rank fills at most this share of the room beyond the mean rank's tokens. If it is
 # fuller, its samples seldom fit into that many micro-batches.

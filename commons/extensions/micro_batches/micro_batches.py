@@ -16,12 +16,12 @@ from ...distributed.placement import compile_from_scratch
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import MICRO_BATCH, ShufflePlan
 from ...distributed.step import Step
-from ...partition.packing import check_samples
 from ...sequence_batch import BaseBatch
 from ..row_objects import join, shared_in_results
 from .divided_batch import micro_batch_of_rows, micro_batches, rows_of_micro_batches
 from .division import divide_into_micro_batches, number_micro_batches, time_relative_to_mean
 from .micro_batch_forward import check_no_hooks, run_micro_batches
+from .packing import check_samples
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler

@@ -1,4 +1,3 @@
 """Names that `commons.partition` does not export: the one place where tests know its files."""
 
-from commons.partition.packing import check_samples
 from commons.partition.problem import Problem

@@ -21,7 +21,6 @@ from commons.partition import (
     balance_window,
     karmarkar_karp,
     longest_processing_time,
-    pack_micro_batches,
     rebalance,
     refine,
     refined,
@@ -82,11 +81,6 @@ def from_home_refined(**options: Any) -> Iterator[list[np.ndarray]]:
 def windows(**options: Any) -> Iterator[list[np.ndarray]]:
     for workloads, parts, _, _ in problems():
         yield from balance_window(workloads, parts, 2, **options)
-
-
-def micro_batches(**options: Any) -> Iterator[list[np.ndarray]]:
-    for workloads, _, _, rng in problems():
-        yield pack_micro_batches(workloads, rng.integers(0, 50, len(workloads)), 200, **options)
 
 
 def _drawn(options: dict[str, Any], workloads: np.ndarray, parts: int, rng: np.random.Generator) -> Any:
@@ -151,7 +145,6 @@ CASES: dict[str, tuple[int, Callable[[], Iterator[list[np.ndarray]]]]] = {
     ),
     "windows": (3469162212, windows),
     "windows, ratio": (3628204832, partial(windows, max_step_ratio=1.25, **FREE)),
-    "micro-batches": (1003774839, partial(micro_batches, multiple_of=2)),
 }
 
 

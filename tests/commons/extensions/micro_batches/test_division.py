@@ -11,8 +11,9 @@ from commons.extensions.micro_batches import (
     balance_micro_batches,
     divide_into_micro_batches,
     micro_batch_imbalance,
+    pack_micro_batches,
 )
-from commons.partition import imbalance, loads, lower_bound, pack_micro_batches, refined
+from commons.partition import imbalance, loads, lower_bound, refined
 from commons.perf_model import HSTUFlops
 from tests.commons.extensions.micro_batches.divided import best_fit_decreasing, fewest_for
 from tests.commons.partition.arguments import check_kinds_of_arguments, check_wrong_arguments
@@ -124,6 +125,11 @@ def test_plans_are_the_same_on_every_machine():
             ranks += balance_micro_batches(*given, parts, 200, equal_size, multiple_of=2)
         ranks += divide_into_micro_batches(*given, parts_at(home_of["anywhere"], parts), 200)
     assert checksum(ranks) == 2782961536
+    packed = (
+        pack_micro_batches(workloads, rng.integers(0, 50, len(workloads)), 200, multiple_of=2)
+        for workloads, _, _, rng in problems()
+    )
+    assert checksum(packed) == 1003774839
 
 
 @given(drawn=drawn_samples(), multiple=st.integers(1, 4), fewest=st.integers(1, 12))

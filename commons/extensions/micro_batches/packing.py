@@ -10,10 +10,18 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .kernels import sum_per_part
-from .problem import Problem, heaviest_first, indices_of_parts
-from .refined import place_from_scratch, refine
-from .workloads import MOST_TOKENS, as_integers, as_tokens, as_workloads, bits_of_loads, check_count
+from ...partition import refine
+from ...partition.kernels import sum_per_part
+from ...partition.problem import Problem, heaviest_first, indices_of_parts
+from ...partition.refined import place_from_scratch
+from ...partition.workloads import (
+    MOST_TOKENS,
+    as_integers,
+    as_tokens,
+    as_workloads,
+    bits_of_loads,
+    check_count,
+)
 
 # Bits of the sum of all work. Micro-batches are sorted by loads of this precision.
 SUM_BITS = 62
