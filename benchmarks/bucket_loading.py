@@ -16,7 +16,8 @@ from benchmarks.markdown import pivot
 from benchmarks.partition.lengths import LOGNORMAL, ML_100K, draw_lognormal, read_movielens_lengths
 from benchmarks.partition.placements import compute_workloads
 from commons.datasets import BucketSampler, SequenceDataset
-from commons.partition import loads, step_ratios
+from commons.extensions.controller import step_ratios
+from commons.partition import loads
 
 RANKS, ROWS_PER_RANK, HIDDEN_SIZES = 8, (32, 8), (128, 1024)
 EPOCHS = 20

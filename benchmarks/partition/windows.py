@@ -11,7 +11,8 @@ from benchmarks.harness import Record, list_cases, measure_cases, time_call
 from benchmarks.markdown import pivot
 from benchmarks.partition.lengths import draw_lognormal
 from benchmarks.partition.placements import ROWS_PER_RANK, compute_workloads
-from commons.partition import balance_window, loads, step_ratios
+from commons.extensions.controller import balance_window, step_ratios
+from commons.partition import loads
 
 RANKS, HIDDEN_SIZE = (8, 64), 128
 NUM_STEPS = (1, 2, 4, 8)

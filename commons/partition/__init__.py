@@ -7,10 +7,8 @@ from .balance import imbalance, loads, lower_bound
 from .karmarkar_karp import karmarkar_karp
 from .rebalance import rebalance
 from .refined import longest_processing_time, refine, refined
-from .window import balance_window, step_ratios
 
 __all__ = [
-    "balance_window",
     "imbalance",
     "karmarkar_karp",
     "loads",
@@ -19,5 +17,4 @@ __all__ = [
     "rebalance",
     "refine",
     "refined",
-    "step_ratios",
 ]

@@ -39,7 +39,6 @@ class Problem:
     most: int  # largest number
     max_tokens: int = NO_CAP  # largest sum of a part's tokens
     token_tolerance: float | None = None  # share by which a part's tokens may exceed the mean
-    given: np.ndarray | int = 0  # load of each part before its samples; negative for a head start
 
     @staticmethod
     def of(
@@ -105,16 +104,14 @@ class Problem:
 
     def limits(self, time: int, per_node: int = 1) -> Limits:
         """Returns limits under which no part takes longer than `time`. A node has `per_node` parts."""
-        loads = (time * self.speeds).astype(np.int64) - self.given
-        loads = np.maximum(np.minimum(loads, self.work.sum()), 1)
+        loads = np.maximum(np.minimum((time * self.speeds).astype(np.int64), self.work.sum()), 1)
         nodes = np.arange(self.num_parts) // per_node
         caps = np.full(self.num_parts, self.max_tokens)
         return Limits(loads, caps, nodes, per_node, self.fewest, self.most)
 
     def time(self, part_of: np.ndarray) -> int:
         """Returns the time of the slowest part. `part_of` is int64 `[samples]`, in the order of `work`."""
-        loads = sum_per_part(self.work, part_of, self.num_parts) + self.given
-        return int((loads / self.speeds).max())
+        return int((sum_per_part(self.work, part_of, self.num_parts) / self.speeds).max())
 
     def time_within_limits(self, part_of: np.ndarray) -> int:
         """Returns `time`, or NO_CAP if `fault` finds a fault."""

@@ -47,7 +47,7 @@ def check_no_window(window: int, max_step_ratio: float | None) -> None:
         "its default, because each step is planned by itself. Where steps stay unbalanced, cut long samples "
         "into pieces (Pieces), give each rank more rows, or load samples of similar length together "
         f"({NAME}.datasets.BucketSampler). Code that holds several batches can divide them over steps by "
-        f"{NAME}.partition.balance_window"
+        f"{NAME}.extensions.controller.balance_window"
     )
     require(window == 1, "TrainerArgs.balance_window", window, instead)
     require(max_step_ratio is None, "TrainerArgs.balance_window_max_step_ratio", max_step_ratio, instead)

@@ -1,5 +1,21 @@
-"""Controller: splits a batch that one process holds among workers, and merges their results."""
+"""Controller: splits a batch among workers, merges their results, and plans several steps together."""
 
-from .split import SplitOrder, merge, split_balanced, split_groups
+from typing import TYPE_CHECKING
 
-__all__ = ["SplitOrder", "merge", "split_balanced", "split_groups"]
+from ...lazy_names import imported_on_use
+
+if TYPE_CHECKING:
+    from .split import SplitOrder as SplitOrder
+    from .split import merge as merge
+    from .split import split_balanced as split_balanced
+    from .split import split_groups as split_groups
+    from .window import balance_window as balance_window
+    from .window import step_ratios as step_ratios
+
+__getattr__, __all__ = imported_on_use(
+    __name__,
+    {
+        "split": ["SplitOrder", "merge", "split_balanced", "split_groups"],
+        "window": ["balance_window", "step_ratios"],
+    },
+)

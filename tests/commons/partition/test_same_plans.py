@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from commons.partition import (
-    balance_window,
     karmarkar_karp,
     longest_processing_time,
     rebalance,
@@ -76,11 +75,6 @@ def from_few_samples() -> Iterator[list[np.ndarray]]:
 def from_home_refined(**options: Any) -> Iterator[list[np.ndarray]]:
     for workloads, parts, homes, _ in problems():
         yield refine(workloads, [np.flatnonzero(homes["loaded"] == part) for part in range(parts)], **options)
-
-
-def windows(**options: Any) -> Iterator[list[np.ndarray]]:
-    for workloads, parts, _, _ in problems():
-        yield from balance_window(workloads, parts, 2, **options)
 
 
 def _drawn(options: dict[str, Any], workloads: np.ndarray, parts: int, rng: np.random.Generator) -> Any:
@@ -143,8 +137,6 @@ CASES: dict[str, tuple[int, Callable[[], Iterator[list[np.ndarray]]]]] = {
         3103617721,
         partial(from_home, **GROUPS, **EVEN_TOKENS, ranks_per_node=4),
     ),
-    "windows": (3469162212, windows),
-    "windows, ratio": (3628204832, partial(windows, max_step_ratio=1.25, **FREE)),
 }
 
 

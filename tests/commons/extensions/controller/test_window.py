@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.partition import (
-    balance_window,
-    imbalance,
-    karmarkar_karp,
-    loads,
-    refined,
-    step_ratios,
-)
+from commons.extensions.controller import balance_window, step_ratios
+from commons.partition import imbalance, karmarkar_karp, loads, refined
 from tests.commons.partition.arguments import check_kinds_of_arguments, check_wrong_arguments
 from tests.commons.partition.checks import ROUNDING, SLACK, check_partition
 from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS
@@ -25,6 +19,7 @@ from tests.commons.partition.every_function import (
     problems_of,
 )
 from tests.commons.partition.heavy_tails import LENGTHS, ROWS, draw_flops
+from tests.commons.partition.recorded_plans import checksum, problems
 
 NUM_STEPS = 3
 
@@ -52,6 +47,15 @@ def test_wrong_arguments_are_named_and_their_kind_does_not_matter():
     check_kinds_of_arguments(balance_window)
     check_wrong_arguments(step_ratios)
     check_kinds_of_arguments(step_ratios)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, 3469162212), ({"max_step_ratio": 1.25, "equal_size": False}, 3628204832)],
+)
+def test_plans_are_the_same_on_every_machine(options, expected):
+    windows = (balance_window(workloads, parts, 2, **options) for workloads, parts, _, _ in problems())
+    assert checksum(step for window in windows for step in window) == expected
 
 
 def total_time(workloads, window, speeds=1):
