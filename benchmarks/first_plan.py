@@ -23,7 +23,7 @@ from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.extensions.learned_costs import LearnedCosts  # noqa: F401  named in the cases
 from commons.extensions.micro_batches import MicroBatches  # noqa: F401
 from commons.extensions.pieces import Pieces  # noqa: F401
-from commons.extensions.sample_groups import SampleGroups  # noqa: F401
+from commons.extensions.sample_groups import SampleGroups, rebalance_groups  # noqa: F401
 
 # By title: settings of the shuffler, further arguments of its partitioner, and an extension.
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
@@ -73,7 +73,8 @@ def plan(fields: dict[str, Any], names: tuple[str, ...], extensions: list[Extens
     given |= {"groups": rng.integers(-1, 8, 32), "home": np.repeat(np.arange(4), 8), "sizes": tokens}
     settings = ShufflerSettings(**fields)
     names = (*names, *(name for name in ("home", "sizes") if settings.takes(name)))
-    place = partial(PARTITIONERS[settings.partitioner], equal_size=settings.equal_rows)
+    partitioner = rebalance_groups if "groups" in names else PARTITIONERS[settings.partitioner]
+    place = partial(partitioner, equal_size=settings.equal_rows)
     seconds, compilations = [], []
     for call in (
         partial(warm_up, settings, extensions),

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Sampler
+from workload_balancer.extensions.sample_groups import rebalance_groups
 from workload_balancer.first_cause import show_first_cause_only
-from workload_balancer.partition import rebalance
 
 ROWS, ITEMS = 16, 300
 
@@ -46,7 +46,7 @@ class StreamSampler(Sampler[list[int]]):
         round_robin = np.arange(self.global_rows) % self.num_ranks  # where the search begins
         while (end := begin + self.global_rows) <= len(self.users):
             users, costs = self.users[begin:end], self.costs[begin:end]
-            deal = rebalance(costs, round_robin, self.num_ranks, groups=users)
+            deal = rebalance_groups(costs, round_robin, self.num_ranks, groups=users)
             self.taken = end
             yield (begin + deal[self.rank]).tolist()
             begin = end

@@ -24,7 +24,8 @@ from benchmarks.harness import (
 )
 from benchmarks.markdown import pivot
 from commons.advisor.public_data import PUBLIC_DATA
-from commons.partition import imbalance, loads, rebalance, refined
+from commons.extensions.sample_groups import rebalance_groups
+from commons.partition import imbalance, loads, refined
 from commons.perf_model import HSTUFlops
 
 # Published: events per user in 300 days, number of users, and shares of events that are listens or in a pool.
@@ -101,7 +102,7 @@ DEALS: dict[str, Callable[[Events], list[np.ndarray]]] = {
     ],
     "contiguous": lambda events: np.split(np.arange(len(events.user)), events.ranks),
     "by cost": lambda events: refined(events.costs, events.ranks),
-    "by cost and user": lambda events: rebalance(
+    "by cost and user": lambda events: rebalance_groups(
         events.costs, _round_robin(events), events.ranks, groups=events.user
     ),
 }

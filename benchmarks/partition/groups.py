@@ -17,6 +17,7 @@ from benchmarks.partition.placements import (
     GlobalBatch,
     compute_workloads,
 )
+from commons.extensions.sample_groups import rebalance_groups
 
 LENGTHS: dict[str, Lengths] = {
     "20 to 200": lambda rng, n: rng.integers(20, 201, n),
@@ -51,7 +52,9 @@ Place = Callable[[UserMajorBatch], list[np.ndarray]]
 USERS_TOGETHER: dict[str, Place] = {
     "refined": PLACEMENTS["refined"],
     "rebalance": lambda batch: batch.rebalance(tolerance=TOLERANCE),
-    "rebalance, groups": lambda batch: batch.rebalance(tolerance=TOLERANCE, groups=batch.user),
+    "rebalance, groups": lambda batch: rebalance_groups(
+        batch.workloads, batch.home, batch.ranks, TOLERANCE, batch.sizes, groups=batch.user
+    ),
 }
 
 

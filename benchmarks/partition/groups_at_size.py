@@ -8,7 +8,8 @@ from functools import partial
 from benchmarks.harness import Record, average, list_cases, machine, measure_cases, time_call
 from benchmarks.markdown import make_table, pivot
 from benchmarks.partition.user_streams import LENGTHS, ORDERS, USERS, draw
-from commons.partition import imbalance, lower_bound, rebalance
+from commons.extensions.sample_groups import rebalance_groups
+from commons.partition import imbalance, lower_bound
 
 SIZES = ((8, 32), (64, 32), (8, 512), (512, 32), (32, 1024))
 # Streams of MLPerf Training's sampler for HSTU on Yambda-5B, on 8 ranks: (rows, samples per user, events).
@@ -38,9 +39,8 @@ def _measure(ranks: int, rows: int, users: str, lengths: str, order: str, equal_
     figures = []
     for seed in range(DRAWS if ranks * rows < MANY_SAMPLES else 1):
         stream = draw(ranks, rows, users, lengths, order, seed)
-        place = partial(
-            rebalance, stream.workloads, stream.home, ranks, TOLERANCE, stream.sizes, groups=stream.user
-        )
+        homes = stream.home, ranks, TOLERANCE, stream.sizes
+        place = partial(rebalance_groups, stream.workloads, *homes, groups=stream.user)
         calls = [time_call(partial(place, equal_size=equal_rows), time.process_time) for _ in range(2)]
         partition, ms = calls[0][0], min(taken for _, taken in calls)
         load = imbalance(stream.workloads, partition) / lower_bound(stream.workloads, ranks, equal_rows)

@@ -303,7 +303,8 @@ def _loaded(steps: DrawnSteps, strategy: Strategy, ranks_per_node: int | None) -
         workloads, tokens, sizes = (of.ravel() for of in samples)
         counts = (workloads, tokens, tokens, no_counts, sizes, no_counts)
         columns = {} if groups is None else {"groups": groups[step].ravel()}
-        yield RowTable(rows, rows, *counts, columns=columns, ranks_per_node=ranks_per_node)
+        loaded = RowTable(rows, rows, *counts, columns=columns, ranks_per_node=ranks_per_node)
+        yield replace(loaded, partitioner=strategy.partitioner)
 
 
 def _outcome(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
 from types import ModuleType
@@ -21,7 +21,7 @@ CHOSEN = ("partitioner", "equal_rows", "split")
 # `balance_cost` for learned costs, and the default of `balance_speed_limit`, which only learned costs use.
 LEARNED, SPEED_LIMIT = "learned", 2.0
 # Modules of extensions that need no packages except numpy and numba. Each has a `compile_search`.
-_SEARCHES = {"pieces": "cut_search", "sample_groups": "group_column"}
+_SEARCHES = {"pieces": "cut_search", "sample_groups": "groups"}
 _EXTENSIONS = f"{__package__.rpartition('.')[0]}.extensions"
 
 
@@ -51,6 +51,11 @@ class Strategy:
         if self.cuts_samples:
             return "pieces"
         return None if self.group_feature is None else "sample_groups"
+
+    @property
+    def partitioner(self) -> Callable[..., Any] | None:
+        """The extension's function that places the samples; None for the partitioner of the settings."""
+        return getattr(self._import_extension(), "rebalance_groups", None)
 
     @property
     def is_missing(self) -> bool:
@@ -90,7 +95,7 @@ class Strategy:
         lines = {"enable_balanced_shuffler": True} | {f"balance_{name}": wanted[name] for name in wanted}
         # Values that undo settings which the strategy excludes, if the file has them.
         undone: dict[str, object] = {"max_tokens_per_micro_batch": None} if self.cuts_samples else {}
-        if self.group_feature is None and not self.settings.takes("groups"):
+        if self.settings.partitioner != REBALANCE:
             undone["balance_group_feature"] = None
         if self.balance_cost not in (None, LEARNED):
             undone["balance_speed_limit"] = SPEED_LIMIT

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
 from ..checks import require
-from ..partition import rebalance, refined
-from ..partition.workloads import as_workloads, check_count, number_groups
+from ..partition import refined
+from ..partition.workloads import as_workloads, check_count
 from ..sequence_batch.row_schema import hash_bytes
 from .epoch_start import EpochStart
 
@@ -42,8 +42,8 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
 
     With groups, an epoch shuffles groups instead of samples, and the samples of a group stay consecutive.
     Groups are then sorted into buckets by the mean workload of their samples. Within a step,
-    `commons.partition.rebalance` keeps groups together where balance allows it. A group that falls into two
-    steps or two buckets counts as two groups.
+    `rebalance_groups` of the extension `sample_groups` keeps groups together where balance allows it. A group
+    that falls into two steps or two buckets counts as two groups.
 
     Pass the sampler to a `DataLoader` as `batch_sampler`, with `functools.partial(source.collate,
     batch_size=batch_size)` as `collate_fn`.
@@ -86,7 +86,11 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         super().__init__("start_step", batch_size, rank, num_ranks, seed)
         check_count("num_buckets", num_buckets)
         self._workloads = as_workloads(workloads).copy()  # the caller's array may change
-        self._group_of = None if groups is None else number_groups(groups, len(self._workloads))
+        self._group_of = None
+        if groups is not None:
+            from ..extensions.sample_groups.groups import number_groups  # only callers with groups need it
+
+            self._group_of = number_groups(groups, len(self._workloads))
         self._step_size = self._batch_size * self._num_ranks
         self._num_buckets = num_buckets
         self._last = "keep" if last is None else last
@@ -164,8 +168,10 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         workloads = self._workloads[samples]
         if self._group_of is None:
             return refined(workloads, self._num_ranks)
+        from ..extensions.sample_groups import rebalance_groups
+
         home = np.arange(len(samples)) * self._num_ranks // max(len(samples), 1)
-        return rebalance(workloads, home, self._num_ranks, groups=self._group_of[samples])
+        return rebalance_groups(workloads, home, self._num_ranks, groups=self._group_of[samples])
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
         """Returns the samples of an epoch's global steps, concatenated, as int64 indices."""

@@ -29,7 +29,7 @@ class Extension:
     """An optional part of a shuffler. Each method is a hook into a step.
 
     A shuffler takes extensions in any order, and `order` decides which one wraps which. The core imports no
-    extension, and no extension imports another.
+    extension, and no extension with hooks imports another.
 
     Attributes:
         name: name of the extension, for messages and for `excludes`.

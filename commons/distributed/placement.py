@@ -39,7 +39,7 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
     rank_of = partition(rows, settings, tokens=tokens, token_tolerance=tolerance)
     home = rows.home
     stays = (
-        not any(settings.takes(name) for name in rows.columns)
+        not any(settings.takes(name, rows.partitioner) for name in rows.columns)
         and allows(rows, home, settings)
         and times(rows, home).max() <= times(rows, rank_of).max()
         and excess_tokens(rows, home, settings) <= excess_tokens(rows, rank_of, settings)
@@ -153,8 +153,9 @@ def partition(rows: RowTable, settings: ShufflerSettings, **arguments: Any) -> n
         **rows.arguments,
         **arguments,
     }
-    given = {name: value for name, value in arguments.items() if value is not None and settings.takes(name)}
-    partitioner = PARTITIONERS[settings.partitioner]
+    partitioner = rows.partitioner or PARTITIONERS[settings.partitioner]
+    named = {name: value for name, value in arguments.items() if settings.takes(name, partitioner)}
+    given = {name: value for name, value in named.items() if value is not None}
     returned = getattr(partitioner, "part_of", partitioner)(**given)
     try:
         rank_of = _rank_of(returned, rows)
@@ -181,7 +182,7 @@ def times(rows: RowTable, rank_of: np.ndarray) -> np.ndarray:
 def token_tolerance(rows: RowTable, settings: ShufflerSettings) -> float | None:
     """Returns the token tolerance; None if the partitioner takes none, or the tokens could overflow a sum."""
     most = int(rows.tokens.max(initial=0)) * len(rows.tokens)
-    heeded = settings.takes("token_tolerance") and most < MOST_TOKENS
+    heeded = settings.takes("token_tolerance", rows.partitioner) and most < MOST_TOKENS
     return rows.arguments.get("token_tolerance", settings.token_tolerance) if heeded else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -37,6 +37,7 @@ class RowTable:
             its signature names.
         posts: int64 `[ranks, numbers]` arrays of extensions' posts, by extension name.
         arguments: partitioner arguments by name, which override those from settings.
+        partitioner: an extension's function that places the rows. None means the partitioner of the settings.
         cost: cost of a row by its counts. None means the sum of the columns of `work`.
         ranks: ranks of the job that loaded the rows. None means 0, 1, 2, and so on.
         speeds: float64 `[ranks]`, speeds that loads should be proportional to. None means that all are equal.
@@ -57,6 +58,7 @@ class RowTable:
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     posts: Mapping[str, np.ndarray] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    partitioner: Callable[..., Any] | None = None
     cost: Cost = None  # type: ignore[assignment]
     ranks: tuple[int, ...] = None  # type: ignore[assignment]
     speeds: np.ndarray | None = None

@@ -37,9 +37,9 @@ class ShufflerSettings:
     same defaults and checks.
 
     Attributes:
-        partitioner: key of `PARTITIONERS`. "rebalance" moves few samples, avoids crossing nodes, and keeps
-            groups together. "refined" gets as close to the lower bound as it can, but moves nearly every
-            sample. "longest_processing_time" and "karmarkar_karp" are the usual heuristics.
+        partitioner: key of `PARTITIONERS`. "rebalance" moves few samples, and avoids crossing nodes.
+            "refined" gets as close to the lower bound as it can, but moves nearly every sample.
+            "longest_processing_time" and "karmarkar_karp" are the usual heuristics.
         tolerance: allowed excess of the largest load, which may reach (1 + tolerance) × the lower bound. None
             means 0 for "refined" and 0.01 for "rebalance". The other partitioners have no tolerance.
         equal_rows: whether all ranks compute the same number of rows, with numbers of real rows that differ
@@ -72,9 +72,9 @@ class ShufflerSettings:
         self._check_ranges()
         self._check_effects()
 
-    def takes(self, argument: str) -> bool:
-        """Returns whether the partitioner has an argument of this name."""
-        return argument in _arguments(PARTITIONERS[self.partitioner])
+    def takes(self, argument: str, instead: Callable[..., Any] | None = None) -> bool:
+        """Returns whether the partitioner, or the function `instead` of it, has an argument of this name."""
+        return argument in _arguments(instead or PARTITIONERS[self.partitioner])
 
     def _check_choices(self) -> None:
         for name, known in (("partitioner", PARTITIONERS), ("exchange", EXCHANGE_NAMES)):

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from numba import njit
@@ -23,8 +24,8 @@ def compiled(function: Callable[..., Any]) -> Any:
 
     Later processes load it from numba's cache: in `NUMBA_CACHE_DIR`, next to the sources, or in the home
     directory. If none can be written, every process compiles again. Damaged cache files are replaced. Numba
-    notices a change to the file of a cached function, but not to other files whose functions it calls. So a
-    compiled function must call only functions of its own file.
+    notices a change to the file of a cached function, but not to other files whose functions it calls. We add
+    `kernels.py`. So a compiled function must call only functions of its own file, and of `kernels.py`.
     """
     # A checkout can be imported under two names. Cached types refer to one, so each name has its own cache.
     function.__qualname__ = f"{NAME}.{function.__qualname__}"
@@ -37,6 +38,8 @@ def compiled(function: Callable[..., Any]) -> Any:
         return function
     # `_cache` is private, so pyproject.toml pins numba to versions that were tried, and a test covers this.
     cache = dispatcher._cache
+    kernels = os.stat(Path(__file__).with_name("kernels.py"))
+    cache._cache_file._source_stamp = cache._cache_file._source_stamp, kernels.st_mtime, kernels.st_size
     cache.load_overload = _or_compile(cache.load_overload, cache)
     cache.save_overload = _or_compile(cache.save_overload, cache)
     return dispatcher

@@ -46,10 +46,6 @@ MUCH_ROOM = 0.9
 LOOKS = 2048
 # Length of the runs that insertion sorts, before the merge sort joins them.
 SHORT_RUN = 16
-# A share of a group tries up to this many parts. Each pass over all groups saves less than the one before.
-MOST_TO_JOIN, REUNITE_PASSES = 4, 4
-# In a larger part, a share meets one other part. Two parts compare up to this many pairs of runs per row.
-MANY_ROWS, LOOKS_PER_ROW = 256, 16
 # Fullness is a fixed-point number of at most 2**10, with 32 bits after the point.
 _SHARE, _MOST_SHARE = 2.0**32, 2.0**10
 
@@ -114,7 +110,7 @@ def bucket(numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @inner
-def _bits(count: int) -> int:
+def num_bits(count: int) -> int:
     """Returns how many bits a number below `count` needs, at least 1."""
     bits = ONE
     while count > 1 << bits:
@@ -123,7 +119,7 @@ def _bits(count: int) -> int:
 
 
 @inner
-def _sorted(keys: np.ndarray) -> np.ndarray:
+def sorted_keys(keys: np.ndarray) -> np.ndarray:
     """Returns distinct int64 `keys`, sorted. This compiles faster than NumPy's sort."""
     count = len(keys)
     found, spare = keys.copy(), np.empty(count, dtype=np.int64)
@@ -151,7 +147,7 @@ def _sorted(keys: np.ndarray) -> np.ndarray:
 
 
 @inner
-def _sift(heap: np.ndarray, at_of: np.ndarray, mask: int, at: int, end: int, key: int) -> None:
+def sift(heap: np.ndarray, at_of: np.ndarray, mask: int, at: int, end: int, key: int) -> None:
     """Sifts `key` from position `at` to where it belongs in heap[:end], and updates `at_of`."""
     while at > 0 and key < heap[(at - 1) // 2]:
         heap[at] = heap[(at - 1) // 2]
@@ -190,14 +186,14 @@ def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool
         if part != NONE:
             size[part] += 1
     spare = num_samples - num_parts * limits.fewest  # samples beyond the fewest of every part
-    bits = _bits(num_parts)
+    bits = num_bits(num_parts)
     mask = (ONE << bits) - 1
     keys, heap = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
     at_of, end = np.empty(num_parts, dtype=np.int64), num_parts
     for part in range(num_parts):
         spare -= max(size[part] - limits.fewest, 0)
         keys[part] = ((load[part] - limits.load[part]) << bits) | part
-        _sift(heap, at_of, mask, part, part, keys[part])
+        sift(heap, at_of, mask, part, part, keys[part])
     num_left = ZERO
     for sample in range(num_samples):
         if part_of[sample] != NONE:
@@ -219,7 +215,7 @@ def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool
                 chosen = part
             else:  # a full part leaves the heap
                 end -= 1
-                _sift(heap, at_of, mask, ZERO, end, heap[end])
+                sift(heap, at_of, mask, ZERO, end, heap[end])
         if chosen != NONE and amount[chosen] + needed > limits.other[chosen]:
             chosen = NONE
             for part in range(num_parts):
@@ -234,12 +230,12 @@ def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool
         size[chosen] += 1
         amount[chosen] += needed
         keys[chosen] += work[sample] << bits
-        _sift(heap, at_of, mask, at_of[chosen], end, keys[chosen])
+        sift(heap, at_of, mask, at_of[chosen], end, keys[chosen])
     return num_left == 0
 
 
 @inner
-def _make_lists(samples: Samples, part_of: np.ndarray, num_parts: int) -> Lists:
+def make_lists(samples: Samples, part_of: np.ndarray, num_parts: int) -> Lists:
     """Lists the samples of each part. Samples without a part are left out."""
     lists = Lists(
         np.empty(2 * len(part_of) + 4 * num_parts, dtype=np.int64),
@@ -275,7 +271,7 @@ def _list_again(samples: Samples, lists: Lists, part_of: np.ndarray) -> None:
 
 
 @inner
-def _move(samples: Samples, lists: Lists, part_of: np.ndarray, sample: int, to: int) -> None:
+def move(samples: Samples, lists: Lists, part_of: np.ndarray, sample: int, to: int) -> None:
     """Moves a sample to part `to`. Does nothing if the sample is NONE."""
     if sample == NONE:
         return
@@ -315,7 +311,7 @@ def _away(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: int,
 
 
 @inner
-def _cost(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: int, part: int, to: int) -> int:
+def cost_of(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: int, part: int, to: int) -> int:
     """Returns the cost of moving a sample from `part` to `to`, negative if it gets closer to its home."""
     return _away(home, price, node_of, sample, to) - _away(home, price, node_of, sample, part)
 
@@ -444,11 +440,11 @@ def _find_swap(
             goes_alone = may_give and work[sample] <= most and amount[to] + other[sample] <= limits.other[to]
             if returned == NONE and not goes_alone:
                 continue  # most samples end here, before their costs are looked up
-            cost = _cost(home, price, node_of, sample, full, to)
+            cost = cost_of(home, price, node_of, sample, full, to)
             if goes_alone and cost < best:
                 gives, taker, returns, best = sample, to, NONE, cost
             if returned != NONE:
-                cost += _cost(home, price, node_of, returned, to, full)
+                cost += cost_of(home, price, node_of, returned, to, full)
                 if cost < best:
                     gives, taker, returns, best = sample, to, returned, cost
     return gives, taker, returns
@@ -482,12 +478,12 @@ def _level(
     Swapping a sample of 25 for one of 10 levels the part, and leaves the partner 5 above its limit.
     """
     work, home, price, size, load = samples.work, samples.home, samples.price, lists.size, lists.load
-    count, bits, looks = end - first, _bits(end - first), LOOKS * len(work)
+    count, bits, looks = end - first, num_bits(end - first), LOOKS * len(work)
     mask = (ONE << bits) - 1
     keys = np.empty(count, dtype=np.int64)  # parts are counted from `first`
     for at in range(count):
         keys[at] = (_fullness(limits, lists, first + at) << bits) | at
-    heap, at_of = _sorted(keys), np.empty(count, dtype=np.int64)
+    heap, at_of = sorted_keys(keys), np.empty(count, dtype=np.int64)
     queue, read, write = np.empty(count + 1, dtype=np.int64), ZERO, ZERO
     tried = np.empty(min(MANY_PARTNERS, count), dtype=np.int64)
     visits, is_queued = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
@@ -531,11 +527,11 @@ def _level(
             if taker == NONE or most_moved < 0:
                 num_stuck += 1 if most_moved >= 0 else most_stuck
                 break
-            _move(samples, lists, part_of, gives, taker)
-            _move(samples, lists, part_of, returns, full)
+            move(samples, lists, part_of, gives, taker)
+            move(samples, lists, part_of, returns, full)
             for part in (full, taker):
                 key = (_fullness(limits, lists, part) << bits) | (part - first)
-                _sift(heap, at_of, mask, at_of[part - first], count, key)
+                sift(heap, at_of, mask, at_of[part - first], count, key)
             if load[taker] > limits.load[taker] and is_queued[taker - first] == 0:
                 queue[write], is_queued[taker - first] = taker, 1
                 write = (write + 1) % len(queue)
@@ -585,7 +581,7 @@ def _send_home(
         best, taker, returns = ZERO, NONE, NONE
         for other_part in range(first - 1, end):  # home first, which saves most
             to = other_part if other_part >= first else own
-            gain = _cost(home, price, node_of, sample, part, to)
+            gain = cost_of(home, price, node_of, sample, part, to)
             if gain >= best:
                 continue
             least = work[sample] - (limits.load[to] - load[to])
@@ -609,7 +605,7 @@ def _send_home(
                     continue
                 if change < 0 and amount[part] - change > limits.other[part]:
                     continue
-                cost = gain + _cost(home, price, node_of, returned, to, part)
+                cost = gain + cost_of(home, price, node_of, returned, to, part)
                 # A sample in its node, but not at home, has still moved: the swap must keep half of the gain.
                 is_worth_it = to == own or (2 * cost < gain and (home[returned] != to or most_moved > 0))
                 if cost < best and is_worth_it:
@@ -617,8 +613,8 @@ def _send_home(
         if taker != NONE:
             if returns != NONE and taker != own and home[returns] == taker:
                 most_moved -= 1
-            _move(samples, lists, part_of, sample, taker)
-            _move(samples, lists, part_of, returns, part)
+            move(samples, lists, part_of, sample, taker)
+            move(samples, lists, part_of, returns, part)
 
 
 @compiled
@@ -650,7 +646,7 @@ def settle(
     for part in range(num_parts):
         most += limits.load[part]
     has_room = total < MUCH_ROOM * most and not swaps_only
-    lists = _make_lists(samples, part_of, num_parts)
+    lists = make_lists(samples, part_of, num_parts)
     while True:
         goes, is_last = step == DEALS, swaps_only
         if step == DEALS:
@@ -696,12 +692,12 @@ def _take_out(limits: Limits, lists: Lists, part_of: np.ndarray, factor: int) ->
     Returns whether the number of emptiest parts has reached that of all parts.
     """
     num_parts, count = len(limits.load), ZERO
-    bits, keys = _bits(num_parts), np.empty(num_parts, dtype=np.int64)
+    bits, keys = num_bits(num_parts), np.empty(num_parts, dtype=np.int64)
     for part in range(num_parts):
         count += factor * (lists.load[part] > limits.load[part])
         keys[part] = ((lists.load[part] - limits.load[part]) << bits) | part
     count = min(max(count, factor), num_parts)  # if no part is above its limit, some sample has no part
-    last = _sorted(keys)[count - 1]
+    last = sorted_keys(keys)[count - 1]
     for sample in range(len(part_of)):
         part = part_of[sample]
         if part != NONE and (keys[part] <= last or lists.load[part] > limits.load[part]):
@@ -761,19 +757,19 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
         tail[sample], below[sample], after[sample] = sample, sample + 1, NONE
     count = (num_samples + width - 1) // width
     top, size = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-    bits = _bits(max(count, num_parts))
+    bits = num_bits(max(count, num_parts))
     mask = (ONE << bits) - 1
     heap, at_of = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     for p in range(count):
         top[p], size[p] = p * width, min(num_samples - p * width, width)
         spread = work[p * width] - (work[p * width + width - 1] if size[p] == num_parts else 0)
-        _sift(heap, at_of, mask, p, p, (-spread << bits) | p)  # the largest spread is the smallest key
+        sift(heap, at_of, mask, p, p, (-spread << bits) | p)  # the largest spread is the smallest key
     slots, sums = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
     while count > 1:
         # 2. Take the two partitions with the largest spreads, the heaviest part minus the lightest.
         one = heap[0] & mask
         count -= 1
-        _sift(heap, at_of, mask, ZERO, count, heap[count])
+        sift(heap, at_of, mask, ZERO, count, heap[count])
         other = heap[0] & mask
         # 3. Slot p of the first joins slot length − 1 − p of the second.
         length, rows = min(size[one] + size[other], num_parts), size[one]
@@ -794,7 +790,7 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
             if p < rows:
                 slot = below[slot]
             sums[p] = (-load[slots[p]] << bits) | p
-        by_load = _sorted(sums[:length])
+        by_load = sorted_keys(sums[:length])
         slot = slots[by_load[0] & mask]
         top[one], size[one] = slot, length
         for p in range(1, length):
@@ -802,7 +798,7 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
             slot = below[slot]
         # 4. The merged partition takes the place of the second in the heap.
         lightest = load[slot] if length == num_parts else 0
-        _sift(heap, at_of, mask, ZERO, count, ((lightest - load[top[one]]) << bits) | one)
+        sift(heap, at_of, mask, ZERO, count, ((lightest - load[top[one]]) << bits) | one)
     # 5. Follow the samples of each part of the last partition.
     part_of = np.empty(num_samples, dtype=np.int64)
     last = heap[0] & mask if count > 0 else 0
@@ -814,267 +810,3 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
             sample = after[sample]
         slot = below[slot]
     return part_of
-
-
-class Groups(NamedTuple):
-    """Groups of samples that belong together; all arrays are int64."""
-
-    of: np.ndarray  # [samples], group of each sample; a single sample is a group, too
-    copy: np.ndarray  # [groups], cost of each part of a group beyond the first; 0 for a single sample
-
-
-class Runs(NamedTuple):
-    """Runs that a part may give to another. A run has the first samples of a group. The last run is empty.
-
-    Run i ends with the i-th sample. All arrays except `sample` are int64 `[samples + 1]`.
-    """
-
-    sample: np.ndarray  # [samples], by group; in a group, samples with free moves come first
-    begin: np.ndarray  # index where each run begins
-    group: np.ndarray  # NONE for the empty run
-    work: np.ndarray
-    other: np.ndarray
-    cost: np.ndarray  # cost of moves and copies
-    by_cost: np.ndarray  # runs, the cheapest first
-
-
-@inner
-def _list_runs(
-    samples: Samples, limits: Limits, groups: Groups, lists: Lists, part: int, to: int, number: np.ndarray
-) -> Runs:
-    """Lists the runs that `part` may give to part `to`, and the cost of each.
-
-    `number`, int64 `[groups]`, is work space. It is all 0 before and after the call.
-
-    Example: a part has samples 3 and 5 of a group that no other part has. A copy costs 64, and a move 1, but
-    sample 3 is away from home already. Run [3] costs 64 for a copy, and [3, 5] costs 1 to move sample 5.
-    """
-    home, price, node_of = samples.home, samples.price, limits.node_of
-    members, first, count = lists.members, lists.start[part], lists.size[part]
-    # 1. Number groups from 1, by their heaviest samples. Samples with a cost to move have odd keys.
-    keys, num_groups = np.empty(count, dtype=np.int64), ZERO
-    for at in range(count):
-        sample = members[first + at]
-        group = groups.of[sample]
-        if number[group] == 0:
-            num_groups += 1
-            number[group] = num_groups
-        keys[at] = 2 * number[group] + (_cost(home, price, node_of, sample, part, to) > 0)
-    order, ends = bucket(keys, 2 * num_groups + 2)
-    is_in_both = np.zeros(num_groups + 1, dtype=np.int64)
-    for at in range(lists.start[to], lists.start[to] + lists.size[to]):
-        is_in_both[number[groups.of[members[at]]]] = 1  # a group that only `to` has counts as group 0
-    # 2. Add up the samples of each group, run by run.
-    taken, begin = np.empty(count, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
-    group_of, work = np.empty(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
-    other, cost = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
-    bits = _bits(count + 1)
-    keys = np.empty(count + 1, dtype=np.int64)
-    for group_at in range(1, num_groups + 1):
-        start, end = ends[2 * group_at - 1], ends[2 * group_at + 1]
-        group = groups.of[members[first + order[start]]]
-        works, others, costs = ZERO, ZERO, ZERO
-        if is_in_both[group_at] == 0:
-            costs += groups.copy[group]
-        for at in range(start, end):
-            sample = members[first + order[at]]
-            works += samples.work[sample]
-            others += samples.other[sample]
-            costs += _cost(home, price, node_of, sample, part, to)
-            taken[at], begin[at], group_of[at], work[at], other[at] = sample, start, group, works, others
-            cost[at] = costs - (groups.copy[group] if at + 1 == end else 0)
-            keys[at] = (cost[at] << bits) | at
-        number[group] = 0
-    begin[count], group_of[count], keys[count] = count + 1, NONE, count
-    by_cost = _sorted(keys)
-    for at in range(count + 1):
-        by_cost[at] &= (ONE << bits) - 1
-    return Runs(taken, begin, group_of, work, other, cost, by_cost)
-
-
-@inner
-def _find_exchange(
-    limits: Limits, lists: Lists, part: int, gives: Runs, to: int, returns: Runs
-) -> tuple[int, int]:
-    """Returns the exchange that saves the most: (run that `part` gives, run that comes back).
-
-    It keeps to the limits of both parts. Both runs are NONE if no exchange saves cost.
-
-    Example: part 0 may give [a a a a] of work 40, and part 1 [b b b b] of 32 or [c c c] of 36. Each run saves
-    a copy of 64, and costs 1 per move. With equal rows, and 5 to 10 to take off, a goes for b, saving 120.
-    """
-    size = lists.size
-    least, most = lists.load[part] - limits.load[part], limits.load[to] - lists.load[to]
-    net_least = max(size[part] - limits.most, limits.fewest - size[to])  # rows that leave the part, net
-    net_most = min(size[part] - limits.fewest, limits.most - size[to])
-    cheapest = returns.cost[returns.by_cost[0]]
-    best, chosen, chosen_back, looks = ZERO, NONE, NONE, LOOKS_PER_ROW * (len(gives.cost) + len(returns.cost))
-    for give in gives.by_cost:
-        if gives.cost[give] + cheapest >= best or looks < 0:
-            break
-        rows, work = give - gives.begin[give] + 1, gives.work[give]
-        if rows == 0 or work < least:
-            continue
-        for back in returns.by_cost:
-            cost = gives.cost[give] + returns.cost[back]
-            if cost >= best:
-                break
-            looks -= 1
-            change = work - returns.work[back]
-            if change < least or change > most or gives.group[give] == returns.group[back]:
-                continue
-            if not net_least <= rows - (back - returns.begin[back] + 1) <= net_most:
-                continue
-            change = gives.other[give] - returns.other[back]
-            if change > 0 and lists.amount[to] + change > limits.other[to]:
-                continue
-            if change < 0 and lists.amount[part] - change > limits.other[part]:
-                continue
-            best, chosen, chosen_back = cost, give, back
-            break
-    return chosen, chosen_back
-
-
-@compiled
-def place_units(
-    samples: Samples,
-    limits: Limits,
-    most_load: np.ndarray,
-    part_of: np.ndarray,
-    by_unit: np.ndarray,
-    ends: np.ndarray,
-    order: np.ndarray,
-) -> None:
-    """Places units of samples in `order`: at home if there is room, else in the part with the most room.
-
-    1. A unit goes to the home where most of it stays, among those with room for all of it within the limits.
-    2. Otherwise it goes to the part with the most room, if it fits up to `most_load`, which may exceed the
-       limit. If it does not fit there, it goes to the emptiest part where it fits.
-    3. Otherwise, the part that can take the most samples of the unit takes them, at least one. The rest is
-       placed the same way.
-
-    Example: two parts have 4 rows and loads up to 20. Units of 4, 2, and 2 samples, each with 4 of work, are
-    all at home in part 0. The first unit stays there, and the others go to part 1.
-    """
-    home, other, num_parts = samples.home, samples.other, len(limits.load)
-    load, amount = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
-    size, at_home = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
-    bits = _bits(num_parts)
-    mask = (ONE << bits) - 1
-    heap, at_of, end = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64), num_parts
-    for part in range(num_parts):
-        _sift(heap, at_of, mask, part, part, (-limits.load[part] << bits) | part)
-    sums, others = np.zeros(len(by_unit) + 1, dtype=np.int64), np.zeros(len(by_unit) + 1, dtype=np.int64)
-    for unit in order:
-        first, last = ends[unit - 1] if unit > 0 else 0, ends[unit]
-        while first < last:
-            rows, chosen, count = last - first, NONE, last - first
-            for at in range(rows):
-                sample = by_unit[first + at]
-                sums[at + 1], others[at + 1] = sums[at] + samples.work[sample], others[at] + other[sample]
-                at_home[home[sample]] += samples.price[sample]
-            for at in range(first, last):
-                part = home[by_unit[at]]
-                fits = size[part] + rows <= limits.most and load[part] + sums[rows] <= limits.load[part]
-                if fits and amount[part] + others[rows] <= limits.other[part]:
-                    stays = 0 if chosen == NONE else at_home[part] - at_home[chosen]
-                    if chosen == NONE or stays > 0 or (stays == 0 and load[part] < load[chosen]):
-                        chosen = part
-            for at in range(first, last):
-                at_home[home[by_unit[at]]] = 0
-            if chosen == NONE:
-                count = ZERO
-                for at in range(NONE, end):  # first try the top of the heap, which likely fits all
-                    part = heap[max(at, 0)] & mask
-                    fitting, most = ZERO, min(rows, limits.most - size[part])
-                    room, other_room = most_load[part] - load[part], limits.other[part] - amount[part]
-                    while fitting < most and sums[fitting + 1] <= room and others[fitting + 1] <= other_room:
-                        fitting += 1
-                    is_emptier = fitting == count and heap[at] < heap[at_of[chosen]]
-                    if chosen == NONE or fitting > count or is_emptier:
-                        chosen, count = part, fitting
-                    if at == NONE and fitting == rows:
-                        break
-                count = max(count, 1)
-            for at in range(first, first + count):
-                part_of[by_unit[at]] = chosen
-            load[chosen] += sums[count]
-            amount[chosen] += others[count]
-            size[chosen] += count
-            first += count
-            if size[chosen] == limits.most:  # a full part leaves the heap
-                end -= 1
-                if at_of[chosen] < end:
-                    _sift(heap, at_of, mask, at_of[chosen], end, heap[end])
-            else:
-                key = ((load[chosen] - limits.load[chosen]) << bits) | chosen
-                _sift(heap, at_of, mask, at_of[chosen], end, key)
-
-
-@compiled
-def reunite(samples: Samples, limits: Limits, groups: Groups, part_of: np.ndarray) -> None:
-    """Makes exchanges between parts that share a group, if they save costs and keep to the limits.
-
-    1. The parts that have samples of a group are sorted, those with the most samples of it first.
-    2. From the last on, each part meets some parts before it, except parts that likely have only this group.
-       The two make the cheapest exchange of runs of any groups, if it saves costs.
-    3. Parts that have not changed since they met for the same group do not meet again.
-
-    Example: with equal rows, part 0 has [a a a b], part 1 [a b b b], all of the same work. A copy costs 64.
-    They meet for a: part 1 gives its a for the b of part 0, which saves two copies at the cost of two moves.
-    """
-    num_parts = len(limits.load)
-    lists = _make_lists(samples, part_of, num_parts)
-    members, start, size, number = lists.members, lists.start, lists.size, np.zeros_like(groups.copy)
-    by_group, ends = bucket(groups.of, len(groups.copy))
-    rows, parts = np.zeros(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
-    changed, tried_at = np.ones(num_parts, dtype=np.int64), np.zeros(len(groups.copy), dtype=np.int64)
-    clock, looks = ONE, LOOKS * len(part_of)
-    for _ in range(REUNITE_PASSES):
-        before = clock
-        for group in range(len(groups.copy)):
-            count = ZERO
-            for at in range(ends[group - 1] if group > 0 else 0, ends[group]):
-                part = part_of[by_group[at]]
-                if rows[part] == 0:
-                    parts[count] = part
-                    count += 1
-                rows[part] += 1
-            for at in range(count):
-                part = parts[at]
-                parts[at] -= rows[part] * num_parts
-                rows[part] = 0
-            if count == 1:
-                continue
-            ordered = _sorted(parts[:count])
-            for at in range(count):
-                ordered[at] %= num_parts
-            last_try, tried_at[group] = tried_at[group], clock
-            for at in range(count - 1, 0, -1):
-                part, tried = ordered[at], ZERO
-                for before_at in range(at):
-                    to = ordered[before_at]
-                    if tried == MOST_TO_JOIN or (tried > 0 and size[part] > MANY_ROWS):
-                        break
-                    first, last = members[start[to]], members[start[to] + size[to] - 1]
-                    if groups.of[first] == group and groups.of[last] == group:
-                        continue  # the part likely has nothing else
-                    tried += 1
-                    if max(changed[part], changed[to]) <= last_try or looks < 0:
-                        continue
-                    looks -= 2 * LOOKS_PER_ROW * (size[part] + size[to])  # to list runs, and to compare them
-                    may_give = _list_runs(samples, limits, groups, lists, part, to, number)
-                    may_return = _list_runs(samples, limits, groups, lists, to, part, number)
-                    give, back = _find_exchange(limits, lists, part, may_give, to, may_return)
-                    if give != NONE:
-                        gives, returns = may_give.begin[give], may_return.begin[back]
-                        while gives <= give or returns <= back:  # alternately, so that sizes stay close
-                            if gives <= give:
-                                _move(samples, lists, part_of, may_give.sample[gives], to)
-                            if returns <= back:
-                                _move(samples, lists, part_of, may_return.sample[returns], part)
-                            gives, returns = gives + 1, returns + 1
-                        clock += 1
-                        changed[part], changed[to] = clock, clock
-        if clock == before:
-            break

@@ -1,8 +1,9 @@
-"""Rebalancing: balances parts that already have samples, and moves few of them or keeps groups together."""
+"""Rebalancing: balances parts that already have samples, and moves few of them."""
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,7 +13,7 @@ from .kernels import ALL, ONLY_RETURN, Samples, settle
 from .problem import Problem, in_lists
 from .refined import place_from_scratch
 from .token_levels import keep_to_tokens, level_tokens
-from .workloads import MOVES_PER_COPY, as_integers, as_workloads, check_count, check_each, check_tolerance
+from .workloads import as_integers, as_workloads, check_count, check_each, check_tolerance
 
 # Bits of the sum of all sizes. Sums of this many bits, times ACROSS_NODES, stay below 2**63.
 SIZE_BITS = 50
@@ -27,8 +28,6 @@ def rebalance(
     sizes: ArrayLike | None = None,
     ranks_per_node: int | None = None,
     *,
-    groups: ArrayLike | None = None,
-    moves_per_copy: float = MOVES_PER_COPY,
     equal_size: bool = True,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
@@ -46,72 +45,86 @@ def rebalance(
             that of equal-size `karmarkar_karp` under the same limits.
         sizes: Cost of moving each sample, such as its bytes, `[samples]`, non-negative. None means 1 each.
         ranks_per_node: Number of consecutive parts per node. None means 1. Samples leave their node last.
-        groups: Group label of each sample, integers, `[samples]`. A group comes together in one part if the
-            tolerance and the limits allow it. A sample with a negative label has no group. With groups,
-            `ranks_per_node` matters less.
-        moves_per_copy: Value of having a group in one part fewer, in moves of its largest sample. It is the
-            bytes of embeddings that ranks exchange per id ÷ the bytes of a sample per id. A group with more
-            samples than this in each of its parts may stay in several parts.
         equal_size, tokens, max_tokens, speeds: Options of `longest_processing_time`.
         token_tolerance: Share by which the fullest part's tokens may exceed the mean. At most 4% of all
-            samples move for that, plus others of their groups. No load rises above the larger of the largest
-            load and what `tolerance` allows. Needs `tokens`; `max_tokens` is optional.
+            samples move for that. No load rises above the larger of the largest load and what `tolerance`
+            allows. Needs `tokens`; `max_tokens` is optional.
 
     Returns:
-        Indices of the samples of each part, int64, ascending. Without groups, if `home` keeps to the limits,
-        the balance is never worse than that of `home`, except as `token_tolerance` allows. With groups, it is
-        within the tolerance, or no worse than without groups. If a part of `home` has too many samples, its
-        lightest samples leave, and as many of its heaviest as the loads demand.
+        Indices of the samples of each part, int64, ascending. If `home` keeps to the limits, the balance is
+        never worse than that of `home`, except as `token_tolerance` allows. If a part of `home` has too many
+        samples, its lightest samples leave, and as many of its heaviest as the loads demand.
 
     Raises:
-        ValueError: `longest_processing_time` rejects an argument; `home` is not one part, or `groups` not one
-            integer, for each sample; a tolerance or a size is negative; `ranks_per_node` is below 1; or
-            `moves_per_copy` is not from 0 to 1000.
+        ValueError: `longest_processing_time` rejects an argument; `home` is not one part for each sample; a
+            tolerance or a size is negative; or `ranks_per_node` is below 1.
     """
-    tolerance = check_tolerance(tolerance)
-    problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
-    samples, target = _priced(problem, home, sizes), problem.target_from(tolerance)
-    if ranks_per_node is not None:
-        check_count("ranks_per_node", ranks_per_node)
-    per_node = min(int(ranks_per_node or 1), problem.num_parts)
-    move = partial(_move, problem, samples, target, tolerance, per_node)
-    if groups is not None:
-        from .groups import bring_together  # only callers with groups need it
-
-        together = bring_together(problem, samples, per_node, groups, moves_per_copy, target, move)
-        if together is not None:
-            return problem.unsort(together)
-    part_of = move()
-    level_tokens(problem, samples, part_of, target, per_node)
-    return problem.unsort(part_of)
+    options = equal_size, tokens, max_tokens, speeds, token_tolerance
+    return FromHome.of(workloads, home, num_partitions, tolerance, sizes, ranks_per_node, *options).place()
 
 
-def _move(problem: Problem, samples: Samples, target: int, tolerance: float, per_node: int) -> np.ndarray:
-    """Returns parts near home, int64 `[samples]`, within the limits, and within the target if possible."""
-    part_of = samples.home.copy()
-    keep_to_tokens(problem, samples, part_of, per_node)
-    if settle(samples, problem.limits(target, per_node), part_of, *ALL):
-        return part_of
-    # The next target is (1 + 1.1 · tolerance) × the time of a partition from scratch, but never above
-    # differencing. Without the extra tenth, the last step would take more moves than all before.
-    found = [each for each in (part_of, samples.home) if problem.fault(each) is None]
-    try:
-        scratch = [place_from_scratch(problem, 0.0)]
-    except ValueError:  # no partition was found under the token cap
-        if not found:
-            raise
-        scratch = []
-    attained = min(map(problem.time, scratch or found))
-    relaxed = int(min(attained * (1 + 1.1 * tolerance), 2.0**61))
-    by_differencing = problem.time_within_limits(difference(problem, problem.num_parts))
-    relaxed = max(target, min(relaxed, by_differencing, *map(problem.time, found)))
-    limits = problem.limits(relaxed, per_node)
-    near = samples.home.copy() if not found else found[-1].copy()
-    if settle(samples, limits, near, *ALL):
-        return near
-    best = min([*found, *scratch], key=problem.time).copy()
-    settle(samples, problem.limits(max(relaxed, problem.time(best)), per_node), best, *ONLY_RETURN)
-    return best
+@dataclass(frozen=True)
+class FromHome:
+    """Samples with homes, the limits of parts, and the time that parts may take."""
+
+    problem: Problem
+    samples: Samples  # in the order of `problem`
+    tolerance: float
+    target: int  # time that the tolerance allows
+    per_node: int
+
+    @staticmethod
+    def of(
+        workloads: ArrayLike,
+        home: ArrayLike,
+        num_partitions: int,
+        tolerance: float,
+        sizes: ArrayLike | None,
+        ranks_per_node: int | None,
+        *options: Any,
+    ) -> FromHome:
+        """Checks the arguments of `rebalance`. `options` are the others of `Problem.of`."""
+        tolerance = check_tolerance(tolerance)
+        problem = Problem.of(workloads, num_partitions, *options)
+        samples, target = _priced(problem, home, sizes), problem.target_from(tolerance)
+        if ranks_per_node is not None:
+            check_count("ranks_per_node", ranks_per_node)
+        per_node = min(int(ranks_per_node or 1), problem.num_parts)
+        return FromHome(problem, samples, tolerance, target, per_node)
+
+    def place(self) -> np.ndarray:
+        """Returns each sample's part as `rebalance` places it, int64 `[samples]`, in the caller's order."""
+        part_of = self.move()
+        level_tokens(self.problem, self.samples, part_of, self.target, self.per_node)
+        return self.problem.unsort(part_of)
+
+    def move(self) -> np.ndarray:
+        """Returns parts near home, int64 `[samples]`, within the limits and, if possible, the target."""
+        problem, samples, target, per_node = self.problem, self.samples, self.target, self.per_node
+        part_of = samples.home.copy()
+        keep_to_tokens(problem, samples, part_of, per_node)
+        if settle(samples, problem.limits(target, per_node), part_of, *ALL):
+            return part_of
+        # The next target is (1 + 1.1 · tolerance) × the time of a partition from scratch, but never above
+        # differencing. Without the extra tenth, the last step would take more moves than all before.
+        found = [each for each in (part_of, samples.home) if problem.fault(each) is None]
+        try:
+            scratch = [place_from_scratch(problem, 0.0)]
+        except ValueError:  # no partition was found under the token cap
+            if not found:
+                raise
+            scratch = []
+        attained = min(map(problem.time, scratch or found))
+        relaxed = int(min(attained * (1 + 1.1 * self.tolerance), 2.0**61))
+        by_differencing = problem.time_within_limits(difference(problem, problem.num_parts))
+        relaxed = max(target, min(relaxed, by_differencing, *map(problem.time, found)))
+        limits = problem.limits(relaxed, per_node)
+        near = samples.home.copy() if not found else found[-1].copy()
+        if settle(samples, limits, near, *ALL):
+            return near
+        best = min([*found, *scratch], key=problem.time).copy()
+        settle(samples, problem.limits(max(relaxed, problem.time(best)), per_node), best, *ONLY_RETURN)
+        return best
 
 
 def _priced(problem: Problem, home: ArrayLike, sizes: ArrayLike | None) -> Samples:

@@ -15,9 +15,6 @@ LOAD_BITS = 48
 MAX_SPEED_RATIO = 1000
 # Sums of tokens below this are exact in float64.
 MOST_TOKENS = 2**53
-# An embedding of 128 float32 travels once as a value and once as a gradient: 1,024 bytes per id. Moving a
-# sample sends 16 bytes per id, its item and its action. With a larger maximum, sums of prices could overflow.
-MOVES_PER_COPY, MOST_MOVES_PER_COPY = 64.0, 1000.0
 _NARROW = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32))
 
 
@@ -25,15 +22,6 @@ def check_count(name: str, count: int, minimum: int = 1) -> None:
     """Raises a ValueError that names the argument, unless `count` is a whole number of at least `minimum`."""
     if not isinstance(count, Integral) or isinstance(count, bool) or count < minimum:
         raise ValueError(f"{name} is {count}, expected a whole number of at least {minimum}")
-
-
-def check_moves_per_copy(moves_per_copy: float) -> float:
-    """Returns `moves_per_copy`; raises ValueError unless it is a number from 0 to MOST_MOVES_PER_COPY."""
-    if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
-        raise ValueError(
-            f"moves_per_copy is {moves_per_copy}, expected a number from 0 to {MOST_MOVES_PER_COPY:g}"
-        )
-    return float(moves_per_copy)
 
 
 def check_tolerance(tolerance: float, name: str = "tolerance") -> float:
@@ -121,23 +109,3 @@ def as_speeds(speeds: ArrayLike | None, num_partitions: int) -> np.ndarray:
             f"{MAX_SPEED_RATIO} times as fast as the slowest"
         )
     return values / values.max()
-
-
-def number_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
-    """Numbers the groups from 0 in the order of their first samples, int64 `[samples]`.
-
-    A sample with a negative label gets a number of its own: [70, −1, 30, 70] becomes [0, 1, 2, 0].
-
-    Raises:
-        ValueError: `groups` is not one integer per sample.
-    """
-    labels = np.asarray(groups)
-    if labels.shape != (num_samples,) or (labels.dtype.kind not in "iu" and num_samples):
-        raise ValueError(
-            f"groups has shape {labels.shape} and dtype {labels.dtype}, expected one integer for each of "
-            f"{num_samples} samples"
-        )
-    samples = np.arange(num_samples)
-    _, first_of_label, label_of = np.unique(labels, return_index=True, return_inverse=True)
-    first = np.where(labels < 0, samples, first_of_label[label_of])
-    return (np.cumsum(first == samples) - 1)[first]  # numbers by label would let random ids break ties

@@ -11,7 +11,6 @@ import gin
 from ..checks import check_types, require_setting, require_settings_at_least
 from ..distributed.shuffler_settings import ShufflerSettings
 from ..local_paths import expand_paths
-from ..partition.workloads import MOVES_PER_COPY
 from ..perf_model.cost import Cost
 from .balance_flags import CORE, FLOPS, LEARNED, SETS, check_flags, check_no_window
 
@@ -98,7 +97,7 @@ class TrainerArgs:
     balance_max_tokens: int | None = ShufflerSettings.max_tokens
     balance_token_tolerance: float | None = ShufflerSettings.token_tolerance
     balance_group_feature: str | None = None
-    balance_moves_per_copy: float = MOVES_PER_COPY
+    balance_moves_per_copy: float = 64.0
     balance_cost: str = FLOPS
     balance_exchange: str = ShufflerSettings.exchange
     balance_verify: bool = False

@@ -92,9 +92,10 @@ class TrainingTask:
         kind, tells_groups = BatchShufflerFactory.class_of(name), ""
         if hasattr(kind, "get_groups"):
             tells_groups = f"{kind.__name__}.get_groups"
-            if not ShufflerSettings(args.balance_partitioner, equal_rows=False).takes("groups"):
+            named = args.balance_partitioner
+            if named != "rebalance" and not ShufflerSettings(named, equal_rows=False).takes("groups"):
                 warn_once(
-                    f"TrainerArgs.balance_partitioner = {args.balance_partitioner!r} places samples one by "
+                    f"TrainerArgs.balance_partitioner = {named!r} places samples one by "
                     f"one: {tells_groups} has no effect"
                 )
                 tells_groups = ""

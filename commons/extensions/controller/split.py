@@ -19,7 +19,7 @@ from ...distributed.batch_shuffler import BatchShuffler
 from ...distributed.count_rows import check_work
 from ...partition import refined
 from ...partition.problem import indices_of_parts, number_of_part
-from ...partition.workloads import as_workloads, check_count, check_wide, number_groups
+from ...partition.workloads import as_workloads, check_count, check_wide
 from ...perf_model.cost import Cost
 from ...sequence_batch.row_lists import check_no_samples, facts_in_attributes, tensor_lists
 from ...sequence_batch.tree import check_replaceable
@@ -141,6 +141,8 @@ def split_groups(workloads: ArrayLike, groups: ArrayLike, num_chunks: int) -> li
         ValueError: a workload is negative, NaN, or infinite; `groups` is not one integer per sample; or
             `num_chunks` is below 1.
     """
+    from ..sample_groups.groups import number_groups  # only callers with groups need it
+
     work = as_workloads(workloads)
     group_of = number_groups(groups, len(work))
     sizes = np.bincount(group_of)

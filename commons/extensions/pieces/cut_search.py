@@ -268,7 +268,7 @@ def _cut_within_limits(
 
 def _heeds_columns(samples: RowTable, settings: ShufflerSettings) -> bool:
     """Returns whether the partitioner takes an extension's column, such as groups."""
-    return any(settings.takes(name) for name in samples.columns)
+    return any(settings.takes(name, samples.partitioner) for name in samples.columns)
 
 
 def _largest_on(

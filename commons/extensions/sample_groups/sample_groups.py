@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +16,16 @@ from ...distributed.placement import make_plan, place_rows
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
-from ...partition.workloads import MOST_MOVES_PER_COPY, MOVES_PER_COPY, number_groups
 from ...sequence_batch import BaseBatch
 from ...sequence_batch.container_types import type_name
-from .group_column import COLUMN, compile_search
+from .groups import (
+    COLUMN,
+    MOST_MOVES_PER_COPY,
+    MOVES_PER_COPY,
+    compile_search,
+    number_groups,
+    rebalance_groups,
+)
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -28,6 +36,8 @@ GetGroups = Callable[[Any], torch.Tensor]
 class SampleGroups(Extension):
     """Brings the samples of a group to one rank, if balance and limits allow it; with `strict`, always.
 
+    Rows are placed by `rebalance_groups`, for which the settings say `partitioner="rebalance"`, the default,
+    or by a partitioner of your own that takes `groups`. With `strict`, any partitioner places whole groups.
     A listwise loss over a session, or over pairs, needs `strict`: rows of one group then meet on one rank.
 
     Args:
@@ -50,7 +60,7 @@ class SampleGroups(Extension):
     """
 
     name = "sample_groups"
-    order = 40
+    order = 25  # around `Pieces`, which places rows by the partitioner that this extension gives them
 
     def __init__(
         self,
@@ -89,13 +99,14 @@ class SampleGroups(Extension):
                 "their numbers of rows",
                 equal_rows=True,
             )
-        if self.moves_per_copy != MOVES_PER_COPY and not settings.takes("moves_per_copy"):
+        takes = partial(settings.takes, instead=_partitioner(settings))
+        if self.moves_per_copy != MOVES_PER_COPY and not takes("moves_per_copy"):
             raise SettingError(
                 f"{{moves_per_copy}} has no effect on {{partitioner}}: leave it {MOVES_PER_COPY:g}",
                 moves_per_copy=self.moves_per_copy,
                 partitioner=settings.partitioner,
             )
-        if not (self.strict or settings.takes(COLUMN)):
+        if not (self.strict or takes(COLUMN)):
             given = "" if self.feature is None else "{feature}: "
             raise SettingError(
                 f"{given}{{partitioner}} has no argument groups; choose another partitioner, such as "
@@ -152,7 +163,7 @@ class SampleGroups(Extension):
             ValueError: a strict group has more than `max_tokens` tokens. Every rank raises it.
         """
         if not self.strict or rows.num_ranks == 1:
-            return place(rows)
+            return place(replace(rows, partitioner=_partitioner(self._settings)))
         group_of = number_groups(rows.columns[COLUMN], len(rows.workloads))
         most = self._settings.max_tokens
         for group in np.flatnonzero(np.bincount(group_of, rows.tokens) > (most or np.inf))[:1]:
@@ -187,6 +198,11 @@ class SampleGroups(Extension):
         # Ids such as hashes may be negative, but a negative group means none.
         groups[has_group] = values[starts[has_group]].long() & torch.iinfo(torch.int64).max
         return groups
+
+
+def _partitioner(settings: ShufflerSettings) -> Callable[..., Any] | None:
+    """Returns the function that places rows with groups; None for the user's partitioner in the settings."""
+    return rebalance_groups if settings.partitioner == "rebalance" else None
 
 
 def _as_rows(rows: RowTable, group_of: np.ndarray) -> tuple[RowTable, np.ndarray]:

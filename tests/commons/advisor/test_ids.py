@@ -1,5 +1,6 @@
 """Unique ids per rank, and groups that stay together, where samples of a user stand next to one another."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import polars as pl
 import pytest
 
 from commons.distributed import ShufflerSettings
+from commons.extensions.sample_groups import rebalance_groups
 from commons.perf_model import HSTUFlops
 from tests.commons.advisor.command import MODEL, advise_on, by_name
 from tests.commons.advisor.internals import draw_steps, main
@@ -68,6 +70,8 @@ def test_unique_ids_are_those_of_training(path, ids):
             counts = (work[numbers], row_tokens, row_tokens, row_tokens[:, None], 24 * lengths[numbers])
             columns = {"groups": user[numbers]} if name == "rebalance_groups" else {}
             samples = RowTable(rows, rows, *counts, row_tokens[:, None], columns=columns)
+            if columns:
+                samples = replace(samples, partitioner=rebalance_groups)
             rank = samples.home if settings is None else place(samples, settings).destination
             on_ranks = [numbers[rank == held] for held in range(RANKS)]
             unique.append([len({i for sample in held for i in ids[sample]}) for held in on_ranks])

@@ -216,6 +216,9 @@ def test_a_partitioner_gets_the_columns_and_arguments_that_it_names(monkeypatch)
     # Kept although it is worse than as loaded: the partitioner heeds what the core does not know.
     by_user_settings = ShufflerSettings("by user", tolerance=0.5, equal_rows=False)
     assert place_rows(rows, by_user_settings).tolist() == (users // 2 % 2).tolist()
+    brought = replace(rows, partitioner=by_user)  # by an extension, which need not register it
+    settings = ShufflerSettings(tolerance=0.5, equal_rows=False)
+    assert place_rows(brought, settings).tolist() == (users // 2 % 2).tolist()
     assert token_tolerance(rows, ShufflerSettings(token_tolerance=0.5)) is None
 
 

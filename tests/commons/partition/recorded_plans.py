@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -36,3 +37,29 @@ def checksum(partitions: Iterable[list[np.ndarray]]) -> int:
         for part in partition:
             number = zlib.crc32(np.append(part, -1).astype("<i8").tobytes(), number)
     return number
+
+
+def from_home(function: Callable[..., list[np.ndarray]], **options: Any) -> Iterator[list[np.ndarray]]:
+    for workloads, parts, homes, rng in problems():
+        given = drawn_options(options, workloads, parts, rng)
+        for home in homes.values():
+            yield function(workloads, home, parts, **given)
+
+
+def drawn_options(options: dict[str, Any], *problem: Any) -> dict[str, Any]:
+    """Returns the options, those that are functions called with (workloads, parts, generator)."""
+    return {name: value(*problem) if callable(value) else value for name, value in options.items()}
+
+
+def tokens(workloads: np.ndarray, parts: int, rng: np.random.Generator) -> np.ndarray:
+    return np.array([int(work).bit_length() for work in workloads]) + rng.integers(0, 3, len(workloads))
+
+
+SPEEDS: Any = {"speeds": lambda workloads, parts, rng: rng.integers(1, 5, parts)}
+SIZES_OF: Any = {"sizes": lambda workloads, parts, rng: 1 + rng.integers(0, 1000, len(workloads))}
+EVEN_TOKENS: Any = {"tokens": tokens, "token_tolerance": 0.05}
+CAPPED: Any = {
+    "tokens": tokens,
+    "max_tokens": lambda workloads, parts, rng: 12 * len(workloads) // parts + 24,
+}
+FREE: Any = {"equal_size": False}

@@ -18,6 +18,14 @@ from commons.partition import kernels, lower_bound
 print(lower_bound([1, 2, 3], 2))
 print(len(kernels.shortest_time.stats.cache_hits))
 """
+CALLING = """\
+from commons.partition.compiled import compiled
+from commons.partition.kernels import num_bits
+
+@compiled
+def bits_of(count):
+    return num_bits(count)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +85,12 @@ def test_without_a_cache_that_can_be_used_it_works_and_says_so_once(copied, dama
         assert _run(HITS, copied).stdout == "1.0\n1\n"  # written again
 
 
-def test_a_change_in_one_file_makes_the_cache_of_all_out_of_date(copied):
-    assert _run(HITS, copied).stdout == "1.0\n1\n"
-    with (copied / CACHE.with_name("kernels.py")).open("a") as other:
-        other.write("# changed\n")
-    assert _run(HITS, copied).stdout == "1.0\n0\n"
+def test_a_change_of_the_kernels_makes_the_cache_of_all_out_of_date(copied):
+    calling = copied / CACHE.with_name("calling.py")
+    calling.write_text(CALLING)
+    hits = HITS + "from commons.partition import calling\nprint(calling.bits_of(5))\n"
+    hits += "print(len(calling.bits_of.stats.cache_hits))\n"
+    assert [_run(hits, copied).stdout for _ in range(2)] == ["1.0\n1\n3\n0\n", "1.0\n1\n3\n1\n"]
+    kernels = copied / CACHE.with_name("kernels.py")
+    kernels.write_text(kernels.read_text().replace("    bits = ONE\n", "    bits = ONE + ONE + ONE + ONE\n"))
+    assert _run(hits, copied).stdout == "1.0\n0\n4\n0\n"

@@ -25,21 +25,26 @@ from commons.partition import (
     refined,
 )
 from tests.commons.partition import recorded_plans
-from tests.commons.partition.recorded_plans import HOMES, WORKLOADS, checksum, problems
+from tests.commons.partition.recorded_plans import (
+    CAPPED,
+    EVEN_TOKENS,
+    FREE,
+    HOMES,
+    SIZES_OF,
+    SPEEDS,
+    WORKLOADS,
+    checksum,
+    drawn_options,
+    from_home,
+    problems,
+)
 
 FEW_SIZES = 2  # the first ones, small enough for Python
 
 
 def from_scratch(function: Any, **options: Any) -> Iterator[list[np.ndarray]]:
     for workloads, parts, _, rng in problems():
-        yield function(workloads, parts, **_drawn(options, workloads, parts, rng))
-
-
-def from_home(**options: Any) -> Iterator[list[np.ndarray]]:
-    for workloads, parts, homes, rng in problems():
-        given = _drawn(options, workloads, parts, rng)
-        for home in homes.values():
-            yield rebalance(workloads, home, parts, **given)
+        yield function(workloads, parts, **drawn_options(options, workloads, parts, rng))
 
 
 def from_home_with_giants(**options: Any) -> Iterator[list[np.ndarray]]:
@@ -58,7 +63,7 @@ def from_uneven_homes(**options: Any) -> Iterator[list[np.ndarray]]:
             rng = np.random.default_rng([number, parts])
             workloads = draw(rng, parts * rows + parts // 2)
             home = rng.integers(0, parts, len(workloads)) // 2
-            yield rebalance(workloads, home, parts, **_drawn(options, workloads, parts, rng))
+            yield rebalance(workloads, home, parts, **drawn_options(options, workloads, parts, rng))
 
 
 def from_few_samples() -> Iterator[list[np.ndarray]]:
@@ -77,26 +82,6 @@ def from_home_refined(**options: Any) -> Iterator[list[np.ndarray]]:
         yield refine(workloads, [np.flatnonzero(homes["loaded"] == part) for part in range(parts)], **options)
 
 
-def _drawn(options: dict[str, Any], workloads: np.ndarray, parts: int, rng: np.random.Generator) -> Any:
-    """Returns the options, those that are functions called with (workloads, parts, generator)."""
-    return {
-        name: value(workloads, parts, rng) if callable(value) else value for name, value in options.items()
-    }
-
-
-def tokens(workloads: np.ndarray, parts: int, rng: np.random.Generator) -> np.ndarray:
-    return np.array([int(work).bit_length() for work in workloads]) + rng.integers(0, 3, len(workloads))
-
-
-SPEEDS: Any = {"speeds": lambda workloads, parts, rng: rng.integers(1, 5, parts)}
-SIZES_OF: Any = {"sizes": lambda workloads, parts, rng: 1 + rng.integers(0, 1000, len(workloads))}
-EVEN_TOKENS: Any = {"tokens": tokens, "token_tolerance": 0.05}
-CAPPED: Any = {
-    "tokens": tokens,
-    "max_tokens": lambda workloads, parts, rng: 12 * len(workloads) // parts + 24,
-}
-GROUPS: Any = {"groups": lambda workloads, parts, rng: rng.integers(0, len(workloads) // 3, len(workloads))}
-FREE: Any = {"equal_size": False}
 # A checksum, and the plans that have it.
 CASES: dict[str, tuple[int, Callable[[], Iterator[list[np.ndarray]]]]] = {
     "longest first": (1042925196, partial(from_scratch, longest_processing_time)),
@@ -109,7 +94,7 @@ CASES: dict[str, tuple[int, Callable[[], Iterator[list[np.ndarray]]]]] = {
     "refined, even tokens": (3914424059, partial(from_scratch, refined, **EVEN_TOKENS)),
     "refined, capped": (1875240335, partial(from_scratch, refined, **FREE, **CAPPED)),
     "refine": (2303588677, partial(from_home_refined, tolerance=0.01)),
-    "rebalance": (3487678390, from_home),
+    "rebalance": (3487678390, partial(from_home, rebalance)),
     "rebalance, giants": (2804856201, from_home_with_giants),
     "rebalance, giants, nodes": (1104859696, partial(from_home_with_giants, ranks_per_node=8)),
     "rebalance, uneven": (460347252, from_uneven_homes),
@@ -119,24 +104,20 @@ CASES: dict[str, tuple[int, Callable[[], Iterator[list[np.ndarray]]]]] = {
         partial(from_uneven_homes, **EVEN_TOKENS, ranks_per_node=4),
     ),
     "rebalance, few samples": (2517821974, from_few_samples),
-    "rebalance, sizes": (434332629, partial(from_home, **SIZES_OF)),
-    "rebalance, free sizes": (1582913196, partial(from_home, **FREE, **SIZES_OF)),
-    "rebalance, speeds": (67117319, partial(from_home, **SPEEDS)),
-    "rebalance, nodes": (960182746, partial(from_home, ranks_per_node=2, **SIZES_OF)),
-    "rebalance, nodes, speeds": (622506868, partial(from_home, ranks_per_node=4, **SPEEDS, **EVEN_TOKENS)),
-    "rebalance, even tokens": (2355853383, partial(from_home, **EVEN_TOKENS)),
+    "rebalance, sizes": (434332629, partial(from_home, rebalance, **SIZES_OF)),
+    "rebalance, free sizes": (1582913196, partial(from_home, rebalance, **FREE, **SIZES_OF)),
+    "rebalance, speeds": (67117319, partial(from_home, rebalance, **SPEEDS)),
+    "rebalance, nodes": (960182746, partial(from_home, rebalance, ranks_per_node=2, **SIZES_OF)),
+    "rebalance, nodes, speeds": (
+        622506868,
+        partial(from_home, rebalance, ranks_per_node=4, **SPEEDS, **EVEN_TOKENS),
+    ),
+    "rebalance, even tokens": (2355853383, partial(from_home, rebalance, **EVEN_TOKENS)),
     "rebalance, even tokens, nodes": (
         119426226,
-        partial(from_home, ranks_per_node=4, **EVEN_TOKENS, **SIZES_OF),
+        partial(from_home, rebalance, ranks_per_node=4, **EVEN_TOKENS, **SIZES_OF),
     ),
-    "rebalance, capped": (518035763, partial(from_home, **FREE, **CAPPED)),
-    "rebalance, groups": (2793670154, partial(from_home, **GROUPS)),
-    "rebalance, groups, free sizes": (3167677845, partial(from_home, **FREE, **GROUPS, **SPEEDS)),
-    "rebalance, groups, capped": (535222836, partial(from_home, **FREE, **GROUPS, **CAPPED)),
-    "rebalance, groups, even tokens": (
-        3103617721,
-        partial(from_home, **GROUPS, **EVEN_TOKENS, ranks_per_node=4),
-    ),
+    "rebalance, capped": (518035763, partial(from_home, rebalance, **FREE, **CAPPED)),
 }
 
 

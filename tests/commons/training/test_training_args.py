@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory
+from commons.extensions.sample_groups import SampleGroups
 from commons.extensions.unshuffle import Unshuffle
 from commons.perf_model import Cost
 from commons.training import TrainerArgs
@@ -148,6 +149,7 @@ def test_a_shuffler_need_not_take_what_no_flag_asks_for(name, settings, expected
 def test_the_shufflers_own_groups_are_heeded():
     (groups,) = _shuffler(batch_shuffler="grouped", balance_moves_per_copy=8.0).extensions
     assert (groups.name, groups.moves_per_copy) == ("sample_groups", 8.0)
+    assert SampleGroups("user").moves_per_copy == TrainerArgs(1).balance_moves_per_copy
     with pytest.raises(ValueError, match=r"balance_moves_per_copy = 8.0.* does not know"):
         _shuffler(balance_moves_per_copy=8.0)
     with pytest.raises(ValueError, match="balance_group_feature"):

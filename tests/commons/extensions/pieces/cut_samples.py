@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.distributed import Extension, ShufflePlan, ShufflerSettings
+from commons.distributed import ShufflePlan, ShufflerSettings
 from commons.extensions.pieces import cut_rules as of
 from commons.sequence_batch import BaseBatch
-from tests.commons.distributed.internals import RowTable, arguments_of, make_plan, place
+from tests.commons.distributed.internals import RowTable, make_plan, place
 from tests.commons.extensions.pieces.internals import MIN_TOKENS, Cutting, cut_and_place, cut_rows
 from tests.commons.histories import FLOPS, TokenShuffler, drawn_lengths, histories
 from tests.commons.sequence_batch.internals import Rows, Schema, read_lengths
@@ -127,11 +127,8 @@ def loaded_by(
     return replace(samples, workloads=costs, work=costs[:, None]), cutting
 
 
-def placed(
-    rows: RowTable, cutting: Cutting | None, extensions: Sequence[Extension] = (), **options: Any
-) -> ShufflePlan:
+def placed(rows: RowTable, cutting: Cutting | None, **options: Any) -> ShufflePlan:
     """Returns the plan of rows of one set of ranks, cut unless `cutting` is None."""
-    rows = replace(rows, arguments=arguments_of(extensions))
     settings = ShufflerSettings(equal_rows=False, **options)
     if cutting is None:
         return place(rows, settings)

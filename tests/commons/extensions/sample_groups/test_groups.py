@@ -133,6 +133,10 @@ def test_errors():
 
 
 def test_no_step_compiles():
-    setup = "from commons.extensions.sample_groups import SampleGroups; extensions = [SampleGroups('user')]"
-    before, after = before_and_after_placing(setup, "{'groups': tokens % 9}")
+    setup = (
+        "from commons.extensions.sample_groups import SampleGroups, rebalance_groups\n"
+        "extensions = [SampleGroups('user')]"
+    )
+    columns = "{'groups': tokens % 9}, partitioner=rebalance_groups"
+    before, after = before_and_after_placing(setup, columns)
     assert before == after and "place_units" in before

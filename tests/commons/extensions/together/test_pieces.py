@@ -14,7 +14,7 @@ from commons.distributed import Extension, ShufflePlan
 from commons.extensions.learned_costs import LearnedCosts
 from commons.extensions.micro_batches import MicroBatches
 from commons.extensions.pieces import Pieces
-from commons.extensions.sample_groups import SampleGroups
+from commons.extensions.sample_groups import rebalance_groups
 from commons.extensions.unshuffle import Unshuffle
 from commons.extensions.verification import Verification
 from tests.commons.distributed.loaded_batches import check_identical
@@ -93,13 +93,13 @@ def test_pieces_under_max_tokens_keep_groups_together():
         samples, cutting = loaded_by([rows] * num_ranks, batch_of("history", lengths))
         num_samples = len(samples.workloads)
         groups = rng.integers(0, num_samples // 3 + 1, num_samples)
-        with_groups = replace(samples, columns={"groups": groups})
+        with_groups = replace(samples, columns={"groups": groups}, partitioner=rebalance_groups)
         cap = int(samples.tokens.sum() / samples.num_ranks * rng.choice([1.02, 1.1, 1.3]))
         try:
             alone = placed(samples, cutting, max_tokens=cap)
         except ValueError:
             continue
-        plan = placed(with_groups, cutting, [SampleGroups("user")], max_tokens=cap)
+        plan = placed(with_groups, cutting, max_tokens=cap)
         assert np.array_equal(plan.rows.columns["groups"], groups[plan.rows.sample_of])
         assert np.bincount(plan.destination, plan.rows.tokens).max() <= cap
         assert imbalance_of(plan) <= max(imbalance_of(alone), 1.011)

@@ -1,4 +1,4 @@
-"""Keeps groups of samples together. A group in n parts has n − 1 copies, each at a price.
+"""Rebalancing that keeps groups of samples together. A group in n parts has n − 1 copies, each at a price.
 
 1. Divide groups into units, which are samples worth bringing together. Place the units, the heaviest first
    and near home. Parts may be too full after that.
@@ -12,28 +12,23 @@ If groups are together already, home is another start. The cheapest result wins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .kernels import (
-    ALL,
-    NO_CAP,
-    NONE,
-    Groups,
-    Samples,
-    bucket,
-    place_units,
-    reunite,
-    settle,
-    sum_per_part,
-)
-from .problem import Problem, heaviest_first
-from .token_levels import keep_to_tokens, level_tokens
-from .workloads import check_moves_per_copy, number_groups
+from ...partition.kernels import ALL, NO_CAP, NONE, Samples, bucket, settle, sum_per_part
+from ...partition.problem import Problem, heaviest_first, in_lists
+from ...partition.rebalance import FromHome
+from ...partition.token_levels import keep_to_tokens, level_tokens
+from .kernels import Groups, place_units, reunite
 
+# Name of the column with each row's group, int64, negative for none. Partitioners take it by this name.
+COLUMN = "groups"
+# An embedding of 128 float32 travels once as a value and once as a gradient: 1,024 bytes per id. Moving a
+# sample sends 16 bytes per id, its item and its action. With a larger maximum, sums of prices could overflow.
+MOVES_PER_COPY, MOST_MOVES_PER_COPY = 64.0, 1000.0
 # Once a result has at most this many copies per group, no other start is tried. At twice this, users with
 # four samples would end on 1.04 ranks each. Below half of it, far more samples would move.
 FEW_COPIES = 0.025
@@ -46,21 +41,66 @@ OVERFULL_OF_EQUAL_ROWS, OVERFULL_OF_FREE_ROWS = (1.25, 1.0), (1.0, 1.25)
 FEWER_BITS = 16
 
 
-def bring_together(
-    problem: Problem,
-    samples: Samples,
-    per_node: int,
-    groups: ArrayLike,
-    moves_per_copy: float,
-    target: int,
-    move: Callable[[], np.ndarray],
-) -> np.ndarray | None:
+@in_lists
+def rebalance_groups(
+    workloads: ArrayLike,
+    home: ArrayLike,
+    num_partitions: int,
+    tolerance: float = 0.01,
+    sizes: ArrayLike | None = None,
+    ranks_per_node: int | None = None,
+    *,
+    groups: ArrayLike | None = None,
+    moves_per_copy: float = MOVES_PER_COPY,
+    equal_size: bool = True,
+    tokens: ArrayLike | None = None,
+    max_tokens: int | None = None,
+    speeds: ArrayLike | None = None,
+    token_tolerance: float | None = None,
+) -> np.ndarray:
+    """Balances parts as `rebalance` does, and brings groups of samples together.
+
+    Args:
+        groups: Group label of each sample, integers, `[samples]`. A group comes together in one part if the
+            tolerance and the limits allow it. A sample with a negative label has no group. With groups,
+            `ranks_per_node` matters less, and `token_tolerance` also moves others of the groups.
+        moves_per_copy: Value of having a group in one part fewer, in moves of its largest sample. It is the
+            bytes of embeddings that ranks exchange per id ÷ the bytes of a sample per id. A group with more
+            samples than this in each of its parts may stay in several parts.
+
+    The other arguments are those of `rebalance`.
+
+    Returns:
+        Indices of the samples of each part, int64, ascending. The balance is within the tolerance, or no
+        worse than without groups. If no two samples belong together, the result is that of `rebalance`.
+
+    Raises:
+        ValueError: `rebalance` rejects an argument; `groups` is not one integer for each sample; or
+            `moves_per_copy` is not from 0 to 1000.
+    """
+    options = equal_size, tokens, max_tokens, speeds, token_tolerance
+    start = FromHome.of(workloads, home, num_partitions, tolerance, sizes, ranks_per_node, *options)
+    together = None if groups is None else _bring_together(start, groups, moves_per_copy)
+    return start.place() if together is None else start.problem.unsort(together)
+
+
+def compile_search() -> None:
+    """Compiles the search that places groups, or loads it from numba's cache."""
+    work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
+    rebalance_groups(work, home, 2, tolerance=0.0, groups=0 * home)
+
+
+def _bring_together(start: FromHome, groups: ArrayLike, moves_per_copy: float) -> np.ndarray | None:
     """Returns each sample's part, int64 `[samples]`, with few groups in several parts and tokens leveled.
 
-    Returns None if no two samples belong together. `move` makes a partition that ignores groups.
+    Returns None if no two samples belong together.
     """
+    problem, samples, target = start.problem, start.samples, start.target
     numbers = number_groups(groups, len(problem.work))
-    copies = check_moves_per_copy(moves_per_copy)
+    if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
+        raise ValueError(
+            f"moves_per_copy is {moves_per_copy}, expected a number from 0 to {MOST_MOVES_PER_COPY:g}"
+        )
     is_shared = np.bincount(numbers) > 1
     if not is_shared.any():
         return None
@@ -68,13 +108,13 @@ def bring_together(
     group_of = problem.sort(numbers)
     largest = np.zeros(len(is_shared), dtype=np.int64)
     np.maximum.at(largest, group_of, samples.price)
-    copy = np.where(is_shared, np.rint(copies * largest), 0).astype(np.int64)
-    per_node = per_node if per_node > 1 else problem.num_parts
+    copy = np.where(is_shared, np.rint(float(moves_per_copy) * largest), 0).astype(np.int64)
+    per_node = start.per_node if start.per_node > 1 else problem.num_parts
     search = GroupSearch(problem, samples, Groups(group_of, copy), int(is_shared.sum()), per_node)
     part_of = search.run(target)
     if problem.time_within_limits(part_of) > target:
         try:
-            alone = move()
+            alone = start.move()
         except ValueError:  # no partition was found under the token cap
             if problem.fault(part_of) is not None:
                 raise
@@ -220,6 +260,26 @@ class GroupSearch:
         cost = sum_per_part(self.samples.price, share, len(group))
         joined = costliest(group, cost)[group]
         return np.where(cost > self.groups.copy[group], np.arange(len(cost)), joined)[share]
+
+
+def number_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
+    """Numbers the groups from 0 in the order of their first samples, int64 `[samples]`.
+
+    A sample with a negative label gets a number of its own: [70, −1, 30, 70] becomes [0, 1, 2, 0].
+
+    Raises:
+        ValueError: `groups` is not one integer per sample.
+    """
+    labels = np.asarray(groups)
+    if labels.shape != (num_samples,) or (labels.dtype.kind not in "iu" and num_samples):
+        raise ValueError(
+            f"groups has shape {labels.shape} and dtype {labels.dtype}, expected one integer for each of "
+            f"{num_samples} samples"
+        )
+    samples = np.arange(num_samples)
+    _, first_of_label, label_of = np.unique(labels, return_index=True, return_inverse=True)
+    first = np.where(labels < 0, samples, first_of_label[label_of])
+    return (np.cumsum(first == samples) - 1)[first]  # numbers by label would let random ids break ties
 
 
 def list_shares(
