@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -59,8 +58,8 @@ def rebalance(
         ValueError: `longest_processing_time` rejects an argument; `home` is not one part for each sample; a
             tolerance or a size is negative; or `ranks_per_node` is below 1.
     """
-    options = equal_size, tokens, max_tokens, speeds, token_tolerance
-    return FromHome.of(workloads, home, num_partitions, tolerance, sizes, ranks_per_node, *options).place()
+    problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
+    return FromHome.of(problem, home, tolerance, sizes, ranks_per_node).place()
 
 
 @dataclass(frozen=True)
@@ -75,22 +74,25 @@ class FromHome:
 
     @staticmethod
     def of(
-        workloads: ArrayLike,
-        home: ArrayLike,
-        num_partitions: int,
-        tolerance: float,
-        sizes: ArrayLike | None,
-        ranks_per_node: int | None,
-        *options: Any,
+        problem: Problem, home: ArrayLike, tolerance: float, sizes: ArrayLike | None, per_node: int | None
     ) -> FromHome:
-        """Checks the arguments of `rebalance`. `options` are the others of `Problem.of`."""
-        tolerance = check_tolerance(tolerance)
-        problem = Problem.of(workloads, num_partitions, *options)
-        samples, target = _priced(problem, home, sizes), problem.target_from(tolerance)
-        if ranks_per_node is not None:
-            check_count("ranks_per_node", ranks_per_node)
-        per_node = min(int(ranks_per_node or 1), problem.num_parts)
-        return FromHome(problem, samples, tolerance, target, per_node)
+        """Checks the arguments of `rebalance` that are not those of `Problem.of`."""
+        homes = np.asarray(home)
+        num_samples, num_parts = len(problem.work), problem.num_parts
+        if homes.shape != (num_samples,) or homes.dtype.kind not in "biuf":
+            found = f"shape {homes.shape} and dtype {homes.dtype}"
+            raise ValueError(f"home has {found}, expected one part for each of {num_samples} samples")
+        is_part = (homes >= 0) & (homes < num_parts)  # NaN compares as False
+        if homes.dtype.kind == "f":
+            is_part &= homes == np.floor(homes)
+        check_each("home", homes, is_part, f"a part from 0 to {num_parts - 1}")
+        to_move = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes", num_samples)
+        price = problem.sort(as_integers(to_move, SIZE_BITS))
+        samples = Samples(problem.work, problem.tokens, problem.sort(homes), price)
+        if per_node is not None:
+            check_count("ranks_per_node", per_node)
+        tolerance, per_node = check_tolerance(tolerance), min(int(per_node or 1), num_parts)
+        return FromHome(problem, samples, tolerance, problem.target_from(tolerance), per_node)
 
     def place(self) -> np.ndarray:
         """Returns each sample's part as `rebalance` places it, int64 `[samples]`, in the caller's order."""
@@ -125,19 +127,3 @@ class FromHome:
         best = min([*found, *scratch], key=problem.time).copy()
         settle(samples, problem.limits(max(relaxed, problem.time(best)), per_node), best, *ONLY_RETURN)
         return best
-
-
-def _priced(problem: Problem, home: ArrayLike, sizes: ArrayLike | None) -> Samples:
-    """Checks `home` and `sizes`, and returns the samples in the order of `problem`."""
-    homes = np.asarray(home)
-    num_samples, num_parts = len(problem.work), problem.num_parts
-    if homes.shape != (num_samples,) or homes.dtype.kind not in "biuf":
-        found = f"shape {homes.shape} and dtype {homes.dtype}"
-        raise ValueError(f"home has {found}, expected one part for each of {num_samples} samples")
-    is_part = (homes >= 0) & (homes < num_parts)  # NaN compares as False
-    if homes.dtype.kind == "f":
-        is_part &= homes == np.floor(homes)
-    check_each("home", homes, is_part, f"a part from 0 to {num_parts - 1}")
-    to_move = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes", num_samples)
-    price = problem.sort(as_integers(to_move, SIZE_BITS))
-    return Samples(problem.work, problem.tokens, problem.sort(homes), price)

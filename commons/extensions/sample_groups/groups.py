@@ -28,7 +28,7 @@ from .kernels import Groups, place_units, reunite
 COLUMN = "groups"
 # An embedding of 128 float32 travels once as a value and once as a gradient: 1,024 bytes per id. Moving a
 # sample sends 16 bytes per id, its item and its action. With a larger maximum, sums of prices could overflow.
-MOVES_PER_COPY, MOST_MOVES_PER_COPY = 64.0, 1000.0
+MOVES_PER_COPY, MOST_MOVES = 64.0, 1000.0
 # Once a result has at most this many copies per group, no other start is tried. At twice this, users with
 # four samples would end on 1.04 ranks each. Below half of it, far more samples would move.
 FEW_COPIES = 0.025
@@ -58,7 +58,7 @@ def rebalance_groups(
     speeds: ArrayLike | None = None,
     token_tolerance: float | None = None,
 ) -> np.ndarray:
-    """Balances parts as `rebalance` does, and brings groups of samples together.
+    """Balances parts as `rebalance` does, with the same other arguments, and brings groups together.
 
     Args:
         groups: Group label of each sample, integers, `[samples]`. A group comes together in one part if the
@@ -68,8 +68,6 @@ def rebalance_groups(
             bytes of embeddings that ranks exchange per id ÷ the bytes of a sample per id. A group with more
             samples than this in each of its parts may stay in several parts.
 
-    The other arguments are those of `rebalance`.
-
     Returns:
         Indices of the samples of each part, int64, ascending. The balance is within the tolerance, or no
         worse than without groups. If no two samples belong together, the result is that of `rebalance`.
@@ -78,10 +76,10 @@ def rebalance_groups(
         ValueError: `rebalance` rejects an argument; `groups` is not one integer for each sample; or
             `moves_per_copy` is not from 0 to 1000.
     """
-    options = equal_size, tokens, max_tokens, speeds, token_tolerance
-    start = FromHome.of(workloads, home, num_partitions, tolerance, sizes, ranks_per_node, *options)
+    problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
+    start = FromHome.of(problem, home, tolerance, sizes, ranks_per_node)
     together = None if groups is None else _bring_together(start, groups, moves_per_copy)
-    return start.place() if together is None else start.problem.unsort(together)
+    return start.place() if together is None else problem.unsort(together)
 
 
 def compile_search() -> None:
@@ -97,10 +95,8 @@ def _bring_together(start: FromHome, groups: ArrayLike, moves_per_copy: float) -
     """
     problem, samples, target = start.problem, start.samples, start.target
     numbers = number_groups(groups, len(problem.work))
-    if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
-        raise ValueError(
-            f"moves_per_copy is {moves_per_copy}, expected a number from 0 to {MOST_MOVES_PER_COPY:g}"
-        )
+    if not 0 <= moves_per_copy <= MOST_MOVES:
+        raise ValueError(f"moves_per_copy is {moves_per_copy}, expected a number from 0 to {MOST_MOVES:g}")
     is_shared = np.bincount(numbers) > 1
     if not is_shared.any():
         return None

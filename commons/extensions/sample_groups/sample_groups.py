@@ -18,14 +18,7 @@ from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
 from ...sequence_batch import BaseBatch
 from ...sequence_batch.container_types import type_name
-from .groups import (
-    COLUMN,
-    MOST_MOVES_PER_COPY,
-    MOVES_PER_COPY,
-    compile_search,
-    number_groups,
-    rebalance_groups,
-)
+from .groups import COLUMN, MOST_MOVES, MOVES_PER_COPY, compile_search, number_groups, rebalance_groups
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -75,9 +68,9 @@ class SampleGroups(Extension):
         require_type("SampleGroups.strict", strict, bool)
         if feature is not None and get_groups is not None:
             raise TypeError(f"SampleGroups got feature={feature!r} and get_groups; expected one of them")
-        if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
+        if not 0 <= moves_per_copy <= MOST_MOVES:
             raise SettingError(
-                f"{{moves_per_copy}}: expected a number from 0 to {MOST_MOVES_PER_COPY:g}",
+                f"{{moves_per_copy}}: expected a number from 0 to {MOST_MOVES:g}",
                 moves_per_copy=moves_per_copy,
             )
         self.feature, self.moves_per_copy, self._given = feature, moves_per_copy, get_groups
@@ -99,7 +92,9 @@ class SampleGroups(Extension):
                 "their numbers of rows",
                 equal_rows=True,
             )
-        takes = partial(settings.takes, instead=_partitioner(settings))
+        # A partitioner of the user's gets the groups as a column.
+        self._partitioner = rebalance_groups if settings.partitioner == "rebalance" else None
+        takes = partial(settings.takes, instead=self._partitioner)
         if self.moves_per_copy != MOVES_PER_COPY and not takes("moves_per_copy"):
             raise SettingError(
                 f"{{moves_per_copy}} has no effect on {{partitioner}}: leave it {MOVES_PER_COPY:g}",
@@ -163,7 +158,7 @@ class SampleGroups(Extension):
             ValueError: a strict group has more than `max_tokens` tokens. Every rank raises it.
         """
         if not self.strict or rows.num_ranks == 1:
-            return place(replace(rows, partitioner=_partitioner(self._settings)))
+            return place(replace(rows, partitioner=self._partitioner))
         group_of = number_groups(rows.columns[COLUMN], len(rows.workloads))
         most = self._settings.max_tokens
         for group in np.flatnonzero(np.bincount(group_of, rows.tokens) > (most or np.inf))[:1]:
@@ -198,11 +193,6 @@ class SampleGroups(Extension):
         # Ids such as hashes may be negative, but a negative group means none.
         groups[has_group] = values[starts[has_group]].long() & torch.iinfo(torch.int64).max
         return groups
-
-
-def _partitioner(settings: ShufflerSettings) -> Callable[..., Any] | None:
-    """Returns the function that places rows with groups; None for the user's partitioner in the settings."""
-    return rebalance_groups if settings.partitioner == "rebalance" else None
 
 
 def _as_rows(rows: RowTable, group_of: np.ndarray) -> tuple[RowTable, np.ndarray]:
