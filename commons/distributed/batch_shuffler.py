@@ -207,7 +207,8 @@ class BatchShuffler(ABC):
         speed, such as matrix products and attention. A cost fitted to measured times weighs each column
         separately. Otherwise, the columns are added up. Values of padding rows are ignored. In `batch`,
         lengths are int64, and so are integers in tensors of one or two dimensions, so that their squares do
-        not overflow. Pipelines call this method in the planning thread, while the model trains.
+        not overflow. Do not change its tensors in place: other counts use them. Pipelines call this method in
+        the planning thread, while the model trains.
         """
 
     def get_tokens(self, batch: Any) -> torch.Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..sequence_batch.packed_rows import read_lengths
-from ..sequence_batch.row_schema import FieldValue, Schema, lengths_of
+from ..sequence_batch.row_schema import FieldValue, Schema
 from ..sequence_batch.rows import NARROW_INTEGERS, Rows
 from .batch_format import Format
 from .row_table import RowTable
@@ -44,14 +44,14 @@ def count_rows(
         )
     lengths = read_lengths(fields, schema, num_rows)
     _check_lengths(lengths, schema)
-    shown = _Shown(batch)
+    shown = batch.to_count()
     checks = check_work, check_counts, check_loss_tokens
     work, tokens, loss_tokens = (
-        check(shown.to(count, whose), num_rows, num_real, whose).numpy()
+        check(_call(count, shown, whose), num_rows, num_real, whose).numpy()
         for check, (whose, count) in zip(checks, counters.items(), strict=True)
     )
     row_counts_of = f"{type(batch.batch).__name__}.row_counts"
-    row_counts = shown.to(lambda rows: rows.batch.row_counts(), row_counts_of) if batch.pads else {}
+    row_counts = _call(lambda rows: rows.batch.row_counts(), shown, row_counts_of) if batch.pads else {}
     checked_row_counts = _check_row_counts(row_counts, num_rows, num_real, row_counts_of)
     extension_columns = _count_columns(columns, shown, num_rows, num_real)
     table = RowTable(
@@ -89,36 +89,15 @@ def _check_lengths(lengths: np.ndarray, schema: Schema) -> None:
         )
 
 
-class _Shown:
-    """The view of a batch that counting functions get. They may modify its copied fields in place."""
-
-    def __init__(self, batch: Rows) -> None:
-        self._rows = batch.to_count()
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # each with its original
-        self._widened: list[tuple[torch.Tensor, torch.Tensor]] = []
-        loaded: Any
-        for shown, loaded in zip(self._rows.fields.values(), batch.fields.values(), strict=True):
-            if isinstance(shown, torch.Tensor):
-                pairs, into = [(shown, loaded)], self._copies if shown[:1].numel() <= 1 else self._widened
-            else:
-                self._copies.append((lengths_of(shown), lengths_of(loaded)))
-                weights = shown.weights_or_none(), loaded.weights_or_none()
-                pairs, into = [(shown.values(), loaded.values())], self._widened
-                pairs += [weights] if weights[0] is not None else []
-            into += [(of, original) for of, original in pairs if of.data_ptr() != original.data_ptr()]
-
-    def to(self, count: Counter, whose: str) -> Any:
-        """Restores the copies that earlier functions modified, and returns the result of `count`."""
-        written = [pair for pair in self._widened if pair[0].is_inference() or pair[0]._version]
-        for copy, loaded in self._copies + written:
-            copy.copy_(loaded)
-        try:
-            return count(self._rows)
-        except StopIteration as error:  # further up, it would look like the end of the data
-            raise RuntimeError(f"{whose} raised {error!r}") from error
-        except Exception as error:
-            error.add_note(f"{whose} raised it, on a batch whose fields are {[*self._rows.fields]}")
-            raise
+def _call(count: Callable[[Rows], Any], shown: Rows, whose: str) -> Any:
+    """Returns the result of a counting function, or its error with a note that names it."""
+    try:
+        return count(shown)
+    except StopIteration as error:  # further up, it would look like the end of the data
+        raise RuntimeError(f"{whose} raised {error!r}") from error
+    except Exception as error:
+        error.add_note(f"{whose} raised it, on a batch whose fields are {[*shown.fields]}")
+        raise
 
 
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:
@@ -154,19 +133,19 @@ def _check_row_counts(
 
 
 def _count_columns(
-    columns: Mapping[str, Columns], shown: _Shown, num_rows: int, num_real: int
+    columns: Mapping[str, Columns], shown: Rows, num_rows: int, num_real: int
 ) -> dict[str, np.ndarray]:
     """Returns the columns of real rows by name; checks that each can be gathered."""
     checked: dict[str, np.ndarray] = {}
     for extension, columns_of in columns.items():
-        for name, column in shown.to(columns_of, f"{extension}.columns").items():
+        for name, column in _call(columns_of, shown, f"{extension}.columns").items():
             whose = f"{extension}.columns()[{name!r}]"
             if column.dtype != torch.int64 or column.shape != (num_rows,):
                 found = f"{column.dtype} of {tuple(column.shape)}"
                 raise ValueError(f"{whose} is {found}; expected torch.int64, one per row: ({num_rows},)")
             if name in checked:
                 raise ValueError(f"{whose}: another extension has a column of this name, too")
-            checked[name] = column[:num_real].numpy().copy()  # a later function may modify the original
+            checked[name] = column[:num_real].numpy().copy()  # it may be a tensor of the batch
     return checked
 
 

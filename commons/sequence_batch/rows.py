@@ -189,24 +189,21 @@ class Rows:
         """Returns rows to count costs from, in which squares of integers do not overflow.
 
         Lengths are int64. So are integers in tensors of one or two dimensions, which leaves images as they
-        are. Lengths and fields with one number per row are copies, so that user code may overwrite them. All
-        other objects are new but may share memory, so that the loaded batch gets no cached offsets and no
-        added items.
+        are. All objects are new, so that the loaded batch gets no cached offsets and no added items, but
+        tensors that are not widened share its memory.
         """
         shown: dict[str, FieldValue] = {}
         for path, value in self.fields.items():
-            if not isinstance(value, torch.Tensor):
-                weights = value.weights_or_none()
-                shown[path] = with_parts(
-                    value,
-                    values=_widened(value.values()),
-                    weights=None if weights is None else _widened(weights),
-                    lengths=lengths_of(value).to(torch.int64, copy=True),
-                )
-            elif value.dim() == 1 or (value.dim() == 2 and value.shape[1] == 1):
-                shown[path] = _widened(value, copy=True)
-            else:
+            if isinstance(value, torch.Tensor):
                 shown[path] = _widened(value.view_as(value))
+                continue
+            weights = value.weights_or_none()
+            shown[path] = with_parts(
+                value,
+                values=_widened(value.values()),
+                weights=None if weights is None else _widened(weights),
+                lengths=lengths_of(value).long(),
+            )
         return self.replaced(shown, self.num_rows, self.num_samples)
 
     def num_tokens(self) -> torch.Tensor:
@@ -265,6 +262,5 @@ class Rows:
         check_replaceable(self.tree)
 
 
-def _widened(numbers: torch.Tensor, copy: bool = False) -> torch.Tensor:
-    is_narrow = numbers.dtype in NARROW_INTEGERS and numbers.dim() <= 2
-    return numbers.to(torch.int64 if is_narrow else numbers.dtype, copy=copy)
+def _widened(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.long() if numbers.dtype in NARROW_INTEGERS and numbers.dim() <= 2 else numbers
