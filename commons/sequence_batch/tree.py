@@ -165,12 +165,9 @@ def check_replaceable(tree: Part) -> None:
         again = replace_dataclass(part.value, {})
         parts, parts_again = part.container.parts(part.value), part.container.parts(again)
         changed = [key for key, value in parts.items() if not _is_same(parts_again[key], value)]
-        for name, attribute in _attributes(part.value):
-            # A default of the class would replace the attribute. A value that __post_init__ sets may differ,
-            # because it may be a time.
-            is_default = hasattr(again, name) and name not in vars(again)
-            if is_default and is_plain(attribute) and getattr(again, name) != attribute:
-                changed.append(name)
+        # A default of the class would replace a private attribute.
+        lost = {name: of for name, of in _attributes(part.value) if is_plain(of) and name not in vars(again)}
+        changed += [name for name, attribute in lost.items() if getattr(again, name, attribute) != attribute]
         for key in changed[:1]:
             raise TypeError(
                 f"{join_path(part.path, key)} changes when dataclasses.replace rebuilds a "
@@ -183,25 +180,19 @@ def check_replaceable(tree: Part) -> None:
 def check_attributes(tree: Part) -> None:
     """Checks that no container holds a tensor or array only as an attribute, which no move would take along.
 
-    A later batch may fail even if the first passed. Private attributes of a dataclass, and attributes that
-    `__post_init__` computes from fields, are allowed, because a new instance computes them again.
+    A later batch may fail even if the first passed.
 
     Raises:
         TypeError: a container has such an attribute.
     """
     for part, name, attribute in held_in_attributes(tree):
         inside = {id(below.value) for below in part.each()}
-        for held in tensors_and_arrays(take_apart(attribute, path=join_path(part.path, name))):
-            if id(held.value) in inside:
-                continue
-            if dataclasses.is_dataclass(part.value):
-                again = replace_dataclass(part.value, {})
-                is_private = name.startswith("_") and hasattr(again, name)
-                if is_private or tensors_and_arrays(take_apart(getattr(again, name, None))):
-                    continue
-            kind = "an array" if isinstance(held.value, np.ndarray) else "a tensor"
+        path = join_path(part.path, name)
+        held = [] if id(attribute) in inside else tensors_and_arrays(take_apart(attribute, path=path))
+        for lost in (below for below in held if id(below.value) not in inside):
+            kind = "an array" if isinstance(lost.value, np.ndarray) else "a tensor"
             raise TypeError(
-                f"{held.path} is {kind} that would stay behind when its samples move, because it is only an "
+                f"{lost.path} is {kind} that would stay behind when its samples move, because it is only an "
                 f"attribute of a {type_name(part.value)}: make it a field or an element, or {TAKE_APART}"
             )
 

@@ -247,10 +247,16 @@ def _with_attribute(of: type, mask: Any, **fields: Any) -> Any:
     return batch
 
 
+def _with_private(batch: Any) -> Any:
+    batch._scale = 2.0
+    return batch
+
+
 @dataclass
 class WithDefault:
     ids: torch.Tensor
     mask = None  # no field
+    _scale = 1.0
 
 
 @dataclass
@@ -259,6 +265,14 @@ class Doubling:
 
     def __post_init__(self) -> None:
         self.ids = self.ids * 2
+
+
+@dataclass
+class WithMask:
+    ids: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.mask = {"odd": self.ids % 2 == 1}
 
 
 @dataclass
@@ -386,6 +400,11 @@ REFUSED_BATCHES: Mapping[str, tuple[Callable[[], Any], str]] = {
         lambda: _with_attribute(WithDefault, IDS + 1, ids=IDS),
         "TypeError: mask .*make it a field",
     ),
+    "in __post_init__": (lambda: WithMask(IDS), "TypeError: mask.odd is a tensor .*make it a field"),
+    "private, over a default": (
+        lambda: _with_private(WithDefault(IDS)),
+        "TypeError: _scale changes .*register_batch_type",
+    ),
     "doubled": (lambda: Doubling(IDS), "TypeError: ids changes .*register_batch_type"),
     "an InitVar": (lambda: OfSomethingElse(IDS), "TypeError: .*other than its fields; .*register_batch_type"),
     "a reserved name": (lambda: _base(Pieced, pieces=IDS), "TypeError: .*Pieced .*'pieces'.*rename it"),
@@ -483,8 +502,8 @@ def test_tensors_that_are_fields_are_taken():
 
 
 @dataclass
-class WithCache:
-    """Works a total out when it is asked for, and in some batches a mask at once."""
+class WithWeights:
+    """Works weights out of its ids, and tells when it was made."""
 
     ids: torch.Tensor
     names: list[str] = field(default_factory=list)
@@ -493,26 +512,14 @@ class WithCache:
     def __post_init__(self) -> None:
         self.ids, self.names = self.ids.long(), [*self.names]  # changes nothing the second time
         self.weights = self.ids.float()
-        self._total: torch.Tensor | None = None
         self.made = np.random.default_rng().random()
-        if int(self.ids.sum()) % 2:
-            self.odd = self.ids % 2
-
-    def total(self) -> torch.Tensor:
-        if self._total is None:
-            self._total = self.ids.sum()
-        return self._total
 
 
 @on_ranks(2)
 def test_what_a_batch_works_out_of_its_fields_is_worked_out_again_and_equal_texts_stay():
-    shuffler = HeavyOnRank1()
-    for last in (4, 5):  # the first has no mask
-        batch = WithCache(torch.cat([own_ids()[:3], torch.tensor([last])]).int())
-        batch.total()
-        moved = shuffler.shuffle(batch)
-        assert int(moved.total()) == int(moved.ids.sum()) and moved.weights.equal(moved.ids.float())
-        assert hasattr(moved, "odd") == bool(int(moved.ids.sum()) % 2)
+    moved = HeavyOnRank1().shuffle(WithWeights(own_ids().int()))
+    check_some_moved(moved.ids)
+    assert moved.weights.equal(moved.ids.float())
     moved = HeavyOnRank1().shuffle(_with_attribute(SubclassedDict, ["a", "b"], ids=IDS))
     assert moved.mask == ["a", "b"]
 
