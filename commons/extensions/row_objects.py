@@ -13,14 +13,15 @@ from ..sequence_batch.packed_rows import PackedRows, checked_lengths, jagged_par
 from ..sequence_batch.row_lists import (
     PlainList,
     check_no_samples,
+    facts_of,
     hash_facts,
     hash_leaves,
-    lists_of,
+    is_list,
     tensor_lists,
 )
 from ..sequence_batch.row_schema import FieldValue, hash_bytes
 from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import check_replaceable, take_apart, tensors_and_arrays
+from ..sequence_batch.tree import Part, check_replaceable, take_apart, tensors_and_arrays
 
 
 class RowsWithObjects(Rows):
@@ -92,6 +93,29 @@ class RowsWithObjects(Rows):
         """Returns the arrays and lists, by path."""
         lists = {path: of(self.objects[path]) for path, of in self._list_types.items()}
         return self.objects | lists
+
+
+def lists_of(tree: Part) -> dict[str, PlainList]:
+    """Returns the outermost lists of plain values that are not declared as shared, by path."""
+    return {path: of for path, of in facts_of(tree).items() if is_list(of)}
+
+
+def row_lists(tree: Part, counts: Collection[int]) -> dict[str, PlainList]:
+    """Returns the lists of `lists_of`, except dicts, whose number of entries is in `counts`."""
+    found = lists_of(tree).items()
+    return {path: of for path, of in found if len(of) in counts and not isinstance(of, dict)}
+
+
+def select_entries(
+    lists: Mapping[str, PlainList], rows: Sequence[int] | np.ndarray, num_rows: int
+) -> dict[str, PlainList]:
+    """Returns each list's entries at `rows`, as far as it has them, and None for each new padding row."""
+    selected: dict[str, PlainList] = {}
+    for path, entries in lists.items():
+        chosen = [entries[int(row)] for row in rows if row < len(entries)]
+        chosen += [None] * (num_rows - len(rows))
+        selected[path] = tuple(chosen) if isinstance(entries, tuple) else chosen
+    return selected
 
 
 def _select(rows: np.ndarray, positions: np.ndarray, num_rows: int) -> np.ndarray:

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
+from .container_types import DECLARE_SHARED
 from .leaf_fields import Leaf, as_field, num_rows, pinned, record_stream, remedy_for_field
 from .optional_types import KeyedJaggedTensor, Pipelineable
 from .packed_rows import PackedRows, read_lengths, select_rows
-from .row_lists import row_lists, select_entries
+from .row_lists import facts_of, is_list
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
 from .tree import Part, fields_of, is_rebuilding, move_to, rebuild, take_apart, transform
 
@@ -102,12 +103,13 @@ class BaseBatch(Pipelineable):
     def index_select(self, indices: torch.Tensor | Sequence[int]) -> Self:
         """Returns a batch of the given rows, in the given order. Rows may be repeated or left out.
 
-        Lists with one entry per row, or per sample, keep the entries of these rows. Padding rows may be
-        selected, but only after all real rows. An empty selection returns one padding row. On CUDA this
-        synchronizes host and device. The exchange must not synchronize, so it selects rows in another way.
+        Padding rows may be selected, but only after all real rows. An empty selection returns one padding
+        row. On CUDA this synchronizes host and device. The exchange must not synchronize, so it selects rows
+        in another way.
 
         Raises:
-            TypeError: `indices` are not a flat sequence of integers. A boolean mask is not accepted.
+            TypeError: `indices` are not a flat sequence of integers, such as a mask, or a list has an entry for
+                each row, or for each sample, and is not declared as shared.
             ValueError: an index is out of range, a padding row precedes a real row, the lengths of a jagged
                 field do not match its values, or the rows are pieces of samples.
         """
@@ -132,12 +134,17 @@ class BaseBatch(Pipelineable):
         if not is_real[:num_real].all():
             raise ValueError("index_select got a padding row before a real row; real rows come first")
         tree = take_apart(self)
+        for path, fact in facts_of(tree).items():
+            if is_list(fact) and len(fact) in (self.batch_size, self.num_samples):
+                raise TypeError(
+                    f"index_select got {path}, a list with an entry for each row, and selects only tensors: "
+                    f"make it a tensor, or declare what all samples share: {DECLARE_SHARED}"
+                )
         fields = self.per_sample_fields(tree)
         schema = Schema.of(fields)
         packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, self.batch_size))
-        lists = select_entries(row_lists(tree, {self.batch_size, self.num_samples}), rows, out_rows)
         sizes = {"batch_size": out_rows, "actual_batch_size": num_real}
-        return rebuild(tree, {**select_rows([packed], rows, out_rows), **lists}, sizes)
+        return rebuild(tree, select_rows([packed], rows, out_rows), sizes)
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the number of sparse-feature ids to look up for each row, `[batch_size]` int64."""

@@ -1,14 +1,13 @@
 """Plain values in a batch, such as texts, request ids, or a longest length.
 
-A process that has the whole batch moves entries with their rows. An exchange sends only tensors. It treats a
-list that is equal on all ranks, such as the names of features, as shared, and refuses one that has an entry
-per row and differs.
+An exchange sends only tensors. It treats a list that is equal on all ranks, such as the names of features, as
+shared, and refuses one that has an entry per row and differs.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -23,11 +22,6 @@ from .row_schema import bytes_on_host, hash_bytes, lengths_of
 from .tree import Part, held_in_attributes, take_apart, tensors_and_arrays
 
 PlainList: TypeAlias = list | tuple | range | dict
-
-RECIPE = (
-    "collate them to tensors with a row each, or divide them by "
-    f"parts = {NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
-)
 
 
 def facts_of(tree: Part, shared: Collection[str] = ()) -> dict[str, Any]:
@@ -74,29 +68,6 @@ def is_list(fact: Any) -> bool:
     return isinstance(fact, PlainList) and not isinstance(fact, torch.Size)
 
 
-def lists_of(tree: Part) -> dict[str, PlainList]:
-    """Returns the outermost lists of plain values that are not declared as shared, by path."""
-    return {path: of for path, of in facts_of(tree).items() if is_list(of)}
-
-
-def row_lists(tree: Part, counts: Collection[int]) -> dict[str, PlainList]:
-    """Returns the lists of `lists_of`, except dicts, whose number of entries is in `counts`."""
-    found = lists_of(tree).items()
-    return {path: of for path, of in found if len(of) in counts and not isinstance(of, dict)}
-
-
-def select_entries(
-    lists: Mapping[str, PlainList], rows: Sequence[int] | np.ndarray, num_rows: int
-) -> dict[str, PlainList]:
-    """Returns each list's entries at `rows`, as far as it has them, and None for each new padding row."""
-    selected: dict[str, PlainList] = {}
-    for path, entries in lists.items():
-        chosen = [entries[int(row)] for row in rows if row < len(entries)]
-        chosen += [None] * (num_rows - len(rows))
-        selected[path] = tuple(chosen) if isinstance(entries, tuple) else chosen
-    return selected
-
-
 def hash_facts(facts: Mapping[str, Any]) -> dict[str, int]:
     """Returns a 63-bit hash of each plain value, which is the same in every process."""
     return {path: hash_bytes(_text(value).encode()) for path, value in facts.items()}
@@ -127,25 +98,20 @@ def check_no_samples(tree: Part, num_rows: int | None = None) -> None:
             raise TypeError(
                 f"{path or 'the batch'} is a {type_name(entries)} of {len(entries)} similar entries{of}: "
                 "they may be fields or samples. Make it a tuple, or a dict with names, if they are fields. "
-                f"If they are samples, {RECIPE}"
+                "If they are samples, collate them to tensors with a row each, or divide them by "
+                f"parts = {NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
             )
 
 
 def tensor_lists(tree: Part) -> dict[str, Any]:
     """Returns the lists, and dicts with numeric keys, of two or more alike entries with tensors, by path."""
-    return {
-        part.path: part.value
-        for part in tree.each()
-        if not (part.is_shared or isinstance(part.value, tuple)) and are_samples(part)
-    }
+    return {part.path: part.value for part in tree.each() if not part.is_shared and _are_alike(part)}
 
 
-def are_samples(part: Part) -> bool:
-    """Returns whether a list, or a dict with numeric keys, has two or more alike entries with tensors."""
-    if not _may_be_list(part) or len(part.value) < 2 or len(part.parts) < len(part.value):
+def _are_alike(part: Part) -> bool:
+    if isinstance(part.value, tuple) or not _may_be_list(part) or not 1 < len(part.value) == len(part.parts):
         return False
-    kinds = {_kind_of(entry) for entry in part.parts.values()}
-    return len(kinds) == 1 and bool(tensors_and_arrays(part))
+    return len({_kind_of(entry) for entry in part.parts.values()}) == 1 and bool(tensors_and_arrays(part))
 
 
 def is_plain_throughout(part: Part) -> bool:

@@ -16,13 +16,7 @@ from .base_batch import BaseBatch
 from .container_types import type_name
 from .leaf_fields import Leaf, num_rows, pinned, record_stream, remedy_for_rows, tensors_of, with_tensors
 from .packed_rows import PackedRows, read_lengths, select_rows
-from .row_lists import (
-    RECIPE,
-    are_samples,
-    check_no_samples,
-    facts_in_attributes,
-    facts_of,
-)
+from .row_lists import check_no_samples, facts_in_attributes, facts_of
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
 from .tree import Part, check_replaceable, fields_of, paths, rebuild, take_apart
 
@@ -92,11 +86,9 @@ class Rows:
             return self.batch.batch_size
         rows = {name: num_rows(name, value) for name, value in self.fields.items()}
         if len(set(rows.values())) > 1:
-            remedy = remedy_for_rows(self.fields, rows)
-            if are_samples(self.tree):
-                remedy = f"If entries of the {type(self.batch).__name__} are samples, {RECIPE}"
             raise ValueError(
-                f"fields have different numbers of rows: {rows}; each needs one row per sample. {remedy}"
+                f"fields have different numbers of rows: {rows}; each needs one row per sample. "
+                f"{remedy_for_rows(self.fields, rows)}"
             )
         return next(iter(rows.values()))
 

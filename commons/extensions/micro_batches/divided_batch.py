@@ -10,8 +10,9 @@ from ...distributed import BatchShuffler, ShufflePlan
 from ...distributed.shuffle_plan import MICRO_BATCH
 from ...partition.problem import indices_of_parts
 from ...sequence_batch.packed_rows import select_rows
-from ...sequence_batch.row_lists import PlainList, row_lists, select_entries
+from ...sequence_batch.row_lists import PlainList
 from ...sequence_batch.tree import rebuild, take_apart
+from ..row_objects import row_lists, select_entries
 
 Batch = TypeVar("Batch")
 

@@ -23,11 +23,11 @@ from ...sequence_batch.packed_rows import (
     select_rows,
     to_device_together,
 )
-from ...sequence_batch.row_lists import check_no_samples, facts_in_attributes, hash_facts, lists_of
+from ...sequence_batch.row_lists import check_no_samples, facts_in_attributes, hash_facts
 from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes
 from ...sequence_batch.rows import Rows
 from ...sequence_batch.tree import check_replaceable, paths
-from ..row_objects import check_results
+from ..row_objects import check_results, lists_of
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler

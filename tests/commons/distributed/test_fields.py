@@ -77,6 +77,13 @@ def test_every_kind_of_field_is_selected_with_its_row(container: str):
     check_identical(batch, make(IDS[rows], every_kind(IDS[rows])))
 
 
+def test_rows_of_a_list_are_not_selected():
+    assert held(IDS, more=["a", "b"], shared=["a"] * ROWS).index_select([1]).more == ["a", "b"]
+    for more in (["a"] * ROWS, {row: "a" for row in range(ROWS)}):
+        with pytest.raises(TypeError, match=r"index_select got more, a list with .*per_sample"):
+            held(IDS, more=more).index_select([1])
+
+
 @pytest.mark.parametrize("exchange", BOTH)
 @on_ranks(2)
 def test_every_dtype_travels_bit_for_bit(exchange: str):
@@ -413,7 +420,7 @@ REFUSED_BATCHES: Mapping[str, tuple[Callable[[], Any], str]] = {
     "by number": (lambda: dict.fromkeys(range(ROWS), IDS), SIMILAR),
     "lengths of samples": (
         lambda: [IDS, IDS[:2]],
-        "ValueError: .*list are samples, .*refined",
+        r"ValueError: fields have different numbers of rows: {'\[0\]': 4, '\[1\]': 2}",
     ),
 }
 
