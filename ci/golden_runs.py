@@ -28,6 +28,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from tqdm import tqdm
 
+import commons.extensions.more_kinds  # noqa: F401  for its effect
 from benchmarks import exchange_kernels
 from commons.distributed import BatchShuffler, Extension
 from commons.extensions.learned_costs import LearnedCosts
@@ -38,13 +39,14 @@ from commons.extensions.unshuffle import Unshuffle
 from commons.extensions.verification import Verification
 from commons.pipeline import TrainPipelineFactory
 from commons.sequence_batch import BaseBatch
-from tests.commons.distributed.container_batches import KINDS, make_batch
+from tests.commons.distributed.container_batches import make_batch
 from tests.commons.histories import TokenShuffler, histories
 from tests.drawn_batches import draw_batch
 
 RANKS, CASES, STEPS = (2, 3, 4), 300, 3
 KERNELS = "kernels of an exchange"
 SUB_GROUPS = {2: [[0], [1]], 3: [[0, 2], [1]], 4: [[0, 3], [1, 2]]}
+CONTAINERS = {"dict": "dict with nested tensors", "torchrec": "torchrec", "tensordict": "tensordict"}
 PARTITIONERS = ("rebalance", "rebalance", "refined", "longest_processing_time", "karmarkar_karp")
 
 
@@ -129,7 +131,7 @@ def record() -> dict[str, list[list[str]]]:
 def describe(case: int) -> dict[str, Any]:
     """Returns a random case, which is the same on all ranks."""
     rng = np.random.default_rng([47, case])
-    kind = str(rng.choice(["histories", "histories", "mixed", *KINDS]))
+    kind = str(rng.choice(["histories", "histories", "mixed", *CONTAINERS]))
     settings: dict[str, Any] = {"equal_rows": bool(rng.random() < 0.5)}
     settings["exchange"] = str(rng.choice(["all_to_all", "all_gather"]))
     settings["partitioner"] = str(rng.choice(PARTITIONERS))
@@ -320,7 +322,7 @@ class _Recorder(logging.Handler):
             batch = draw_batch(rng, first, rows, int(rng.integers(0, rows + 1)))
             return replace(batch, matrix=batch.matrix.float()) if fails else batch
         rows = rows + int(rng.integers(0, 2))
-        return make_batch("dict" if fails else case["kind"], case["case"], first, rows)
+        return make_batch(CONTAINERS["dict" if fails else case["kind"]], case["case"], first, rows)
 
     def _note(self, what: str, *values: Any) -> None:
         text = f"{what} {' '.join(map(str, values))}"

@@ -1,4 +1,4 @@
-"""Minimal stand-ins for TorchRec's jagged tensors and for tensordict, for machines that lack them.
+"""Minimal stand-ins for TorchRec's jagged tensors, for machines that lack them.
 
 Packing, the exchange, and attention read only values, lengths, and weights. With stand-ins for the classes,
 the same code runs on machines where TorchRec cannot be installed.
@@ -16,21 +16,19 @@ import torch
 
 
 def install_where_missing() -> list[str]:
-    """Puts stand-ins for torchrec and tensordict into `sys.modules` if their imports fail.
+    """Puts stand-ins for torchrec into `sys.modules` if their imports fail.
 
     Returns:
-        The names of the replaced packages, each with its import error.
+        The name of the replaced package with its import error, or nothing.
     """
-    replaced = []
-    for name, modules in (("tensordict", _make_tensordict()), ("torchrec", _make_torchrec())):
-        try:
-            importlib.import_module(f"{name}.sparse.jagged_tensor" if name == "torchrec" else name)
-        except Exception as error:  # of any type, for example if fbgemm is built for another torch
-            for loaded in [key for key in sys.modules if key.partition(".")[0] == name]:
-                del sys.modules[loaded]
-            sys.modules.update(modules)
-            replaced.append(f"{name} ({error})")
-    return replaced
+    try:
+        importlib.import_module("torchrec.sparse.jagged_tensor")
+    except Exception as error:  # of any type, for example if fbgemm is built for another torch
+        for loaded in [key for key in sys.modules if key.partition(".")[0] == "torchrec"]:
+            del sys.modules[loaded]
+        sys.modules.update(_make_torchrec())
+        return [f"torchrec ({error})"]
+    return []
 
 
 def is_stand_in(name: str) -> bool:
@@ -42,11 +40,9 @@ class _Jagged:
     def __init__(
         self, values: torch.Tensor, weights: torch.Tensor | None = None, *, lengths: torch.Tensor
     ) -> None:
-        self.values, self.lengths, self.weights_or_none = (
-            (lambda: values),
-            (lambda: lengths),
-            (lambda: weights),
-        )
+        self.values, self.weights_or_none = (lambda: values), (lambda: weights)
+        self.lengths = self.lengths_or_none = lambda: lengths
+        self.offsets_or_none = lambda: None
 
     def weights(self) -> torch.Tensor:
         """Returns the weights. Raises KeyError if there are none."""
@@ -89,14 +85,8 @@ def _make_placeholders(*names: str) -> dict[str, type]:
 
 def _make_torchrec() -> dict[str, types.ModuleType]:
     classes = {"JaggedTensor": JaggedTensor, "KeyedJaggedTensor": KeyedJaggedTensor}
-    classes |= _make_placeholders("KeyedTensor")
     jagged = _make_module("torchrec.sparse.jagged_tensor", **classes)
     streamable = _make_module("torchrec.streamable", **_make_placeholders("Pipelineable"))
     sparse = _make_module("torchrec.sparse", jagged_tensor=jagged)
     torchrec = _make_module("torchrec", sparse=sparse, streamable=streamable)
     return {module.__name__: module for module in (torchrec, sparse, jagged, streamable)}
-
-
-def _make_tensordict() -> dict[str, types.ModuleType]:
-    classes = _make_placeholders("NonTensorData", "NonTensorStack", "TensorDict", "TensorDictBase")
-    return {"tensordict": _make_module("tensordict", is_tensorclass=lambda value: False, **classes)}

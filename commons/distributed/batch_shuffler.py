@@ -42,11 +42,11 @@ class BatchShuffler(ABC):
 
     Subclass it for a model, implement `get_workloads`, and register it with `register_batch_shuffler`.
 
-    A batch is a `BaseBatch`, or any nesting of dataclasses (such as TorchRec's `Batch`), dicts, TensorDicts,
-    lists, and (named) tuples that hold KeyedJaggedTensors, JaggedTensors, KeyedTensors, and tensors with one
-    row per sample. `register_batch_type` adds other types. Only a `BaseBatch` knows its padding rows. In any
-    other batch, every row is a sample, so a rank left without samples gets a copy of a real row, the same on
-    all ranks. `plan.num_placed` shows which ranks have no samples of their own.
+    A batch is a `BaseBatch`, or any nesting of dataclasses (such as TorchRec's `Batch`), dicts, lists, and
+    (named) tuples that hold KeyedJaggedTensors, JaggedTensors, and tensors with one row per sample.
+    `extensions.more_kinds` and `register_batch_type` add other types. Only a `BaseBatch` knows its padding
+    rows. In any other batch, every row is a sample, so a rank left without samples gets a copy of a real row,
+    the same on all ranks. `plan.num_placed` shows which ranks have no samples of their own.
 
     Each `plan` takes one all-gather of host numbers, or a few collectives in the first step, in a step with
     more rows than any before, and while some ranks have no batch. `exchange` takes one all-to-all (or

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sequence_batch.leaf_fields import Leaf, as_field, num_rows
+from ..sequence_batch.leaf_fields import num_rows
 from ..sequence_batch.packed_rows import PackedRows, checked_lengths, jagged_parts, read_together, select_rows
 from ..sequence_batch.row_lists import (
     PlainList,
@@ -280,15 +280,17 @@ def _has_rows(part: Any, count: int) -> bool:
 
 
 def _rows_of(leaf: Any) -> int:
-    if not isinstance(leaf, Leaf):
-        return len(leaf) if leaf.ndim else -1
-    field = as_field(leaf)
-    return -1 if isinstance(field, torch.Tensor) and not field.dim() else num_rows("", field)
+    is_flat = isinstance(leaf, torch.Tensor | np.ndarray)
+    return num_rows("", leaf) if not is_flat else len(leaf) if leaf.ndim else -1
 
 
 def _hash(part: Any) -> int:
     leaves = {below.path: below.value for below in tensors_and_arrays(take_apart(part))}
-    hashes = hash_leaves(leaves) if leaves else hash_facts({"": part})
+    arrays = {path: leaves.pop(path) for path, leaf in [*leaves.items()] if isinstance(leaf, np.ndarray)}
+    hashes = hash_leaves(leaves) if leaves or arrays else hash_facts({"": part})
+    for path, array in arrays.items():
+        if array.dtype != object:  # objects have no bytes
+            hashes[path] = hash_bytes(repr((array.shape, array.dtype.str)).encode() + array.tobytes())
     return hash_bytes(repr(sorted(hashes.items())).encode())
 
 

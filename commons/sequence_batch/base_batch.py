@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.streamable import Pipelineable
 
 from .container_types import DECLARE_SHARED
-from .leaf_fields import Leaf, as_field, num_rows, pinned, record_stream, remedy_for_field
-from .optional_types import KeyedJaggedTensor, Pipelineable
+from .leaf_fields import Leaf, num_rows, pinned, remedy_for_field
 from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import facts_of, is_list
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
@@ -23,9 +24,9 @@ from .tree import Part, fields_of, is_rebuilding, move_to, rebuild, take_apart, 
 class BaseBatch(Pipelineable):
     """A batch of `batch_size` rows, of which the first `actual_batch_size` are samples and the rest padding.
 
-    A model's batch subclasses `BaseBatch` and adds dataclass fields. Every tensor, JaggedTensor,
-    KeyedJaggedTensor and KeyedTensor in a field, at any depth of dicts, lists and dataclasses, must have one
-    row for each row of the batch. A shuffle moves each row with its sample. Mark fields that all samples
+    A model's batch subclasses `BaseBatch` and adds dataclass fields. Every tensor, JaggedTensor, and
+    KeyedJaggedTensor in a field, at any depth of dicts, lists and dataclasses, must have one row for each row
+    of the batch. A shuffle moves each row with its sample. Mark fields that all samples
     share with `field(metadata={"per_sample": False})`. Plain values, such as numbers and names, are shared.
 
     Attributes:
@@ -108,8 +109,8 @@ class BaseBatch(Pipelineable):
         in another way.
 
         Raises:
-            TypeError: `indices` are not a flat sequence of integers, such as a mask, or a list has an entry for
-                each row, or for each sample, and is not declared as shared.
+            TypeError: `indices` are not a flat sequence of integers, as in a mask; or a list that is not
+                declared as shared has an entry for each row, or for each sample.
             ValueError: an index is out of range, a padding row precedes a real row, the lengths of a jagged
                 field do not match its values, or the rows are pieces of samples.
         """
@@ -155,7 +156,8 @@ class BaseBatch(Pipelineable):
 
         Padding rows have none. Without labels, each sample counts as one loss token.
         """
-        labels = as_field(self.labels) if isinstance(self.labels, Leaf) else None
+        has_labels = isinstance(self.labels, Leaf | KeyedTensor)
+        labels = next(iter(fields_of(take_apart(self.labels)).values())) if has_labels else None
         if labels is None:
             tokens = torch.ones(self.batch_size, dtype=torch.int64, device=self.features.device())
         elif isinstance(labels, torch.Tensor):
@@ -220,8 +222,8 @@ class BaseBatch(Pipelineable):
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses this batch's tensors."""
         for part in take_apart(self).each():
-            if isinstance(part.value, Leaf):
-                record_stream(part.value, stream)
+            if part.is_leaf:
+                part.value.record_stream(stream)
 
     def _as_exchanged(self, moved: Self) -> Self:
         moved.pieces, moved._counts_on_host = self.pieces, self._counts_on_host

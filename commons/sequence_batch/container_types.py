@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from .. import NAME
-from .optional_types import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensorclass
 
 Batch = TypeVar("Batch")
 Parts: TypeAlias = Mapping[Hashable, Any]
@@ -29,6 +28,11 @@ _VALUES = (type(None), numbers.Number, np.generic, str, bytes, enum.Enum, pathli
 _SPANS = (range, slice, datetime.date, datetime.timedelta, torch.Size)
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device)
 TAKE_APART = f"take it apart with {NAME}.sequence_batch.register_batch_type"
+MORE_KINDS = (
+    f"import {NAME}.extensions.more_kinds, for TensorDicts, KeyedTensors and jagged nested tensors, or "
+    f"{TAKE_APART}"
+)
+_OF_MORE_KINDS = ("KeyedTensor", "NestedTensor", "tensordict")
 DECLARE_SHARED = (
     'mark a field of a dataclass with field(metadata={"per_sample": False}); for any other batch, name it in '
     "the shuffler's shared_fields"
@@ -42,11 +46,13 @@ class ContainerType(NamedTuple):
         parts: function that returns the parts of a container, by key.
         replaced: function that returns a container like the given one, with the given parts replaced.
         shared: keys of the parts that all samples share.
+        is_registered: whether a user or an extension gave the functions, which then know all attributes.
     """
 
     parts: Callable[[Any], Parts]
     replaced: Callable[[Any, Parts], Any]
     shared: frozenset[str] = frozenset()
+    is_registered: bool = False
 
 
 _REGISTERED: dict[type, ContainerType] = {}
@@ -69,7 +75,7 @@ def register_batch_type(
     """
     if not isinstance(batch_type, type):
         raise TypeError(f"register_batch_type got {batch_type!r}, expected a class")
-    _REGISTERED[batch_type] = ContainerType(parts, replaced)
+    _REGISTERED[batch_type] = ContainerType(parts, replaced, is_registered=True)
     _container_of.cache_clear()
 
 
@@ -83,19 +89,24 @@ def _container_of(of: type) -> ContainerType | None:
     for base in of.__mro__:
         if base in _REGISTERED:
             return _REGISTERED[base]
-    if issubclass(of, NonTensorData | NonTensorStack | torch.Size) or is_tensorclass(of):
+    if of is torch.Size or is_of_more_kinds(of):
         return None
     if dataclasses.is_dataclass(of):
         fields = dataclasses.fields(of)
         shared = frozenset(spec.name for spec in fields if not spec.metadata.get("per_sample", True))
         return ContainerType(_dataclass_parts, replace_dataclass, shared)
-    if issubclass(of, TensorDictBase):
-        return _TENSORDICT
     if issubclass(of, MutableMapping):
         return _MAPPING
     if issubclass(of, tuple) and hasattr(of, "_asdict"):
         return _NAMED_TUPLE
     return SEQUENCE if issubclass(of, list | tuple) else None
+
+
+@functools.cache
+def is_of_more_kinds(of: Any) -> bool:
+    """Returns whether only an extension takes a type apart: KeyedTensor, nested tensors, and tensordict."""
+    names = {name for base in of.__mro__ for name in (base.__name__, base.__module__.partition(".")[0])}
+    return not names.isdisjoint(_OF_MORE_KINDS) or hasattr(of, "_is_tensorclass")
 
 
 def is_plain(value: Any) -> bool:
@@ -191,31 +202,6 @@ def _replace_sequence(value: Any, parts: Parts) -> Any:
         raise TypeError(f"{type_name(value)} cannot be made of a list of elements; {TAKE_APART}") from error
 
 
-def _replace_tensordict(value: TensorDictBase, parts: Parts) -> TensorDict:
-    changed = [part for part in parts.values() if _has_batch_size(part)]
-    batch_size, device = list(value.batch_size), value.device
-    if changed:
-        batch_size[:1] = changed[0].shape[: len(batch_size[:1])]
-        device = device and changed[0].device
-    made = TensorDict({}, batch_size=batch_size, device=device, names=value.names if batch_size else None)
-    for key, part in _tensordict_parts(value).items():
-        part = parts.get(key, part)
-        if _has_batch_size(part) or isinstance(part, NonTensorStack):
-            made.set(key, part)
-        else:
-            made.set_non_tensor(key, part)
-    return made.lock_() if value.is_locked else made
-
-
-def _has_batch_size(part: Any) -> bool:
-    return isinstance(part, torch.Tensor | TensorDictBase) or is_tensorclass(type(part))
-
-
-def _tensordict_parts(value: TensorDictBase) -> Parts:
-    of_keys = {key: value.get(key) for key in value.keys()}  # noqa: SIM118  iterating it yields rows
-    return {key: part.data if isinstance(part, NonTensorData) else part for key, part in of_keys.items()}
-
-
 _MAPPING = ContainerType(_mapping_parts, _replace_mapping)
 SEQUENCE = ContainerType(lambda value: dict(enumerate(value)), _replace_sequence)
 _NAMED_TUPLE = ContainerType(
@@ -224,4 +210,3 @@ _NAMED_TUPLE = ContainerType(
         value, value._replace(**{str(name): of for name, of in parts.items()})
     ),
 )
-_TENSORDICT = ContainerType(_tensordict_parts, _replace_tensordict)

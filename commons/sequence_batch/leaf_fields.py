@@ -1,72 +1,27 @@
-"""Converts a batch's leaves to fields, whose rows can be sent, and back. Advises on mismatched fields."""
+"""The leaves of a batch, whose rows can be sent: tensors and jagged tensors. Advises on mismatched fields."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from .container_types import DECLARE_SHARED, type_name
-from .optional_types import JaggedTensor, KeyedJaggedTensor, KeyedTensor, MemoryMappedTensor
+from .container_types import DECLARE_SHARED, MORE_KINDS, type_name
 from .row_schema import FieldValue, lengths_of, with_parts
 
-Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor
-# Only these exact types arrive complete: subclasses may hold more. A memory-mapped tensor arrives in memory.
-_EXACT_TYPES = (torch.Tensor, MemoryMappedTensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor)
+Leaf: TypeAlias = FieldValue
+# Only these exact types arrive complete: subclasses may hold more.
+_EXACT_TYPES = (torch.Tensor, JaggedTensor, KeyedJaggedTensor)
 
 
-def as_field(value: Any) -> FieldValue:
-    """Returns a leaf as a field. A jagged nested tensor becomes a JaggedTensor, and a KeyedTensor a tensor.
-
-    Raises:
-        TypeError: the rows cannot be sent one by one, or the leaf holds something that would be lost.
-    """
-    _check(value)
-    field = value
-    if isinstance(value, KeyedTensor):
-        if value.key_dim() != 1:
-            raise TypeError(f"a KeyedTensor has key_dim {value.key_dim()}; expected 1, so that dim 0 is rows")
-        field = value.values()
-    elif isinstance(value, torch.Tensor) and value.is_nested:
-        nested: Any = value
-        if value.layout != torch.jagged or nested.lengths() is not None:
-            raise TypeError(
-                "a nested tensor needs layout torch.jagged, and rows without holes, to be placed row by row: "
-                "rebuild it with torch.nested.nested_tensor(list(rows), layout=torch.jagged)"
-            )
-        values = nested.values().movedim(nested._ragged_idx - 1, 0)
-        offsets = nested.offsets()  # kept, so that `record_stream` covers them, too
-        field = JaggedTensor(values=values, lengths=offsets.diff(), offsets=offsets)
-    for _, tensor in tensors_of(field):
-        _check(tensor)
-    return field
-
-
-def like(field: Any, leaf: Any) -> Any:
-    """Converts a field back to the type of `leaf`; the inverse of `as_field`. Other values are unchanged."""
-    if isinstance(leaf, KeyedTensor) and isinstance(field, torch.Tensor):
-        return KeyedTensor(leaf.keys(), leaf.length_per_key(), field)
-    if not isinstance(leaf, torch.Tensor):
-        return field
-    if isinstance(field, JaggedTensor):
-        ragged_dim = cast(Any, leaf)._ragged_idx
-        values = field.values().movedim(0, ragged_dim - 1)
-        return torch.nested.nested_tensor_from_jagged(values, field.offsets(), jagged_dim=ragged_dim)
-    return field.flatten() if leaf.dim() == 1 else field  # labels of a `BaseBatch` may be flat
-
-
-def kind_of_leaf(leaf: Leaf) -> str:
-    """Describes the properties of a leaf that ranks must agree on but that its field lacks."""
-    if isinstance(leaf, torch.Tensor) and leaf.is_nested and getattr(leaf, "_ragged_idx", 1) != 1:
-        return f"(ragged in dim {cast(Any, leaf)._ragged_idx})"
-    if not isinstance(leaf, KeyedTensor):
-        return ""
-    keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)
-    return f"({', '.join(f'{key}: {width}' for key, width in keys)})"
+def check_leaf(leaf: Leaf) -> None:
+    """Raises a TypeError if a leaf's rows cannot be sent one by one, or something in it would be lost."""
+    for part in (leaf, *(tensor for _, tensor in tensors_of(leaf))):
+        _check(part)
 
 
 def num_rows(name: str, value: FieldValue) -> int:
@@ -155,24 +110,20 @@ def _are_offsets(value: torch.Tensor, sizes: list[int]) -> bool:
 
 
 def tensors_of(leaf: Any) -> list[tuple[str, torch.Tensor]]:
-    """Returns the tensors of a leaf or an array, each with a suffix for its name, such as ".values()"."""
-    if isinstance(leaf, torch.Tensor | np.ndarray):
-        return [("", cast(torch.Tensor, leaf))]
-    if isinstance(leaf, KeyedTensor):
-        return [(".values()", leaf.values())]
+    """Returns the tensors that a leaf has, each with a suffix for its name, such as ".values()"."""
+    if isinstance(leaf, torch.Tensor):
+        return [("", leaf)]
     parts = {"values": leaf.values(), "weights": leaf.weights_or_none()}
-    for name in ("lengths", "offsets"):  # a leaf may have only one of them, and need not compute the other
-        parts[name] = getattr(leaf, f"{name}_or_none", getattr(leaf, name))()
+    parts |= {"lengths": leaf.lengths_or_none(), "offsets": leaf.offsets_or_none()}
     return [(f".{name}()", tensor) for name, tensor in parts.items() if tensor is not None]
 
 
 def with_tensors(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns a leaf with `change` applied to its values, weights and lengths."""
+    """Returns a leaf with `change` applied to its tensors."""
     if isinstance(leaf, torch.Tensor):
         return change(leaf)
-    if isinstance(leaf, KeyedTensor):
-        return like(change(leaf.values()), leaf)
     parts = {"values": leaf.values(), "lengths": lengths_of(leaf), "weights": leaf.weights_or_none()}
+    parts["offsets"] = leaf.offsets_or_none()
     return with_parts(leaf, **{name: change(part) for name, part in parts.items() if part is not None})
 
 
@@ -183,17 +134,9 @@ def pinned(leaf: Any) -> Any:
     return with_tensors(leaf, torch.Tensor.pin_memory)
 
 
-def record_stream(leaf: Any, stream: torch.Stream) -> None:
-    """Tells the allocator that `stream` uses a leaf's tensors."""
-    nested = isinstance(leaf, torch.Tensor) and leaf.is_nested
-    for part in (leaf.values(), leaf.offsets()) if nested else (leaf,):
-        part.record_stream(stream)
-
-
 def _check(part: Leaf) -> None:
     """Raises a TypeError if a part would arrive incomplete, or if its rows cannot be sent as bytes."""
-    is_nested = isinstance(part, torch.Tensor) and part.is_nested  # its values are checked on their own
-    if type(part) not in _EXACT_TYPES and not is_nested:
+    if type(part) not in _EXACT_TYPES:
         plain = next(of for of in _EXACT_TYPES if isinstance(part, of)).__name__
         raise TypeError(
             f"a {type_name(part)} would arrive as a {plain}, without what the subclass adds; make it a "
@@ -204,8 +147,12 @@ def _check(part: Leaf) -> None:
             "a KeyedJaggedTensor has inverse_indices, which only refer to rows of this batch; leave them "
             "out, and deduplicate after the exchange"
         )
-    if not isinstance(part, torch.Tensor) or is_nested:
+    if not isinstance(part, torch.Tensor):
         return
+    if part.is_nested:
+        raise TypeError(
+            f"a nested tensor needs layout torch.jagged to be placed row by row, and {MORE_KINDS}"
+        )
     if part.is_meta:
         raise TypeError("a tensor is on the device meta, and so has no contents to send; load it on the host")
     if part.layout != torch.strided:

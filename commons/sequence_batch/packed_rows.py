@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from .optional_types import JaggedTensor, KeyedJaggedTensor
 from .row_schema import BUFFER_ALIGNMENT, WORD_DTYPES, FieldValue, Schema, Section, lengths_of
 
 
@@ -275,7 +275,7 @@ def jagged_parts(fields: Mapping[str, Any], schema: Schema) -> list[torch.Tensor
                 "a flat tensor of int32 or int64"
             )
         # Read only offsets that the value already has, so that it need not compute any.
-        offsets = value.offsets_or_none() if hasattr(value, "offsets_or_none") else None
+        offsets = value.offsets_or_none()
         parts += [lengths, lengths[:0] if offsets is None else offsets[:1]]
     return parts
 

@@ -17,7 +17,6 @@ import torch
 from .. import NAME
 from .container_types import SEQUENCE, container_type, is_plain, join_path, type_name
 from .leaf_fields import tensors_of
-from .optional_types import KeyedTensor, TensorDictBase
 from .row_schema import bytes_on_host, hash_bytes, lengths_of
 from .tree import Part, held_in_attributes, take_apart, tensors_and_arrays
 
@@ -54,10 +53,9 @@ def facts_in_attributes(tree: Part) -> dict[str, Any]:
     """Returns the plain values that only attributes of containers hold, by path."""
     found: dict[str, Any] = {}
     for owner, name, attribute in held_in_attributes(tree):
-        is_internal = name.startswith("_") or isinstance(owner.value, TensorDictBase)
         has_entries = is_list(attribute) and len(attribute) > 0
         is_part = any(attribute is part.value for part in owner.each())
-        if (has_entries or (is_plain(attribute) and not is_internal)) and not is_part:
+        if (has_entries or (is_plain(attribute) and not name.startswith("_"))) and not is_part:
             path = join_path(owner.path, name)
             found |= {path: attribute} if is_plain(attribute) else facts_of(take_apart(attribute, path=path))
     return found
@@ -74,12 +72,12 @@ def hash_facts(facts: Mapping[str, Any]) -> dict[str, int]:
 
 
 def hash_leaves(leaves: Mapping[str, Any]) -> dict[str, int]:
-    """Returns a hash of the contents of each leaf or array, by path. Some layouts and objects have none."""
+    """Returns a hash of the contents of each leaf, by path. Some layouts have none."""
     found = {}
     for path, leaf in leaves.items():
         with suppress(TypeError, RuntimeError):
             parts = dict(tensors_of(leaf))
-            if ".values()" in parts and not isinstance(leaf, KeyedTensor):
+            if not isinstance(leaf, torch.Tensor):
                 parts.pop(".offsets()", None)  # ranks may differ in which of the two they have cached
                 parts[".lengths()"] = lengths_of(leaf).long()
             found[path] = hash_bytes(b"".join(map(_bytes_of, parts.values())))
@@ -133,11 +131,7 @@ def _kind_of(part: Part) -> Any:
     return type(part.value), tuple((key, _kind_of(below)) for key, below in part.parts.items())
 
 
-def _bytes_of(part: Any) -> bytes:
-    if isinstance(part, np.ndarray):
-        if part.dtype == object:
-            raise TypeError("objects have no bytes")
-        return repr((part.shape, part.dtype.str)).encode() + part.tobytes()
+def _bytes_of(part: torch.Tensor) -> bytes:
     return repr((tuple(part.shape), part.dtype)).encode() + bytes_on_host(part).tobytes()
 
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-
-from .optional_types import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 FieldValue: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor
 
@@ -230,7 +229,7 @@ def lengths_of(value: JaggedTensor | KeyedJaggedTensor) -> torch.Tensor:
 
     Cached lengths would be in unpinned memory, and a copy of the value to the device would wait for them.
     """
-    lengths = value.lengths_or_none() if hasattr(value, "lengths_or_none") else value.lengths()
+    lengths = value.lengths_or_none()
     return value.offsets().diff() if lengths is None else lengths
 
 

@@ -11,10 +11,9 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from .. import NAME
 from .base_batch import BaseBatch
-from .container_types import type_name
-from .leaf_fields import Leaf, num_rows, pinned, record_stream, remedy_for_rows, tensors_of, with_tensors
+from .container_types import MORE_KINDS, type_name
+from .leaf_fields import num_rows, pinned, remedy_for_rows, tensors_of, with_tensors
 from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import check_no_samples, facts_in_attributes, facts_of
 from .row_schema import FieldValue, Schema, lengths_of, with_parts
@@ -50,7 +49,7 @@ class Rows:
 
     @cached_property
     def fields(self) -> dict[str, FieldValue]:
-        """The fields that travel with the samples, by path, as `as_field` returns them.
+        """The fields that travel with the samples, by path.
 
         Raises:
             TypeError: nothing in the batch has rows, or something would stay behind when samples move.
@@ -58,20 +57,19 @@ class Rows:
         if fields := self.tensor_fields():
             return fields
         raise TypeError(
-            f"{type_name(self.batch)} has no rows to place; expected a BaseBatch, or tensors, "
-            "KeyedJaggedTensors, JaggedTensors and KeyedTensors with one row per sample, in any nesting of "
-            "dataclasses, dicts, TensorDicts, lists and (named) tuples. Take another type apart with "
-            f"{NAME}.sequence_batch.register_batch_type"
+            f"{type_name(self.batch)} has no rows to place; expected a BaseBatch, or tensors, JaggedTensors "
+            "and KeyedJaggedTensors with one row per sample, in any nesting of dataclasses, dicts, lists and "
+            f"(named) tuples. Of other types, {MORE_KINDS}"
         )
 
     def tensor_fields(self) -> dict[str, FieldValue]:
-        """Returns the fields that are tensors, jagged tensors or keyed tensors, by path."""
+        """Returns the fields that are tensors or jagged tensors, by path."""
         return self.batch.per_sample_fields(self.tree) if self.pads else fields_of(self.tree)
 
     @cached_property
     def shared_leaves(self) -> dict[str, Any]:
         """The tensors that all samples share, by path."""
-        leaves = (part for part in self.tree.each() if part.is_shared and isinstance(part.value, Leaf))
+        leaves = (part for part in self.tree.each() if part.is_shared and part.is_leaf)
         return {part.path: part.value for part in leaves}
 
     @cached_property
@@ -165,7 +163,7 @@ class Rows:
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses the rows, and the tensors that all samples share."""
         for leaf in (*self.fields.values(), *self.shared_leaves.values()):
-            record_stream(leaf, stream)
+            leaf.record_stream(stream)
 
     def _moved(self, move: Callable[[Any], Any]) -> Self:
         fields = {name: move(field) for name, field in self.fields.items()}

@@ -1,8 +1,8 @@
 """Trees of batches of any type, with tensors as leaves.
 
-Dataclasses, named tuples, tuples, lists, dicts and TensorDicts may be nested in any way.
-`register_batch_type` adds other types. The name of a part is its path, such as `sparse.ids`, `[0].lengths` or
-`['user/age']`. Attributes and keys that are identifiers follow a dot, and all other keys are in brackets.
+Dataclasses, named tuples, tuples, lists and dicts may be nested in any way. `register_batch_type` adds other
+types. The name of a part is its path, such as `sparse.ids`, `[0].lengths` or `['user/age']`. Attributes and
+keys that are identifiers follow a dot, and all other keys are in brackets.
 
 `take_apart` walks over a batch once. The library then reads the tree rather than the batch.
 """
@@ -10,7 +10,7 @@ Dataclasses, named tuples, tuples, lists, dicts and TensorDicts may be nested in
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -19,18 +19,19 @@ import torch
 
 from .container_types import (
     DECLARE_SHARED,
+    MORE_KINDS,
     TAKE_APART,
     Batch,
     ContainerType,
     container_type,
     is_cached_property,
+    is_of_more_kinds,
     is_plain,
     join_path,
     replace_dataclass,
     type_name,
 )
-from .leaf_fields import Leaf, as_field, kind_of_leaf, like
-from .optional_types import NonTensorStack
+from .leaf_fields import Leaf, check_leaf
 from .row_schema import FieldValue
 
 _NOTHING: Mapping[Any, Any] = {}
@@ -43,7 +44,7 @@ class Part(NamedTuple):
     """A part of a batch, or a whole batch.
 
     Attributes:
-        path: path in the batch, empty for the batch itself. A leaf's path ends with its `kind_of_leaf`.
+        path: path in the batch, empty for the batch itself.
         value: the part itself.
         is_shared: whether all samples share the part, so that it does not travel. The part, or one that
             contains it, is declared as shared.
@@ -59,11 +60,22 @@ class Part(NamedTuple):
     parts: Mapping[Hashable, Part]
     plain: Mapping[Hashable, Any] = _NOTHING
 
-    def each(self) -> Iterator[Part]:
-        """Yields this part and all parts below it."""
-        yield self
-        for part in self.parts.values():
-            yield from part.each()
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the part is a tensor or a jagged tensor, unless its type is registered."""
+        return self.container is None and isinstance(self.value, Leaf)
+
+    @property
+    def needs_import(self) -> bool:
+        """Whether the part is of a type that an extension would take apart, and that is not imported."""
+        return self.container is None and is_of_more_kinds(type(self.value))  # type: ignore[arg-type]
+
+    def each(self, without: Collection[int] = ()) -> Iterator[Part]:
+        """Yields this part and all parts below it, but none below a value whose `id` is in `without`."""
+        if id(self.value) not in without:
+            yield self
+            for part in self.parts.values():
+                yield from part.each(without)
 
 
 def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shared: bool = False) -> Part:
@@ -77,8 +89,6 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
         is_shared: whether all samples share `value`.
     """
     is_shared = is_shared or path in shared
-    if isinstance(value, Leaf):
-        return Part(path + kind_of_leaf(value), value, is_shared, None, _NOTHING)
     container = container_type(value)
     if container is None:
         return Part(path, value, is_shared, None, _NOTHING)
@@ -92,12 +102,13 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
 
 
 def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Any, Any] = _NOTHING) -> Any:
-    """Returns the batch with the parts at the paths in `new` replaced. New leaves may be fields.
+    """Returns the batch with the parts at the paths in `new` replaced.
 
     Unchanged containers are kept. `numbers` replaces plain values of the batch that the tree leaves out.
     """
     if tree.path in new:
-        return like(new[tree.path], tree.value)
+        is_flat = isinstance(tree.value, torch.Tensor) and tree.value.dim() == 1
+        return new[tree.path].flatten() if is_flat else new[tree.path]  # labels of a `BaseBatch` may be flat
     made = {key: rebuild(part, new) for key, part in tree.parts.items()}
     changed = {**numbers, **{key: part for key, part in made.items() if part is not tree.parts[key].value}}
     if tree.container is None or not changed:
@@ -112,9 +123,7 @@ def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Any, Any] = _NO
 def transform(batch: Batch, function: Callable[[Any], Any]) -> Batch:
     """Returns the batch with every leaf, including shared ones, replaced by `function(leaf)`."""
     tree = take_apart(batch)
-    return rebuild(
-        tree, {part.path: function(part.value) for part in tree.each() if isinstance(part.value, Leaf)}
-    )
+    return rebuild(tree, {part.path: function(part.value) for part in tree.each() if part.is_leaf})
 
 
 def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
@@ -123,24 +132,26 @@ def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> B
 
 
 def fields_of(tree: Part) -> dict[str, FieldValue]:
-    """Returns the leaves that travel with samples, by path, as `as_field` converts them.
+    """Returns the leaves that travel with samples, by path.
 
     Raises:
-        TypeError: `as_field` refuses a leaf, or a value may hold data of samples that would stay behind.
+        TypeError: `check_leaf` refuses a leaf, a value may hold data of samples that would stay behind, or a
+            part is of a type that an extension would take apart.
     """
     fields = {}
     for part in tree.each():
+        if part.needs_import:
+            raise TypeError(f"{part.path or 'the batch'} is a {type_name(part.value)}: {MORE_KINDS}")
         if part.is_shared:
             continue
-        if isinstance(part.value, Leaf):
+        if part.is_leaf:
             try:
-                fields[part.path] = as_field(part.value)
+                check_leaf(part.value)
+                fields[part.path] = part.value
             except TypeError as error:
                 raise TypeError(f"{part.path}: {error}") from error
         elif part.container is None and part.path and not is_plain(part.value):
             remedy = "make it a tensor" if isinstance(part.value, np.ndarray) else TAKE_APART
-            if isinstance(part.value, NonTensorStack):
-                remedy = "its values are not tensors, one for each row; make it a tensor"
             raise TypeError(
                 f"{part.path} is a {type_name(part.value)}, which would stay behind when its samples move: "
                 f"{remedy}, or declare what all samples share: {DECLARE_SHARED}"
@@ -187,9 +198,7 @@ def check_attributes(tree: Part) -> None:
     """
     for part, name, attribute in held_in_attributes(tree):
         inside = {id(below.value) for below in part.each()}
-        path = join_path(part.path, name)
-        held = [] if id(attribute) in inside else tensors_and_arrays(take_apart(attribute, path=path))
-        for lost in (below for below in held if id(below.value) not in inside):
+        for lost in tensors_and_arrays(take_apart(attribute, path=join_path(part.path, name)), inside):
             kind = "an array" if isinstance(lost.value, np.ndarray) else "a tensor"
             raise TypeError(
                 f"{lost.path} is {kind} that would stay behind when its samples move, because it is only an "
@@ -198,17 +207,16 @@ def check_attributes(tree: Part) -> None:
 
 
 def held_in_attributes(tree: Part) -> Iterator[tuple[Part, str, Any]]:
-    """Yields (owner, name, value) for all `_attributes` of the dataclasses, mappings and sequences in a
-    batch."""
+    """Yields (owner, name, value) for all `_attributes` of a batch's containers of types not registered."""
     for part in tree.each():
-        is_container = isinstance(part.value, MutableMapping | list | tuple)
-        if part.container and (is_container or part.container.replaced is replace_dataclass):
+        if part.container and not part.container.is_registered:
             yield from ((part, name, attribute) for name, attribute in _attributes(part.value))
 
 
-def tensors_and_arrays(tree: Part) -> list[Part]:
-    """Returns every part that is a tensor, a jagged or keyed tensor, or an array, including shared parts."""
-    return [part for part in tree.each() if isinstance(part.value, Leaf | np.ndarray)]
+def tensors_and_arrays(tree: Part, without: Collection[int] = ()) -> list[Part]:
+    """Returns every part that is a leaf, an array, or what an extension would take apart, also if shared."""
+    every = tree.each(without)
+    return [of for of in every if of.is_leaf or of.needs_import or isinstance(of.value, np.ndarray)]
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:

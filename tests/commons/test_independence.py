@@ -13,7 +13,7 @@ COMMONS = REPOSITORY / "commons"
 # Packages of batch, plan, exchange and pipeline. Datasets and cost models belong to some model.
 CORE = ("sequence_batch", "partition", "distributed", "pipeline")
 EXTENSIONS = [path.parent.name for path in COMMONS.glob("extensions/*/__init__.py")]
-FOR_SEVERAL = ("row_objects",)  # files beside the folders of extensions
+FOR_SEVERAL = ("row_objects", "more_kinds")  # files beside the folders of extensions
 OF_OTHERS = {"controller": ("sample_groups",)}  # extensions that an extension may import
 # Files, and a pattern of what they must not import.
 RULES = [

@@ -14,6 +14,7 @@ from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+import commons.extensions.more_kinds  # noqa: F401  for its effect
 from commons.distributed import BatchShuffler, BatchShufflerFactory, IdentityShuffler
 from commons.extensions.learned_costs import LearnedCosts
 from commons.extensions.micro_batches import MicroBatches, run_micro_batches
@@ -22,7 +23,7 @@ from commons.extensions.verification import Verification
 from commons.pipeline import TrainPipelineFactory
 from commons.received_ids import ReceivedIds
 from commons.training import OptimizerArgs, shard_model
-from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
+from tests.commons.distributed.container_batches import KINDS, MORE_KINDS, ContainerShuffler, make_batch
 from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import (
@@ -307,7 +308,7 @@ def trained(place: Place) -> Results:
 def kinds_of_fields(place: Place) -> Results:
     """Dicts, TorchRec's batches and TensorDicts, with fields of every kind, over both exchanges."""
     results: Results = []
-    for kind in KINDS:
+    for kind in (*KINDS, *MORE_KINDS):
         for exchange in ("all_to_all", "all_gather"):
             shuffler = ContainerShuffler(exchange=exchange)
             for seed in range(2):

@@ -17,7 +17,7 @@ from commons.distributed import exchange, plan_ahead
 from commons.extensions.learned_costs import learning
 from commons.perf_model import compute_clock
 from commons.pipeline import train_pipelines
-from commons.sequence_batch import leaf_fields, packed_rows
+from commons.sequence_batch import packed_rows
 from commons.training import step_vote
 from tests.commons.distributed.internals import Step
 from tests.commons.sequence_batch.internals import Rows, Selection
@@ -64,7 +64,7 @@ def _records(chosen: Callable[[list[str]], list[str]]) -> Mutant:
 
     def records(rows: Any, stream: Any) -> None:
         for name in chosen(list(rows.fields)):
-            leaf_fields.record_stream(rows.fields[name], stream)
+            rows.fields[name].record_stream(stream)
 
     return _instead(Rows, "record_stream", lambda _: records)
 

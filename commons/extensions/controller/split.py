@@ -23,6 +23,7 @@ from ...partition.workloads import as_workloads, check_count, check_wide
 from ...perf_model.cost import Cost
 from ...sequence_batch.row_lists import check_no_samples, facts_in_attributes, tensor_lists
 from ...sequence_batch.tree import check_replaceable
+from .. import more_kinds as more_kinds  # for its effect: batches may have TensorDicts and nested tensors
 from ..row_objects import RowsWithObjects, hashes_at, join, shared_in_results
 
 Batch = TypeVar("Batch")

@@ -11,7 +11,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from commons.distributed import BatchShuffler
 from tests.drawn_batches import MixedBatch, sample_contents
 
-KINDS = ["dict", "torchrec", "tensordict"]
+KINDS = ["dict", "torchrec"]
+MORE_KINDS = ["dict with nested tensors", "tensordict"]  # they need the extension `more_kinds`
 
 
 def _as_nested(lengths: np.ndarray, values: torch.Tensor) -> torch.Tensor:
@@ -46,11 +47,12 @@ def make_batch(kind: str, seed: int, first_sample: int, rows: int):
             },
             batch_size=[rows],
         )
+    nested = {"nested": _as_nested(lengths[3], values[3])} if kind == "dict with nested tensors" else {}
     return {
         "ids": ids,
         "keyed": keyed,
         "jagged": JaggedTensor(values[2].int(), lengths=torch.from_numpy(lengths[2]).int()),
-        "nested": _as_nested(lengths[3], values[3]),
+        **nested,
         "dense": dense,
         "name": "train",
         "rate": 0.5,

@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from commons.distributed import BatchShuffler
 from commons.sequence_batch import BaseBatch, register_batch_type
+from tests.commons.distributed.loaded_batches import check_identical
 
 ROWS = 4
 
@@ -127,15 +128,25 @@ TRAVELS: Mapping[str, Callable[[torch.Tensor], Any]] = {
     "jagged with weights": lambda ids: jagged(ids, weights=jagged(ids).values()[:, None].half() / 7),
     "keyed": _keyed,
     "no keys": _no_keys,
+    "deep": lambda ids: {"a": [1, ids, {"b": jagged(ids)}], ("a", "b"): (-ids, "text"), "b/c": ids, 3: ids},
+}
+
+
+# These need the extension `more_kinds`.
+MORE_TRAVELS: Mapping[str, Callable[[torch.Tensor], Any]] = {
     "keyed tensor": lambda ids: KeyedTensor(["p", "q"], [1, 2], ids[:, None].float() * torch.ones(3)),
     **{f"nested, ragged in dim {dim}": _ragged(dim) for dim in (1, 2, 3)},
-    "deep": lambda ids: {"a": [1, ids, {"b": jagged(ids)}], ("a", "b"): (-ids, "text"), "b/c": ids, 3: ids},
 }
 
 
 def every_kind(ids: torch.Tensor) -> dict[str, Any]:
     """Makes a field of each kind."""
     return {kind: make(ids) for kind, make in TRAVELS.items()}
+
+
+def every_kind_and_more(ids: torch.Tensor) -> dict[str, Any]:
+    """Makes a field of each kind, and of each kind of the extension `more_kinds`."""
+    return every_kind(ids) | {kind: make(ids) for kind, make in MORE_TRAVELS.items()}
 
 
 @dataclass
@@ -239,12 +250,15 @@ CONTAINERS: Mapping[str, Callable[[torch.Tensor, Any], Any]] = {
     "dataclass": Plain,
     "BaseBatch": held,
     "registered": lambda ids, more: Registered((ids, more)),
-    "TensorDict": _tensordict,
     "mapping": lambda ids, more: Columns({"ids": ids, "more": more}),
     "UserDict": lambda ids, more: UserDict(ids=ids, more=more),
     "merging dict": lambda ids, more: MergingDict(ids=ids, more=MergingDict(inner=more)),
     "attributes": lambda ids, more: AttributeDict(ids=ids, more=more),
 }
+
+
+# With one that needs the extension `more_kinds`.
+MORE_CONTAINERS: Mapping[str, Callable[[torch.Tensor, Any], Any]] = {**CONTAINERS, "TensorDict": _tensordict}
 
 
 def ids_of(batch: Any) -> torch.Tensor:
@@ -253,3 +267,17 @@ def ids_of(batch: Any) -> torch.Tensor:
         return batch.held[0]
     is_named = isinstance(batch, Mapping | TensorDict)
     return batch["ids"] if is_named else batch[0] if isinstance(batch, list | tuple) else batch.ids
+
+
+def check_travels(make: Callable[..., Any], more: Callable[[torch.Tensor], Any], exchange: str) -> None:
+    """Checks that a field moves with its rows, and that the loaded batch keeps it."""
+    ids, is_first = own_ids(), dist.get_rank() == 0
+    shuffler, loaded = HeavyOnRank1(exchange=exchange), make(ids, more(ids))
+    # In the first step, only rank 0 has a batch, from which rank 1 learns of the fields.
+    plan = shuffler.plan(loaded if is_first else None)
+    first = shuffler.exchange(loaded if is_first else shuffler.padding_batch(), plan)
+    check_identical(first, make(ids_of(first), more(ids_of(first))))
+    moved = shuffler.shuffle(loaded)
+    check_some_moved(ids_of(moved))
+    check_identical(moved, make(ids_of(moved), more(ids_of(moved))))
+    check_identical(loaded, make(ids, more(ids)))

@@ -94,9 +94,7 @@ def many_fields(seed: int) -> dict:
         "ids": keyed(["a", "b", "c"], torch.int64),
         "times": keyed(["t"], torch.float32, torch.float64),
         "jagged": JaggedTensor(torch.arange(9), lengths=torch.tensor([1, 0, 2, 3, 0, 3])),
-        "nested": torch.nested.nested_tensor_from_jagged(
-            torch.arange(8.0), torch.tensor([0, 1, 1, 4, 6, 7, 8])
-        ),
+        "floats": JaggedTensor(torch.arange(8.0), lengths=torch.tensor([1, 0, 3, 2, 1, 1])),
         "codes": keyed(["d", "e"], torch.int16, torch.float16),
         "workload": torch.from_numpy(rng.integers(1, 100, 6) * (1 + 100 * rank)),
         "price": torch.rand(6, 3, dtype=torch.float64),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.perf_model import HSTUFlops
@@ -122,17 +122,11 @@ def counted(real: int = 2, **counts: tuple[int, ...]) -> CountedBatch:
     return CountedBatch(features, 2, {}, actual_batch_size=real, counts=tuple(counts.items()))
 
 
-@pytest.mark.parametrize("kind", ["nested", "jagged", "keyed"])
 @on_ranks(2)
-def test_each_label_of_a_row_is_a_loss_token(kind: str):
+def test_each_label_of_a_row_is_a_loss_token():
     lengths = [[1, 5, 3], [2, 0, 7]]
     mine = lengths[dist.get_rank()]
-    if kind == "nested":
-        labels = torch.nested.nested_tensor([torch.ones(count) for count in mine], layout=torch.jagged)
-    elif kind == "jagged":
-        labels = JaggedTensor(torch.ones(sum(mine)), lengths=torch.tensor(mine))
-    else:
-        labels, lengths = KeyedTensor(["click", "like"], [2, 1], torch.ones(3, 3)), [[3] * 3] * 2
+    labels = JaggedTensor(torch.ones(sum(mine)), lengths=torch.tensor(mine))
     features = KeyedJaggedTensor(["item"], torch.arange(6), lengths=torch.tensor([1, 2, 3]))
     plan = TokenShuffler().plan(BaseBatch(features, 3, {"item": 3}, labels=labels))
     assert plan.rows.loss_tokens.tolist() == [*lengths[0], *lengths[1]]

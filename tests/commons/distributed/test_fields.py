@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tensordict import MemoryMappedTensor, NonTensorStack, TensorDict, tensorclass
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import IdentityShuffler
-from commons.sequence_batch import BaseBatch, register_batch_type
+from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all, warnings_of
 from tests.commons.distributed.field_kinds import (
     CONTAINERS,
@@ -26,6 +25,7 @@ from tests.commons.distributed.field_kinds import (
     ROWS,
     HeavyOnRank1,
     check_some_moved,
+    check_travels,
     drawn,
     every_kind,
     held,
@@ -41,20 +41,6 @@ from tests.commons.sequence_batch.internals import Rows
 from tests.on_ranks import on_ranks
 
 IDS, ONES = torch.arange(ROWS), torch.ones(ROWS, dtype=torch.int64)
-
-
-def check_travels(make: Callable[..., Any], more: Callable[[torch.Tensor], Any], exchange: str) -> None:
-    """Checks that a field moves with its rows, and that the loaded batch keeps it."""
-    ids, is_first = own_ids(), dist.get_rank() == 0
-    shuffler, loaded = HeavyOnRank1(exchange=exchange), make(ids, more(ids))
-    # In the first step, only rank 0 has a batch, from which rank 1 learns of the fields.
-    plan = shuffler.plan(loaded if is_first else None)
-    first = shuffler.exchange(loaded if is_first else shuffler.padding_batch(), plan)
-    check_identical(first, make(ids_of(first), more(ids_of(first))))
-    moved = shuffler.shuffle(loaded)
-    check_some_moved(ids_of(moved))
-    check_identical(moved, make(ids_of(moved), more(ids_of(moved))))
-    check_identical(loaded, make(ids, more(ids)))
 
 
 @pytest.mark.parametrize("exchange", BOTH)
@@ -92,22 +78,6 @@ def test_every_dtype_travels_bit_for_bit(exchange: str):
 
 
 @on_ranks(2)
-def test_a_memory_mapped_tensor_arrives_in_memory():
-    moved = HeavyOnRank1().shuffle({"ids": own_ids(), "mapped": MemoryMappedTensor.from_tensor(own_ids())})
-    check_identical(moved, {"ids": moved["ids"], "mapped": moved["ids"].clone()})
-
-
-@on_ranks(2)
-def test_tensordicts_keep_names_and_locks_and_change_device():
-    inner = TensorDict({"ids": own_ids()}, [ROWS])
-    moved = HeavyOnRank1().shuffle(TensorDict({"n": inner}, [ROWS], names=["row"]).lock_())
-    check_some_moved(moved["n", "ids"])
-    assert moved.names == ["row"] and moved.is_locked
-    without_rows = TensorDict({"n": TensorDict({"ids": IDS}, [])}, [])
-    assert Rows(without_rows).to(torch.device("meta")).batch["n", "ids"].device.type == "meta"
-
-
-@on_ranks(2)
 def test_plain_values_and_lists_that_are_equal_on_all_ranks_stay():
     rank = dist.get_rank()
     more = {
@@ -119,7 +89,7 @@ def test_plain_values_and_lists_that_are_equal_on_all_ranks_stay():
         "names": ["a", "b", "c", "d"],
         "deep": {"texts": ("x", [1, {2, 3}]), "rank": rank},
     }
-    for container in ("dict", "TensorDict", "dataclass", "BaseBatch"):
+    for container in ("dict", "dataclass", "BaseBatch"):
         with naming(container):
             make, shuffler = CONTAINERS[container], HeavyOnRank1()
             for _ in range(2):
@@ -296,21 +266,12 @@ class Pieced(BaseBatch):
     pieces: torch.Tensor | None = None
 
 
-@tensorclass
-class Tagged:
-    id: torch.Tensor
-
-
 def _keyed(lengths: torch.Tensor, **parts: Any) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["a"], IDS, lengths=lengths, **parts)
 
 
 def _masked() -> Any:
     return torch.masked.masked_tensor(torch.ones(ROWS), torch.tensor([True, False] * 2))
-
-
-def _with_holes() -> torch.Tensor:
-    return torch.nested.nested_tensor_from_jagged(IDS, torch.tensor([0, 1, 2, 3, 4]), ONES - 1)
 
 
 def _base(batch_type: type, **parts: Any) -> Any:
@@ -328,9 +289,6 @@ SIMILAR = "TypeError: .*4 similar entries.*fields or samples.*refined"
 REFUSED_FIELDS: Mapping[str, tuple[Callable[[], Any], str]] = {
     "array": (lambda: np.arange(ROWS), r"TypeError: more is a numpy\.ndarray, .*make it a tensor"),
     "object": (lambda: {"a b": object()}, r"TypeError: more\['a b'\] is a object, .*register_batch_type"),
-    "tensorclass": (lambda: Tagged(IDS, batch_size=[ROWS]), "TypeError: more .*register_batch_type"),
-    "non-tensors": (lambda: NonTensorStack("a", "b"), "TypeError: more .* its values are not tensors"),
-    "holes": (_with_holes, "TypeError: more: .*rows without holes"),
     "strided": (lambda: torch.nested.nested_tensor([IDS, IDS]), r"TypeError: more: .*layout torch\.jagged"),
     "sparse values": (
         lambda: JaggedTensor(IDS.to_sparse(), None, ONES),
@@ -346,7 +304,6 @@ REFUSED_FIELDS: Mapping[str, tuple[Callable[[], Any], str]] = {
         lambda: _keyed(ONES, stride=ROWS, inverse_indices=(["a"], IDS[None])),
         "TypeError: more: .*inverse_indices",
     ),
-    "key_dim": (lambda: KeyedTensor(["a"], [1], IDS[None], 0), "TypeError: more.*key_dim 0; expected 1"),
     "varying stride": (
         lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=ONES, stride_per_key_per_rank=[[3], [1]]),
         r"ValueError: more is a .*variable batch size per key \(VBE\)",
@@ -462,24 +419,6 @@ def test_a_base_batch_refuses_what_would_stay_behind_when_it_is_made():
         held(IDS, more=[np.zeros(ROWS)])
 
 
-@tensorclass
-class Labeled:
-    id: torch.Tensor
-
-
-@on_ranks(2)
-def test_a_tensorclass_travels_once_its_type_is_registered():
-    register_batch_type(
-        Labeled,
-        parts=lambda labeled: {"id": labeled.id},
-        replaced=lambda labeled, parts: Labeled(id=parts["id"], batch_size=[len(parts["id"])]),
-    )
-    batch = TensorDict({"of": Labeled(id=own_ids(), batch_size=[ROWS])}, batch_size=[ROWS])
-    moved = HeavyOnRank1().shuffle(batch)
-    check_some_moved(moved["of"].id)
-    assert moved.batch_size == (len(moved["of"].id),)
-
-
 FOUR = JaggedTensor(torch.arange(9), lengths=torch.tensor([2, 3, 0, 4]))
 KEYED = KeyedJaggedTensor(["item", "user"], torch.arange(10), lengths=torch.tensor([3, 2, 1, 0, 1, 1, 1, 1]))
 
@@ -550,14 +489,12 @@ def test_cached_properties_of_an_exchanged_batch_are_those_of_its_own_rows():
 
 @on_ranks(2)
 def test_ranks_and_steps_agree_on_the_types_and_formats_of_batches():
-    kinds = {key: KeyedTensor([*key], [1, 1], torch.zeros(ROWS, 2)) for key in ("ab", "ba")}
     twice = torch.arange(2 * ROWS), None, ONES.repeat(2)
     keyed = {keys: KeyedJaggedTensor([*keys], *twice) for keys in ("xy", "yx")}
     # Rank 1's batch knows its padding rows, that of rank 0 does not.
     batches = {"features": held(IDS).features}, BaseBatch(held(IDS).features, ROWS, {})
     assert "of different types" in error_of_all(HeavyOnRank1().plan, _on_rank_1(*batches))
     for batch, other, told in (
-        (held(IDS, kinds["ab"]), held(IDS, kinds["ba"]), r"field 'more\(.: 1, .: 1\)' is"),
         (held(IDS), held(IDS.int()), "field 'features' has dtype torch.int32, expected torch.int64"),
         (held(IDS, IDS), held(IDS), "field 'more' is missing"),
         ({"x": IDS, "y": IDS}, {"y": IDS, "x": IDS}, r"\['y', 'x'\]"),

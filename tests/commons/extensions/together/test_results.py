@@ -18,12 +18,12 @@ from commons.extensions.micro_batches import MicroBatches
 from commons.extensions.unshuffle import Unshuffle
 from tests.commons.distributed.errors_and_warnings import error_of_all
 from tests.commons.distributed.field_kinds import (
-    CONTAINERS,
+    MORE_CONTAINERS,
     ROWS,
     Columns,
     HeavyOnRank1,
     check_some_moved,
-    every_kind,
+    every_kind_and_more,
     naming,
     of_every_dtype,
     own_ids,
@@ -78,8 +78,10 @@ WAYS = [unshuffled, joined, merged]
 def test_every_kind_of_result_comes_back_in_any_container(way: Callable[..., Any]):
     for container in ("dict", "tuple", "named tuple", "dataclass", "TensorDict", "UserDict"):
         with naming(container):
-            come_back, ids = way(lambda ids, make=CONTAINERS[container]: make(ids, every_kind(ids)))
-            check_identical(come_back(), CONTAINERS[container](ids, every_kind(ids)))
+            come_back, ids = way(
+                lambda ids, make=MORE_CONTAINERS[container]: make(ids, every_kind_and_more(ids))
+            )
+            check_identical(come_back(), MORE_CONTAINERS[container](ids, every_kind_and_more(ids)))
     with unfilled_memory():
         come_back, ids = way(of_every_dtype)
         check_identical(come_back(), of_every_dtype(ids))
@@ -154,14 +156,14 @@ def test_numbers_and_texts_that_parts_differ_in_are_refused(kind):
     check_identical(come_back(), {"ids": ids, "loss": kind(3)})
 
 
-@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("container", MORE_CONTAINERS)
 def test_every_kind_of_field_is_split_and_merged_in_any_container(container: str):
-    make, ids = CONTAINERS[container], torch.arange(7)
-    chunks, order = split_balanced(make(ids, every_kind(ids)), 3, ids)
+    make, ids = MORE_CONTAINERS[container], torch.arange(7)
+    chunks, order = split_balanced(make(ids, every_kind_and_more(ids)), 3, ids)
     for chunk, samples in zip(chunks, order.partition, strict=True):
         if container != "BaseBatch":  # whose chunks have padding
-            check_identical(chunk, make(ids[samples], every_kind(ids[samples])))
-    check_identical(merge(chunks, order), make(ids, every_kind(ids)))
+            check_identical(chunk, make(ids[samples], every_kind_and_more(ids[samples])))
+    check_identical(merge(chunks, order), make(ids, every_kind_and_more(ids)))
 
 
 def test_a_split_mapping_around_a_dict_stays_as_loaded_and_texts_in_an_attribute_are_refused():
