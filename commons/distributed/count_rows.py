@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..sequence_batch.leaf_fields import tensors_of
 from ..sequence_batch.packed_rows import read_lengths
 from ..sequence_batch.row_schema import FieldValue, Schema
 from ..sequence_batch.rows import NARROW_INTEGERS, Rows
@@ -31,7 +33,7 @@ def count_rows(
             the names of the extensions.
 
     Raises:
-        ValueError: the batch has no rows, a count is invalid (see `check_counts`), lengths do not match the
+        ValueError: the batch has no rows, a count is invalid (see `check_numbers`), lengths do not match the
             values, a field requires a gradient, or a column has a wrong shape or dtype, or a name in use.
     """
     fields = batch.fields
@@ -45,14 +47,19 @@ def count_rows(
     lengths = read_lengths(fields, schema, num_rows)
     _check_lengths(lengths, schema)
     shown = batch.to_count()
-    checks = check_work, check_counts, check_loss_tokens
+    checks: tuple[Callable[..., torch.Tensor], ...]
+    checks = check_work, check_numbers, partial(check_numbers, weights=True)
     work, tokens, loss_tokens = (
         check(_call(count, shown, whose), num_rows, num_real, whose).numpy()
         for check, (whose, count) in zip(checks, counters.items(), strict=True)
     )
     row_counts_of = f"{type(batch.batch).__name__}.row_counts"
     row_counts = _call(lambda rows: rows.batch.row_counts(), shown, row_counts_of) if batch.pads else {}
-    checked_row_counts = _check_row_counts(row_counts, num_rows, num_real, row_counts_of)
+    checked_row_counts = np.zeros((num_real, len(row_counts)), dtype=np.int64)
+    for column, (name, counts) in enumerate(row_counts.items()):
+        wide = counts if counts.is_floating_point() else counts.long()
+        whose = f"{row_counts_of}()[{name!r}]"
+        checked_row_counts[:, column] = check_numbers(wide, num_rows, num_real, whose, bits=31).numpy()
     extension_columns = _count_columns(columns, shown, num_rows, num_real)
     table = RowTable(
         batch_sizes=np.array([num_rows]),
@@ -103,33 +110,11 @@ def _call(count: Callable[[Rows], Any], shown: Rows, whose: str) -> Any:
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:
     """Raises a ValueError if a field requires a gradient, which could not flow back through the exchange."""
     for name, value in fields.items():
-        parts = (value,) if isinstance(value, torch.Tensor) else (value.values(), value.weights_or_none())
-        if any(part is not None and part.requires_grad for part in parts):
+        if any(tensor.requires_grad for _, tensor in tensors_of(value)):
             raise ValueError(
                 f"field {name!r} requires a gradient, which does not travel with its samples: detach it in "
                 "the loader, and call requires_grad_ after the exchange if the model needs it"
             )
-
-
-def _check_row_counts(
-    row_counts: Mapping[str, torch.Tensor], num_rows: int, num_real: int, of: str
-) -> np.ndarray:
-    """Returns the row counts of real rows, int64 `[samples, names]`; checks that they fit in an int32."""
-    checked = np.zeros((num_real, len(row_counts)), dtype=np.int64)
-    for column, (name, counts) in enumerate(row_counts.items()):
-        whose = f"{of}()[{name!r}]"
-        if counts.shape != (num_rows,):
-            raise ValueError(
-                f"{whose} has shape {tuple(counts.shape)}, expected one number per row: ({num_rows},)"
-            )
-        given = counts[:num_real].numpy()
-        fits = (given >= 0) & (given < 2**31) & (given == np.rint(given))
-        for row in np.flatnonzero(~fits)[:1]:
-            raise ValueError(
-                f"{whose} has {given[row]} for row {row}; expected an integer from 0 to 2**31 - 1"
-            )
-        checked[:, column] = given
-    return checked
 
 
 def _count_columns(
@@ -150,46 +135,40 @@ def _count_columns(
 
 
 def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """Returns a user's workloads as int64 `[samples, columns]`. `check_counts` checks each column."""
-    if not isinstance(returned, torch.Tensor | np.ndarray) or returned.ndim != 2 or not returned.shape[1]:
-        return check_counts(returned, num_rows, num_real, whose)[:, None]
-    columns = [returned[:, column] for column in range(returned.shape[1])]
-    return torch.stack([check_counts(column, num_rows, num_real, whose) for column in columns], 1)
+    """Returns a user's workloads as int64 `[samples, columns]`. `check_numbers` checks each column."""
+    is_matrix = isinstance(returned, torch.Tensor | np.ndarray) and returned.ndim == 2 and returned.shape[1]
+    columns = [returned[:, column] for column in range(returned.shape[1])] if is_matrix else [returned]
+    return torch.stack([check_numbers(column, num_rows, num_real, whose) for column in columns], 1)
 
 
-def check_loss_tokens(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """Returns a user's loss tokens as int64 `[samples]`, as `check_counts` does. Floats, such as weights,
-    become float64 instead, and must be finite and non-negative."""
-    values = _values_of_rows(returned, num_rows, whose)
-    if not values.is_floating_point():
-        return check_counts(values, num_rows, num_real, whose)
-    real = values[:num_real].to(torch.float64, copy=True)
-    for row in torch.nonzero(~((real >= 0) & real.isfinite()))[:1, 0].tolist():
-        raise ValueError(
-            f"{whose} returned {real[row].item()} for row {row}, expected a finite number from 0"
-        )
-    return real
+def check_numbers(
+    returned: Any, num_rows: int, num_real: int, whose: str, bits: int = 63, weights: bool = False
+) -> torch.Tensor:
+    """Returns a copy of a user's numbers of the first `num_real` rows, int64 `[samples]`.
 
-
-def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """Returns a copy of a user's counts of the first `num_real` rows, int64 `[samples]`.
+    With `weights`, floats become float64, and need not be integers.
 
     Raises:
-        ValueError: the counts are not one non-negative integer per row. The message calls them `whose`.
+        ValueError: there is not one integer from 0 to 2**bits - 1 per row, or with `weights`, one finite
+            non-negative number. The message calls the numbers `whose`.
     """
     real = _values_of_rows(returned, num_rows, whose)[:num_real]
-    whole = torch.ones_like(real, dtype=torch.bool)
-    if real.is_floating_point():  # NaN is not equal to itself; infinity is too large
-        whole = (real == real.round()) & (real < 2.0**63)
-    bad = torch.nonzero(~(whole & (real >= 0)))
-    if len(bad):
-        row = int(bad[0])
-        raise ValueError(
-            f"{whose} returned {real[row].item()} for row {row}, "
-            "expected an integer of at least 0, below 2**63; round fractions, scaled up where they are "
-            "costs. Compute products, which may wrap, in int64"
+    is_float = real.is_floating_point()
+    weights = weights and is_float
+    if weights:
+        fits = real.isfinite()
+    else:  # NaN is not equal to itself; integers are compared as such, because floats would round them
+        fits = (real == real.round()) & (real < 2.0**bits) if is_float else real <= 2**bits - 1
+    for row in torch.nonzero(~(fits & (real >= 0)))[:1, 0].tolist():
+        expected = (
+            f"an integer of at least 0, below 2**{bits}; round fractions, scaled up where they are costs. "
+            "Compute products, which may wrap, in int64"
         )
-    return real.to(torch.int64, copy=True)
+        raise ValueError(
+            f"{whose} returned {real[row].item()} for row {row}, expected "
+            f"{'a finite number from 0' if weights else expected}"
+        )
+    return real.to(torch.float64 if weights else torch.int64, copy=True)
 
 
 def _values_of_rows(returned: Any, num_rows: int, whose: str) -> torch.Tensor:

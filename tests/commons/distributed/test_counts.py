@@ -186,9 +186,17 @@ def test_wrong_row_counts_are_named_on_all_ranks():
     for shuffler, batch, told in (
         (TokenShuffler(), counted(**{"a" if rank else "b": (1, 2)}), "('a',), but rank 0 has 1 columns"),
         (known, counted(a=(1, 2)), "row_counts of ('a',), but the first batch has 1 columns"),
-        (TokenShuffler(), counted(a=(1, 2**31 if rank else 0)), "row_counts()['a'] has 2147483648 for row 1"),
-        (TokenShuffler(), counted(a=(1, -1 if rank else 0)), "row_counts()['a'] has -1 for row 1"),
-        (TokenShuffler(), counted(a=(1, 2, 3)), "row_counts()['a'] has shape (3,), expected one number per"),
+        (
+            TokenShuffler(),
+            counted(a=(1, 2**31 if rank else 0)),
+            "row_counts()['a'] returned 2147483648 for row 1",
+        ),
+        (TokenShuffler(), counted(a=(1, -1 if rank else 0)), "row_counts()['a'] returned -1 for row 1"),
+        (
+            TokenShuffler(),
+            counted(a=(1, 2, 3)),
+            "row_counts()['a'] returned shape (3,), expected one number per",
+        ),
     ):
         error = error_of_all(shuffler.plan, batch)
         assert error.startswith("ValueError") and told in error, error
