@@ -15,14 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import (
-    MemoryMappedTensor,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    TensorDictBase,
-    is_tensorclass,
-)
+from tensordict import MemoryMappedTensor, NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torch.nested._internal.nested_tensor import NestedTensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
@@ -68,8 +61,7 @@ def _replace_tensordict(value: TensorDictBase, parts: Parts) -> TensorDict:
         batch_size[:1] = changed[0].shape[: len(batch_size[:1])]
         device = device and changed[0].device
     made = TensorDict({}, batch_size=batch_size, device=device, names=value.names if batch_size else None)
-    for key, part in _of_tensordict(value).items():
-        part = parts.get(key, part)
+    for key, part in (dict(_of_tensordict(value)) | dict(parts)).items():
         if _has_batch_size(part) or isinstance(part, NonTensorStack):
             made.set(key, part)
         else:
@@ -78,8 +70,8 @@ def _replace_tensordict(value: TensorDictBase, parts: Parts) -> TensorDict:
 
 
 def _has_batch_size(part: Any) -> bool:
-    is_part = isinstance(part, torch.Tensor | TensorDictBase) or is_tensorclass(type(part))
-    return is_part and not isinstance(part, NonTensorStack)
+    is_tensor = isinstance(part, torch.Tensor) or isinstance(getattr(part, "batch_size", None), torch.Size)
+    return is_tensor and not isinstance(part, NonTensorStack)
 
 
 def _of_stack(stack: NonTensorStack) -> Parts:

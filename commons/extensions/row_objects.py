@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -81,9 +82,14 @@ class RowsWithObjects(Rows):
 
     def select(self, sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int) -> Any:
         """Returns a batch of these rows. Padding is None in lists and arrays of objects, else zero."""
-        made = self.replaced(select_rows(sources, positions, num_rows), num_rows, len(positions))
+        fields = select_rows(sources, positions, num_rows)
+        return self.with_entries(positions, num_rows).replaced(fields, num_rows, len(positions)).batch
+
+    def with_entries(self, positions: np.ndarray, num_rows: int) -> Self:
+        """Returns these rows with only the entries of `others` at `positions`, and then padding."""
+        made = copy.copy(self)
         made.objects = {path: _select(rows, positions, num_rows) for path, rows in self.objects.items()}
-        return made.batch
+        return made
 
     def facts(self) -> dict[str, Any]:
         """Returns the plain values that neither have an entry per row nor are declared as shared, by path."""
@@ -98,24 +104,6 @@ class RowsWithObjects(Rows):
 def lists_of(tree: Part) -> dict[str, PlainList]:
     """Returns the outermost lists of plain values that are not declared as shared, by path."""
     return {path: of for path, of in facts_of(tree).items() if is_list(of)}
-
-
-def row_lists(tree: Part, counts: Collection[int]) -> dict[str, PlainList]:
-    """Returns the lists of `lists_of`, except dicts, whose number of entries is in `counts`."""
-    found = lists_of(tree).items()
-    return {path: of for path, of in found if len(of) in counts and not isinstance(of, dict)}
-
-
-def select_entries(
-    lists: Mapping[str, PlainList], rows: Sequence[int] | np.ndarray, num_rows: int
-) -> dict[str, PlainList]:
-    """Returns each list's entries at `rows`, as far as it has them, and None for each new padding row."""
-    selected: dict[str, PlainList] = {}
-    for path, entries in lists.items():
-        chosen = [entries[int(row)] for row in rows if row < len(entries)]
-        chosen += [None] * (num_rows - len(rows))
-        selected[path] = tuple(chosen) if isinstance(entries, tuple) else chosen
-    return selected
 
 
 def _select(rows: np.ndarray, positions: np.ndarray, num_rows: int) -> np.ndarray:
@@ -276,12 +264,8 @@ def _has_rows(part: Any, count: int) -> bool:
     leaves = [held.value for held in tensors_and_arrays(take_apart(part))]
     if isinstance(part, list | tuple) and not leaves:
         return len(part) == count
-    return bool(leaves) and all(_rows_of(leaf) == count for leaf in leaves)
-
-
-def _rows_of(leaf: Any) -> int:
-    is_flat = isinstance(leaf, torch.Tensor | np.ndarray)
-    return num_rows("", leaf) if not is_flat else len(leaf) if leaf.ndim else -1
+    shapes = [leaf.shape[:1] if hasattr(leaf, "shape") else (num_rows("", leaf),) for leaf in leaves]
+    return bool(leaves) and all(shape == (count,) for shape in shapes)
 
 
 def _hash(part: Any) -> int:

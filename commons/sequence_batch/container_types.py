@@ -67,7 +67,7 @@ def register_batch_type(
 
     Args:
         batch_type: type of a batch, or of a part of one.
-        parts: function that returns the parts of an instance, by name. Parts may be containers themselves.
+        parts: function that returns all parts of an instance, by name. Parts may be containers themselves.
         replaced: function that returns a new instance, with the given parts in place of the instance's own.
 
     Raises:

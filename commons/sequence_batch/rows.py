@@ -16,7 +16,7 @@ from .container_types import MORE_KINDS, type_name
 from .leaf_fields import num_rows, pinned, remedy_for_rows, tensors_of, with_tensors
 from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import check_no_samples, facts_in_attributes, facts_of
-from .row_schema import FieldValue, Schema, lengths_of, with_parts
+from .row_schema import FieldValue, Schema, lengths_of
 from .tree import Part, check_replaceable, fields_of, paths, rebuild, take_apart
 
 # Integer types in which squares and FLOPs of lengths overflow.
@@ -182,18 +182,7 @@ class Rows:
         are. All objects are new, so that the loaded batch gets no cached offsets and no added items, but
         tensors that are not widened share its memory.
         """
-        shown: dict[str, FieldValue] = {}
-        for path, value in self.fields.items():
-            if isinstance(value, torch.Tensor):
-                shown[path] = _widened(value.view_as(value))
-                continue
-            weights = value.weights_or_none()
-            shown[path] = with_parts(
-                value,
-                values=_widened(value.values()),
-                weights=None if weights is None else _widened(weights),
-                lengths=lengths_of(value).long(),
-            )
+        shown = {path: with_tensors(value, _widened) for path, value in self.fields.items()}
         return self.replaced(shown, self.num_rows, self.num_samples)
 
     def num_tokens(self) -> torch.Tensor:
@@ -253,4 +242,5 @@ class Rows:
 
 
 def _widened(numbers: torch.Tensor) -> torch.Tensor:
-    return numbers.long() if numbers.dtype in NARROW_INTEGERS and numbers.dim() <= 2 else numbers
+    is_narrow = numbers.dtype in NARROW_INTEGERS and numbers.dim() <= 2
+    return numbers.long() if is_narrow else numbers.view_as(numbers)

@@ -147,9 +147,9 @@ def fields_of(tree: Part) -> dict[str, FieldValue]:
         if part.is_leaf:
             try:
                 check_leaf(part.value)
-                fields[part.path] = part.value
             except TypeError as error:
                 raise TypeError(f"{part.path}: {error}") from error
+            fields[part.path] = part.value
         elif part.container is None and part.path and not is_plain(part.value):
             remedy = "make it a tensor" if isinstance(part.value, np.ndarray) else TAKE_APART
             raise TypeError(
@@ -175,7 +175,11 @@ def check_replaceable(tree: Part) -> None:
             continue
         again = replace_dataclass(part.value, {})
         parts, parts_again = part.container.parts(part.value), part.container.parts(again)
-        changed = [key for key, value in parts.items() if not _is_same(parts_again[key], value)]
+        new = {key: value for key, value in parts.items() if parts_again[key] is not value}
+        # A new tensor counts as changed: it may depend on the rows.
+        changed = [
+            key for key in new if tensors_and_arrays(take_apart(new[key])) or parts_again[key] != new[key]
+        ]
         # A default of the class would replace a private attribute.
         lost = {name: of for name, of in _attributes(part.value) if is_plain(of) and name not in vars(again)}
         changed += [name for name, attribute in lost.items() if getattr(again, name, attribute) != attribute]
@@ -230,10 +234,3 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     for name, attribute in (held | getattr(value, "__dict__", {})).items():
         if name not in known and not is_cached_property(type(value), name):
             yield name, attribute
-
-
-def _is_same(again: Any, value: Any) -> bool:
-    """Returns whether rebuilding kept a part. A new tensor counts as changed: it may depend on the rows."""
-    return again is value or (
-        type(again) is type(value) and not tensors_and_arrays(take_apart(value)) and again == value
-    )

@@ -10,9 +10,8 @@ from ...distributed import BatchShuffler, ShufflePlan
 from ...distributed.shuffle_plan import MICRO_BATCH
 from ...partition.problem import indices_of_parts
 from ...sequence_batch.packed_rows import select_rows
-from ...sequence_batch.row_lists import PlainList
 from ...sequence_batch.tree import rebuild, take_apart
-from ..row_objects import row_lists, select_entries
+from ..row_objects import RowsWithObjects
 
 Batch = TypeVar("Batch")
 
@@ -46,9 +45,9 @@ def micro_batches(
         # Each micro-batch needs memory of its own, because the model may change it in place.
         return [view.copy().batch for _ in rows_of_each], rows_of_each
     own = plan.computed_by(rank)
-    lists: dict[str, PlainList] = {}  # if ranks exchange, lists are equal on all of them, and so are shared
+    lists = None  # if ranks exchange, lists are equal on all of them, and so are shared
     if not shuffler.exchanges:  # as loaded, including elements in padding rows
-        lists = row_lists(view.tree, {view.num_rows, view.num_samples})
+        lists = RowsWithObjects(batch, shuffler.shared_fields, view.num_rows)
         lengths = plan.rows.lengths_as_loaded(rank)
     else:
         lengths = np.zeros((view.num_rows, plan.rows.key_lengths.shape[1]), dtype=np.int64)
@@ -59,7 +58,7 @@ def micro_batches(
         num_rows = max(len(rows), 1)
         fields = select_rows([packed], rows, num_rows)
         part = batch_format.make_rows(view, fields, num_rows, row_counts[rows]).batch
-        if lists:
-            part = rebuild(take_apart(part), select_entries(lists, rows, num_rows))
+        if lists is not None:
+            part = rebuild(take_apart(part), lists.with_entries(rows, num_rows).others())
         parts.append(part)
     return parts, rows_of_each
