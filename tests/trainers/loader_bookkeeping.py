@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+import workload_balancer.extensions.more_kinds  # noqa: F401  # balancing
 from torch.utils.data import DataLoader
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.streamable import Pipelineable
