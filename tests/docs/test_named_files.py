@@ -58,7 +58,6 @@ def test_the_table_of_hooks_is_that_of_the_extensions():
         hook, _, *cells = row.removeprefix("|").removesuffix("|").split("|")
         shown[hook.strip("`")] = {folder for folder, cell in zip(folders, cells, strict=True) if cell}
     hooks = {name: value for name, value in vars(Extension).items() if inspect.isfunction(value)}
-    del hooks["__getattr__"]
     hooks |= {name: value for name, value in vars(Extension).items() if isinstance(value, property)}
     assert shown == {hook: set(filter(lambda of: _hooks_into(of, hook), folders)) for hook in hooks}
 
