@@ -13,8 +13,6 @@ from tests.commons.sequence_batch.internals import Leaf, take_apart
 
 @dataclass
 class MixedBatch(BaseBatch):
-    """Batch with every kind of field."""
-
     weighted: KeyedJaggedTensor | None = None
     jagged: JaggedTensor | None = None
     small: torch.Tensor | None = None

@@ -24,15 +24,9 @@ NUM_TASKS = 3
 
 @dataclass(frozen=True)
 class ModelCase:
-    """How to build a model, its samples and its batches.
+    """How to build a model, its samples and its batches, which have padding up to `ROWS` rows.
 
-    Attributes:
-        make_model: makes the same model at each call.
-        make_sample: makes a sample with this many items, with labels or without.
-        make_batch: batches samples, followed by padding up to `ROWS` rows.
-        shuffler: settings of the model's shuffler.
-        cap: tokens per micro-batch; the longest sample has more.
-        pipelines: those of every other setting.
+    The cap is of tokens per micro-batch, of which the longest sample has more.
     """
 
     make_model: Callable[[], torch.nn.Module]

@@ -1,15 +1,12 @@
 """A check that tensors share no memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.drawn_batches import tensors_of
 
 
 def check_own_memory(batch: Any, *others: Any) -> None:
-    """Checks that every tensor of a batch has memory of its own, which holds nothing else and is not that of
-    other batches."""
+    """Checks that every tensor of a batch has memory of its own, and no other has it."""
     tensors = [tensor for tensor in tensors_of(batch) if tensor.numel()]
     of_others = [tensor for other in others for tensor in tensors_of(other) if tensor.numel()]
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)

@@ -1,7 +1,5 @@
 """Allocated memory that is not yet filled holds NaN and the largest integers, so that reading it shows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

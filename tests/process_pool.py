@@ -36,11 +36,7 @@ def rank_device() -> Any:
 
 
 class RankError(AssertionError):
-    """Error of some ranks; the message has the traceback of each.
-
-    Attributes:
-        by_rank: each rank's traceback; empty for a rank that did not fail.
-    """
+    """Error of some ranks, with each rank's traceback; it is empty for a rank that did not fail."""
 
     def __init__(self, by_rank: list[str]) -> None:
         super().__init__("\n".join(f"--- rank {rank}\n{text}" for rank, text in enumerate(by_rank) if text))
@@ -60,12 +56,9 @@ class ProcessPool:
         self._connections: list[Connection] = []
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
-        """Calls `function(*args)` in every process and returns the results by rank.
+        """Calls `function(*args)` in every process and returns the results by rank, or raises a `RankError`.
 
-        The function must be importable, and its arguments and result picklable.
-
-        Raises:
-            RankError: the function failed on a rank, or took longer than `timeout` seconds.
+        The function must be importable, its arguments and result picklable, and all within `timeout` seconds.
         """
         if not self._processes:
             self._start()

@@ -9,10 +9,7 @@ from tests.commons.perf_model.internals import ATTENTION_TILE
 
 
 def tiled_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor) -> torch.Tensor:
-    """Computes one sample of T tokens, H heads, D head_dim, padded to whole tiles.
-
-    Each row of tiles meets the tiles up to the diagonal. k and v may have fewer heads.
-    """
+    """Computes one sample in whole tiles up to the diagonal; k and v may have fewer heads."""
     num_tokens, num_heads, head_dim = q_THD.shape
     padding = -num_tokens % ATTENTION_TILE
     q, k, v = (

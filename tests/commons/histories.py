@@ -62,10 +62,7 @@ def histories(
     num_users: int | np.ndarray = 1,
     num_candidates: np.ndarray | None = None,
 ) -> HistoryBatch:
-    """Makes a batch of rows with so many items; those from `num_real` on are padding.
-
-    Ids are drawn, or count up without a generator. Labels are those of the candidates, or of all items.
-    """
+    """Makes a batch of rows with so many items; ids are drawn, or count up without a generator."""
     items = np.asarray(items, dtype=np.int64)
     num_real = len(items) if num_real is None else num_real
     is_real = np.arange(len(items)) < num_real
@@ -111,8 +108,6 @@ def num_tokens(sample: tuple) -> int:
 
 
 class TokenShuffler(BatchShuffler):
-    """The workload is the square of the tokens."""
-
     def get_workloads(self, batch):
         return batch.num_tokens() ** 2
 

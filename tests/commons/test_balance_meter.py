@@ -1,7 +1,5 @@
 """The meter's figures are those counted by hand, and find the rank that is slow."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -21,8 +19,6 @@ WINDOW = 4
 
 
 class Doubled(Extension):
-    """Reports twice the largest load, and a count."""
-
     name, order = "doubled", 60
 
     def report(self, plan: ShufflePlan) -> dict[str, Any]:
@@ -30,8 +26,6 @@ class Doubled(Extension):
 
 
 class SlowModel(RankingModel):
-    """Takes 100 ms more on rank 1."""
-
     def __init__(self) -> None:
         super().__init__()
         self.dense.register_forward_hook(lambda *_: time.sleep(0.1 * dist.get_rank()))

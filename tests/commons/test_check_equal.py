@@ -1,7 +1,5 @@
 """The shipped check finds what makes balanced training differ, and passes models that are right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,16 +25,12 @@ def batches(count: int = 6) -> list[Any]:
 
 
 class Mean(RankingModel):
-    """Returns the mean of its losses."""
-
     def forward(self, batch):
         losses, output = super().forward(batch)
         return losses.mean(), output
 
 
 class Summed(RankingModel):
-    """Returns the sum of its losses."""
-
     def forward(self, batch):
         losses, output = super().forward(batch)
         return losses.sum(), output

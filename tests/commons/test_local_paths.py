@@ -1,7 +1,5 @@
 """Paths as a shell reads them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

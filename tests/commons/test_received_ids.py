@@ -1,7 +1,5 @@
 """Ids received per rank and table are those counted by hand; test_balance_meter.py has a training's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -28,8 +26,6 @@ from tests.on_ranks import on_ranks
 
 
 class Tables(nn.Module):
-    """Tables of each sharding, two of them with two features."""
-
     def __init__(self, pooled: bool) -> None:
         super().__init__()
         config, collection = (

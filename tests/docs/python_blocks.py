@@ -14,12 +14,7 @@ from tests.docs.pages import Block
 
 
 def run_page(prelude: str | None, blocks: Sequence[Block]) -> str:
-    """Runs blocks in one namespace. Returns the traceback of the first that fails, or an empty string.
-
-    Args:
-        prelude: a module of `tests.docs.preludes` whose names the blocks see; None for none.
-        blocks: blocks of one page, in order.
-    """
+    """Runs blocks of a page in one namespace, with names of a prelude; returns the first traceback."""
     registered = {factory: factory.list_available() for factory in (BatchShufflerFactory, DatasetFactory)}
     # A module, because ranks unpickle batches of a class that the page defines.
     page = types.ModuleType("docs_page")

@@ -23,8 +23,6 @@ from tests.process_pool import ProcessPool
 
 
 class KeptRanks:
-    """Pools of processes, by model and number of ranks."""
-
     def __init__(self) -> None:
         self._pools: dict[tuple[str, int], ProcessPool] = {}
 
@@ -63,10 +61,7 @@ def model_of(module: str) -> str:
 
 
 def run_entry_point(directory: str, module: str, arguments: list[str], fails: bool = False) -> str:
-    """Runs an entry point on this rank, as its command line does, and returns what it prints.
-
-    The process group is that of the pool. With `fails`, the text ends with the error's traceback.
-    """
+    """Runs an entry point in the pool's process group; returns what it prints, or its error if it `fails`."""
 
     @contextlib.contextmanager
     def group_of_pool() -> Iterator[torch.device]:

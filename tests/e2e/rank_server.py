@@ -19,10 +19,7 @@ _fork = multiprocessing.get_context("fork")
 
 @functools.cache
 def forked_python() -> tuple[str, ...]:
-    """Returns a command that stands in for `python`: `[*forked_python(), "-m", module, ...]`.
-
-    The command's process passes signals on to the forked one, and ends with its exit code or signal.
-    """
+    """Returns a command that stands in for `python`, passes signals on, and ends as the fork does."""
     name = f"rank-server-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("\0" + name)

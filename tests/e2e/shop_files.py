@@ -17,10 +17,7 @@ CATALOGUE = [
 
 
 def prepare_shop(directory: Path, lengths: Sequence[int], split: Sequence[int]) -> None:
-    """Prepares a dataset in `directory`; each of `lengths` is a user's number of items before the next.
-
-    `split` has the percentages of users for training, validation and testing.
-    """
+    """Prepares a dataset of users with so many items before the next, split by percentages."""
     rng = random.Random(0)
     interactions = directory / "interactions.jsonl"
     with interactions.open("w") as file:

@@ -86,8 +86,6 @@ DatasetArgs.sequence_features_testing_data_path = "training.parquet"
 
 
 class Model(NamedTuple):
-    """How to train a model: its entry point, what makes its task, and a gin file."""
-
     entry_point: tuple[str, ...]
     task: str
     gin_text: str

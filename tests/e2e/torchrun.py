@@ -30,20 +30,10 @@ def torchrun(
     restarts: int = 0,
     fresh: bool = False,
 ) -> str:
-    """Returns the output of `torchrun --nproc_per_node RANKS ARGUMENTS`, stdout and stderr together.
+    """Returns the output of `torchrun --nproc_per_node RANKS ARGUMENTS`, checking whether it fails.
 
-    Args:
-        directory: working directory of the run.
-        arguments: a program, or "-m" and a module, and its arguments.
-        fails: whether the run should fail.
-        ranks: processes to start.
-        restarts: how often torchrun may restart them.
-        fresh: True for ranks that are new interpreters, as users have them, which costs ten seconds of CPU
-            time. Otherwise ranks are forked from a process that has imported TorchRec, as torchrun always is.
-
-    Raises:
-        AssertionError: the run fails and should not, or the reverse, or takes too long. The message has the
-            output.
+    With `fresh`, ranks are new interpreters, as users have them, which costs ten seconds of CPU time.
+    Otherwise they are forked from a process that has imported TorchRec, as torchrun always is.
     """
     options = [f"--nproc_per_node={ranks}", f"--max-restarts={restarts}"]
     options += [f"--master-port={free_port()}"]  # cheaper than the rendezvous of --standalone

@@ -94,10 +94,7 @@ def ranking_model(
     eviction: str | None = None,
     **config: int | bool,
 ) -> HSTURanking:
-    """Makes a small model, the same at each call, with sharded and replicated tables and three widths.
-
-    With `eviction`, the tables of items and users take unbounded ids.
-    """
+    """Makes a small model, the same at each call; with `eviction`, items and users have unbounded ids."""
     torch.manual_seed(0)
     tables = [
         EmbeddingTable("item_table", ("item",), VOCABULARY, sharded=True, eviction=eviction),

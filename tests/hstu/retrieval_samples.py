@@ -57,10 +57,7 @@ def retrieval_model(
     item_embedding_dim: int = 12,
     eviction: str | None = None,
 ) -> HSTURetrieval:
-    """Makes a small model, the same at each call, with sharded and replicated tables.
-
-    With `eviction`, the table of items takes unbounded ids.
-    """
+    """Makes a small model, the same at each call; with `eviction`, items have unbounded ids."""
     torch.manual_seed(0)
     actions = [EmbeddingTable("action_table", ("action",), NUM_ACTIONS, sharded=False)]
     model = HSTURetrieval(

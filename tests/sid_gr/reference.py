@@ -46,10 +46,7 @@ def reference_states(model, sample: Sample) -> torch.Tensor:
 
 
 def log_probabilities(model, state: torch.Tensor, prefix: tuple[int, ...], item_codes) -> torch.Tensor:
-    """Returns log-probabilities of the codes after a prefix, normalized over those that lead to an item.
-
-    Those of other codes are −inf.
-    """
+    """Returns log-probabilities of the codes after a prefix, normalized over those that lead to an item."""
     h = len(prefix)
     logits = model.heads[0 if len(model.heads) == 1 else h](state)[: CODEBOOK_SIZES[h]]
     valid = sorted({int(codes[h]) for codes in item_codes if tuple(codes[:h]) == prefix})

@@ -45,14 +45,7 @@ def error_of(main: Callable[[list[str]], None], *arguments: object) -> str:
 
 @dataclass(frozen=True)
 class RawFiles:
-    """Raw files of a dataset, by name. Tests change the first.
-
-    Attributes:
-        main: the preprocessor's command.
-        dataset: the dataset's name, or None for interactions.
-        files: the files' contents.
-        rows: users, items, actions and times that are read; users and items of interactions.
-    """
+    """Raw files of a dataset by name, of which tests change the first, and the rows that are read of them."""
 
     main: Callable[[Sequence[str]], None]
     dataset: str | None

@@ -1,7 +1,5 @@
 """Ranks that divide other samples, and epochs in the order of the first, are warned of."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch.distributed as dist

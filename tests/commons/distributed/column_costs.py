@@ -1,7 +1,5 @@
 """Shufflers whose workloads have columns, and checks of what plans make of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,8 +18,6 @@ COSTS = [SLOW_ATTENTION, Cost((0, 0, 1.0, 0), per_step=1e7), Cost((1e6, 1, 0, 0)
 
 
 class SumOfColumns(FlopsShuffler):
-    """The same FLOPs in one column."""
-
     def get_workloads(self, batch):
         return super().get_workloads(batch).sum(1)
 
@@ -70,8 +66,6 @@ def planned_by_calibrated_cost(cost: Cost, extensions: Sequence[type[Extension]]
 
 
 class Lengths(BatchShuffler):
-    """The workloads of a length are these columns."""
-
     def __init__(self, *columns, **settings):
         super().__init__(equal_rows=False, **settings)
         self.columns = columns

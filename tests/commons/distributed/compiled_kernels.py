@@ -1,7 +1,5 @@
 """The functions that are compiled when a shuffler starts, and by the placing after it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -55,11 +53,7 @@ def before_and_after_placing(
 ) -> list[list[str]]:
     """Returns what is compiled after the warm-up, and after steps.
 
-    Args:
-        setup: statements that make `extensions`.
-        columns: expression for the columns of extensions, of the samples' `tokens`.
-        then: statement that follows placing.
-        settings: of the shuffler.
+    `setup` makes `extensions`; `columns` is an expression of the `tokens`; and `then` follows placing.
     """
     program = PROGRAM.replace("SETUP", setup).replace("COLUMNS", columns).replace("THEN", then)
     process = subprocess.run(

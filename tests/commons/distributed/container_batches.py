@@ -1,7 +1,5 @@
 """Batches that are no `BaseBatch`, and what belongs to each of their samples."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from tensordict import TensorDict

@@ -1,7 +1,5 @@
 """Records collectives, and finds what makes the host wait for the device."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import threading

@@ -1,7 +1,5 @@
 """Errors and warnings as text, to be sent from a rank to the test."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Kinds of fields, made of the numbers of their rows, and containers that hold them."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -151,15 +149,11 @@ def every_kind_and_more(ids: torch.Tensor) -> dict[str, Any]:
 
 @dataclass
 class Plain:
-    """A dataclass of the user's."""
-
     ids: torch.Tensor
     more: Any
 
 
 class Pair(NamedTuple):
-    """A named tuple of the user's."""
-
     ids: torch.Tensor
     more: Any
 
@@ -212,8 +206,6 @@ class MergingDict(dict):
 
 
 class AttributeDict(dict):
-    """Entries are attributes, too."""
-
     def __init__(self, **entries: Any) -> None:
         super().__init__(**entries)
         self.__dict__ = self

@@ -1,7 +1,5 @@
 """Batches as ranks load them, outputs that a model may compute, and a bitwise comparison."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -118,10 +116,7 @@ def expected_outputs(batch) -> dict:
 
 
 def outputs_of(ids: list[int], num_padding: int, junk: bool = False) -> dict:
-    """Makes what a model may compute for samples, a function of each sample's number; then padding rows.
-
-    Lengths differ from those in the batch. With `junk`, padding rows are not empty, as a model leaves them.
-    """
+    """Makes what a model may compute for samples by their numbers, and padding; with `junk` it has values."""
     rows = [_output_of_one(sample) for sample in ids]
     rows += [_output_of_one(-1 if junk else None)] * num_padding
 

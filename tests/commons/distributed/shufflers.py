@@ -1,7 +1,5 @@
 """Shufflers of drawn batches, and cases that they run on."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,15 +17,11 @@ LIMITED = [name for name in sorted(PARTITIONERS) if ShufflerSettings(name).takes
 
 
 class FieldShuffler(BatchShuffler):
-    """The workload is a field of the batch."""
-
     def get_workloads(self, batch):
         return batch.workload
 
 
 class DictShuffler(FieldShuffler):
-    """The workload is an entry of a dict."""
-
     def get_workloads(self, batch):
         return batch["workload"]
 

@@ -1,7 +1,5 @@
 """Channels: numbers and objects that ranks gather, apart from all other messages of their group."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

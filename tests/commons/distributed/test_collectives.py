@@ -1,7 +1,5 @@
 """The cost of a step: collectives, synchronizations, bytes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

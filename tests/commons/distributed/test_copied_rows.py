@@ -1,7 +1,5 @@
 """A rank without samples runs a copy of a row, which no optimizer may move."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import nullcontext
 from unittest import mock

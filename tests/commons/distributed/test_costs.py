@@ -1,7 +1,5 @@
 """Costs of samples: columns of workloads, and costs that were calibrated."""
 
-from __future__ import annotations
-
 import pytest
 import torch.distributed as dist
 

@@ -1,7 +1,5 @@
 """Counts of ranks' rows: costs, tokens, loss tokens, and a batch's own counts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,8 +24,6 @@ from tests.on_ranks import on_ranks
 
 
 class Counting(BatchShuffler):
-    """Counts by functions of the batch, if it has them."""
-
     def __init__(self, cost: Any, loss_tokens: Any = None, tokens: Any = None) -> None:
         self._cost, self._loss_tokens, self._tokens = cost, loss_tokens, tokens
         super().__init__()
@@ -109,8 +105,6 @@ def test_bad_counts_of_one_rank_are_the_same_error_on_all():
 
 @dataclass(eq=False)
 class CountedBatch(BaseBatch):
-    """A batch with given counts of its two rows."""
-
     counts: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), metadata={"per_sample": False})
 
     def row_counts(self) -> dict[str, torch.Tensor]:

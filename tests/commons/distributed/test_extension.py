@@ -1,7 +1,5 @@
 """Extensions: their hooks and the order of these, what a hook may do to a step, and what is refused."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -33,8 +31,6 @@ from tests.on_ranks import on_ranks
 
 
 class Named(Extension):
-    """An extension of any name and order."""
-
     def __init__(self, name: str = "named", order: int = 0, excludes: dict[str, str] | None = None) -> None:
         self.name, self.order, self.excludes = name, order, excludes or {}
 
@@ -125,8 +121,6 @@ def test_extensions_that_do_not_go_together_are_refused_when_given_or_added(make
 
 
 class Unsettled(Named):
-    """Fails when it is set up."""
-
     def setup(self, shuffler):
         raise ValueError("no source")
 
@@ -223,8 +217,6 @@ def test_a_partitioner_gets_the_columns_and_arguments_that_it_names(monkeypatch)
 
 
 class Handling(Named):
-    """Looks at the rows that are exchanged, and wraps the batch after it."""
-
     seen = (0, 0)
 
     def around_exchange(self, rows, plan, exchange):

@@ -1,7 +1,5 @@
 """An error of one rank is raised on all ranks in the same step, as what it is, and names that rank."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """A field travels with its samples, bit for bit; or it stays with its rank; or all ranks refuse it."""
 
-from __future__ import annotations
-
 import re
 from collections import UserDict
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A loader that fills a batch's memory again, before the batch was copied, is noticed on all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The rank that gets each sample, and the limits that hold."""
 
-from __future__ import annotations
-
 import re
 import reprlib
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Planning ahead in a thread."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Planning over all ranks, as pipelines do, with samples that stay within groups."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -89,8 +87,6 @@ def test_loads_of_all_ranks_are_in_one_unit_whatever_a_set_has_learned(cost):
 
 
 class WorkloadTokens(FieldShuffler):
-    """A sample has as many tokens as its workload."""
-
     def get_tokens(self, batch):
         return batch.workload
 

@@ -1,7 +1,5 @@
 """Plain values that stay with a rank when samples move, and loaded data, compared between ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
 

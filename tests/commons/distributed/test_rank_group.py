@@ -1,7 +1,5 @@
 """Process groups that shufflers share, sets of ranks that a job agrees on, and processes that change jobs."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -55,9 +53,7 @@ def test_groups_of_some_ranks_do_not_keep_later_ones_from_forming():
 def _agreed_on(sets: Sets, come_after: Sequence[float | None]) -> str:
     """Returns the ranks of this rank's shuffler, or the error of making it.
 
-    Args:
-        sets: by rank, the ranks that it names; None for all.
-        come_after: by rank, the seconds after which it makes its shuffler; None if it makes an identity.
+    Ranks name these sets, or all ranks, after so many seconds; without seconds, one makes an identity.
     """
     rank = dist.get_rank()
     groups = {ranks: dist.new_group(ranks) for ranks in sorted({tuple(each) for each in sets if each})}

@@ -1,7 +1,5 @@
 """`BatchShuffler.scale`, in a custom training loop."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

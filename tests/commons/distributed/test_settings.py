@@ -1,7 +1,5 @@
 """Settings of shufflers, and the registries that make shufflers and pipelines; wrong ones are refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from commons.distributed import (

@@ -1,7 +1,5 @@
 """Each sample of a step is computed once, bit for bit, on real processes."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections import Counter
@@ -70,10 +68,7 @@ def _planned_and_moved(
 
 
 def _run(case: Case, kind: str, ranks: list[int] | None = None) -> Ran | str | None:
-    """Runs a step with each exchange; with `ranks`, among these alone and with one.
-
-    Returns the error where no plan is.
-    """
+    """Runs a step with each exchange, or with one among these ranks; returns the error where no plan is."""
     group, exchanges = None, BOTH if ranks is None else [case.settings["exchange"]]
     if ranks is not None:
         others = [[rank] for rank in range(dist.get_world_size()) if rank not in ranks]

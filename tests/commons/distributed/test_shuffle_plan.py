@@ -1,7 +1,5 @@
 """Tables of rows and plans, drawn at random, without processes."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from dataclasses import fields, replace

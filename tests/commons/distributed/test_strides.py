@@ -1,7 +1,5 @@
 """Tensors of one element may have any stride, as in `x[:, 0]` of a batch of one row."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Uses that a program gets wrong, each named where it can first be known, and odd ones that are right."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -29,8 +27,6 @@ class AttributeDict(dict):
 
 
 class Model(torch.nn.Module):
-    """Returns one loss per row, or what `of` makes of them."""
-
     def __init__(self, of: Any = torch.mean) -> None:
         super().__init__()
         self.linear, self.of = torch.nn.Linear(1, 1), of

@@ -1,7 +1,5 @@
 """Right and wrong values of the arguments that functions of numbers have, by the arguments' names."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """Checks of partitions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

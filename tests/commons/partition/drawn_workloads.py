@@ -1,7 +1,5 @@
 """Hypothesis strategies for workloads, and for the other arguments of functions that partition."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +25,6 @@ WORKLOADS = st.one_of(
 
 @dataclass(frozen=True)
 class Problem:
-    """Workloads, homes, and options of the function."""
-
     workloads: list
     home: list[int]
     parts: int

@@ -1,7 +1,5 @@
 """Every function that partitions, called alike, and the properties that all of them have."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
@@ -38,13 +36,10 @@ Partition = list[np.ndarray]
 
 @dataclass(frozen=True)
 class Function:
-    """A function of (workloads, home, parts, equal size, options) that returns parts.
+    """A function, with the names of its options.
 
-    Attributes:
-        call: the function.
-        takes: names of its options.
-        parts_each: how many parts it makes of each of `parts`; None for any number of any sizes.
-        improves_home: whether the result is never worse than a home that keeps to the limits.
+    It makes `parts_each` of each of `parts`, or any number of any sizes if that is None. With
+    `improves_home`, it is never worse than a home that keeps to the limits.
     """
 
     call: Callable[..., Partition]

@@ -1,7 +1,5 @@
 """Histories of realistic lengths, most of them short and few very long, what they cost, and speeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Drawn problems, and checksums of their plans: the same on every machine, and changed only on purpose."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Wrong arguments are named, and those that are right may be of any kind."""
 
-from __future__ import annotations
-
 import pytest
 
 from commons.partition import (

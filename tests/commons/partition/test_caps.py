@@ -1,7 +1,5 @@
 """`max_tokens` is kept, or what cannot be placed is named."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

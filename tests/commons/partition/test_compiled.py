@@ -1,7 +1,5 @@
 """Where numba's cache may lie, and when it is out of date."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

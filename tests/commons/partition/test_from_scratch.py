@@ -1,7 +1,5 @@
 """How close to the bound functions come that start from nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given

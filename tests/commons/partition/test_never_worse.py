@@ -1,7 +1,5 @@
 """No placement is worse than the one that it replaces, equal-size Karmarkar–Karp, in any draw."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

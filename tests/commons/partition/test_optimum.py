@@ -1,7 +1,5 @@
 """The lower bound, and the best partition of a few samples, found by trying all."""
 
-from __future__ import annotations
-
 import functools
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Samples that `rebalance` moves, and those that it leaves at home."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

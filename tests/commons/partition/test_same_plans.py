@@ -4,8 +4,6 @@
 with a number, those of so many sizes.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

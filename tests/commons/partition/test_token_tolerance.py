@@ -1,7 +1,5 @@
 """Tokens within a tolerance of their mean, as far as the target load leaves room."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

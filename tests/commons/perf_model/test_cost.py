@@ -1,7 +1,5 @@
 """Costs: sums over counts, fits to steps, and their files."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Costs and speeds fitted to steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Models with pooled tables, which are sharded by table or by row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

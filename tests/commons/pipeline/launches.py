@@ -1,7 +1,5 @@
 """The collectives that ranks launch on the device in training and evaluation."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

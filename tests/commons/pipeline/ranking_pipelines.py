@@ -1,7 +1,5 @@
 """Pipelines of a small ranking model with sharded tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -48,8 +46,6 @@ class RankingModel(nn.Module):
 
 
 class RankingDense(nn.Module):
-    """An attention and a head."""
-
     def __init__(self) -> None:
         super().__init__()
         self.projection = nn.Linear(WIDTH, 3 * WIDTH)
@@ -89,10 +85,7 @@ def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int = 0) 
 def sharded(
     model: nn.Module, learning_rate: float = 0.01, device: torch.device = CPU
 ) -> tuple[DistributedModelParallel, Any]:
-    """Shards a model's tables by rows, and replicates the rest; returns an optimizer, too. Collective.
-
-    Tables train by SGD in the backward.
-    """
+    """Shards a model's tables by rows, and trains them by SGD in the backward; returns an optimizer, too."""
     params = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": learning_rate}
     sharder = EmbeddingCollectionSharder(fused_params=params)
     tables = {path: part for path, part in model.named_modules() if isinstance(part, EmbeddingCollection)}

@@ -1,7 +1,5 @@
 """Steps of pipelines under any settings of a shuffler: evaluation, and times of computing."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

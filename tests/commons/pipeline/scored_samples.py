@@ -4,8 +4,6 @@
 whole batches: losses, loss tokens, scores of samples, and what the steps change in the parameters.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -231,15 +229,7 @@ def sgd(model: Scorer) -> Any:
 
 @dataclass(frozen=True)
 class Partner:
-    """What else has a part in the training of a model.
-
-    Attributes:
-        prepare: changes the model before it is sharded.
-        shard: divides the dense part among ranks, which is replicated otherwise.
-        optimizer: makes the optimizer of the dense part.
-        scheduler: makes a scheduler of the optimizer.
-        tolerance: of differences from one process.
-    """
+    """What prepares, shards and trains a model besides, and how much that may differ from one process."""
 
     prepare: Callable[[Scorer], Any] = lambda model: None
     shard: Callable[[Scorer], Any] | None = None
@@ -253,13 +243,9 @@ ALONE = Partner()
 
 @dataclass(frozen=True)
 class Run:
-    """Steps of a training.
+    """The samples that each rank loads in each step, and how a pipeline trains on them.
 
-    Attributes:
-        rows: for each step the samples that each rank loads.
-        name: of the pipeline.
-        settings: of the shuffler; None for the identity.
-        sharded: how the tables are sharded: "table", "row", or "" for replicas.
+    The settings are of the shuffler, or None for the identity; tables may be sharded by "table" or "row".
     """
 
     kind: str = "dict"
@@ -283,12 +269,7 @@ class Run:
 
 @dataclass
 class Trained:
-    """Losses and loss tokens of steps, samples of this rank and their scores, and its parameters.
-
-    Attributes:
-        scores: for each step the numbers of samples, and a score of each.
-        parts: for each step how often the model ran.
-    """
+    """Losses and loss tokens of steps, samples of this rank with their scores, and its parameters."""
 
     losses: list[float] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)

@@ -1,7 +1,5 @@
 """A shuffler that is not enabled leaves everything as it is but where samples are."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

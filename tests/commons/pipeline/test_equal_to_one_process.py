@@ -1,7 +1,5 @@
 """Ranks with any container and loss reduction learn what one process with the whole batches learns."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

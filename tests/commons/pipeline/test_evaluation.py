@@ -1,7 +1,5 @@
 """Evaluation counts every sample once."""
 
-from __future__ import annotations
-
 from commons.pipeline import shuffle_stage
 from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.commons.pipeline.runs import check_summed, summed_outputs

@@ -1,7 +1,5 @@
 """Loss reductions that a model does not have, loss tokens that cannot be, and means over none."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Partners of the stage: TorchRec's pipelines, their arguments and wrappers, threads, a default device."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import itertools

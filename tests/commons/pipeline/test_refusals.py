@@ -1,7 +1,5 @@
 """Pipelines, models and arguments with which the stage cannot run: each error says what to do instead."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -44,15 +42,11 @@ class Looping(nn.Module):
 
 
 class OfScale(Looping):
-    """Looks up a field that is named `scale`."""
-
     def forward(self, batch):
         return self.embeddings(batch.scale)["item"].values().sum(), None
 
 
 class Returning(nn.Module):
-    """Returns a loss in its own way."""
-
     def __init__(self, form: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
@@ -64,8 +58,6 @@ class Returning(nn.Module):
 
 @dataclass(eq=False)
 class Planned(BaseBatch):
-    """Has fields whose names a step could have, too."""
-
     plan: torch.Tensor | None = None
     scale: KeyedJaggedTensor | None = None
 

@@ -1,7 +1,5 @@
 """Reports of steps, the time that a rank computes, the order of collectives, and hooks of extensions."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A tower per domain under DistributedDataParallel, whose graph is static and changes as samples move."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -15,8 +13,6 @@ from tests.on_ranks import on_ranks
 
 
 class Towers(torch.nn.Module):
-    """Has a tower for each domain, and uses those of the domains in the batch."""
-
     def __init__(self) -> None:
         super().__init__()
         self.towers = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(2))

@@ -1,7 +1,5 @@
 """Balancing under TorchRec's 2D sharding: two replicas of the tables, each on two of four ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -93,12 +91,9 @@ def _shuffler(among: str, model: DistributedModelParallel, enabled: bool) -> Bat
 def _pipeline(
     optimizer: str, among: str, is_2d: bool, name: str, interval: int = 1, enabled: bool = True
 ) -> Any:
-    """Makes a pipeline that trains by an optimizer of `OPTIMIZERS`.
+    """Makes a pipeline whose replicas are averaged every `interval` steps.
 
-    Args:
-        among: the ranks that balance: "nobody", "all", "a replica" (two ranks with all rows of the tables
-            between them) or "a shard" (two with the same rows).
-        interval: steps between two averages of the replicas.
+    "a replica" has two ranks with all rows of the tables between them, and "a shard" two with the same rows.
     """
     model = _sharded(optimizer, is_2d)
     dense = [value for name, value in model.named_parameters() if name.startswith("dense.")]

@@ -1,7 +1,5 @@
 """How often a step walks over a batch, and makes its containers again."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

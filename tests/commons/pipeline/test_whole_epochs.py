@@ -1,7 +1,5 @@
 """Over whole epochs no sample is lost or doubled, however ranks load and balance."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

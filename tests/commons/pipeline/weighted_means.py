@@ -1,7 +1,5 @@
 """Steps in which all losses of a rank have a weight of zero."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

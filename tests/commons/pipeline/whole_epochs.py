@@ -1,7 +1,5 @@
 """Epochs of ranks that load different numbers of batches, and a check that no sample is lost or doubled."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,10 +84,7 @@ def epochs(name: str, loading: Loading, every_settings: list[dict[str, Any]]) ->
 
 
 def check_epochs(results: list[list[tuple]], loading: Loading, every_settings: list, pads: bool) -> None:
-    """Checks that every sample of `epochs` is computed once, and that all ranks know all loads.
-
-    If the model's batches have padding rows, ranks may have to have equally many rows.
-    """
+    """Checks that every sample is computed once, and that all ranks know all loads."""
     runs = product(every_settings, loading.epochs)
     for (settings, num_batches), *of_ranks in zip(runs, *results, strict=True):
         _check_epoch(of_ranks, max(num_batches))

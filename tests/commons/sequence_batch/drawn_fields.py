@@ -1,7 +1,5 @@
 """Fields of any kind, dtype and shape, drawn from a seed, and the bytes of each of their rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows as words and bytes: bit for bit, aligned, and in memory and operations that do not grow needlessly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -31,8 +31,6 @@ ROWS = 4
 
 
 class CountedLabels(EvaluationMetrics):
-    """Counts the labels that an evaluation sees."""
-
     def __init__(self) -> None:
         self._labels = 0
 

@@ -92,8 +92,6 @@ def test_a_flipped_bit_is_found_in_any_file_that_is_listed(pools, saved, data):
 
 
 class _Command:
-    """An object that runs a command when it is unpickled."""
-
     def __init__(self, marker: Path) -> None:
         self._command = f"touch {marker}"
 

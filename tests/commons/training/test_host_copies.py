@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from commons.training import OptimizerArgs, shard_model
 from tests.commons.training.internals import Checkpoints, HostCopies, TrainingState
@@ -14,13 +13,11 @@ from tests.on_ranks import on_ranks
 
 
 def _tensors(state: Any) -> list[torch.Tensor]:
-    """The tensors in a state, in order; the local shards of sharded ones."""
+    """The tensors in a state, in order."""
     if isinstance(state, dict):
         return [tensor for part in state.values() for tensor in _tensors(part)]
     if isinstance(state, list | tuple):
         return [tensor for part in state for tensor in _tensors(part)]
-    if isinstance(state, ShardedTensor):
-        return [shard.tensor for shard in state.local_shards()]
     return [state] if isinstance(state, torch.Tensor) else []
 
 

@@ -1,7 +1,5 @@
 """A rank's process joins its job, or refuses to train alone by omission."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.commons.training.internals import rank_process

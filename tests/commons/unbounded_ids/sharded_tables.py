@@ -17,8 +17,6 @@ WIDTH = 4
 
 
 class Summed(nn.Module):
-    """Model with a loss on squared embeddings, weighted by a dense parameter."""
-
     def __init__(self, num_rows: int, eviction: str) -> None:
         super().__init__()
         torch.manual_seed(5)
@@ -34,8 +32,6 @@ class Summed(nn.Module):
 
 
 class Table:
-    """Sharded table with collective methods."""
-
     def __init__(self, num_rows: int, eviction: str, optimizer: str = "adagrad") -> None:
         model, optimizers = shard_model(
             Summed(num_rows, eviction), OptimizerArgs(optimizer, 0.1), torch.device("cpu")

@@ -1,7 +1,5 @@
 """A model and a loader for the Python blocks of the page about your own loop."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -49,12 +49,6 @@ def test_a_prediction_sees_its_item_and_the_history_before_it(sample):
             assert torch.allclose(with_item[label], before, atol=1e-6) != in_sight, (changed, item)
 
 
-def test_labels_belong_to_the_last_items():
-    model = ranking_model()
-    last_two = replace(HISTORY_ONLY, labels=HISTORY_ONLY.labels[-2:])
-    torch.testing.assert_close(logits_of(model, last_two), logits_of(model, HISTORY_ONLY)[-2:])
-
-
 def test_contextual_tokens_matter_and_see_each_other_unless_masked():
     with_mask, without = ranking_model(), ranking_model(disable_contextual_mask=True)
     assert not torch.allclose(logits_of(with_mask, SAMPLE), logits_of(without, SAMPLE))

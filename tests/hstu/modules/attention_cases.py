@@ -48,13 +48,7 @@ def dense_attention(
 
 @dataclass(frozen=True)
 class Case:
-    """A batch.
-
-    Attributes:
-        masks: one per sample; at most MAX_TOKENS tokens in all.
-        dtype, head_dim: of q, k and v.
-        are_copies: whether they are tensors with different strides, and no views of one projection.
-    """
+    """A batch; with `are_copies`, q, k and v have different strides, and are no views of one projection."""
 
     masks: tuple[SampleMask, ...]
     dtype: torch.dtype = torch.float32

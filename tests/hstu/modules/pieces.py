@@ -15,13 +15,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of a sample's tokens.
-
-    Attributes:
-        sample: index of the sample.
-        first, end: its tokens in the sample, `end` exclusive.
-        mask: for the piece's queries, or for the whole sample.
-    """
+    """Tokens `first` to `end`, exclusive, of a sample; the mask is for their queries."""
 
     sample: int
     first: int
@@ -66,18 +60,7 @@ def attention_in_pieces(
     qkv: Sequence[torch.Tensor],
     scaling_seqlen: int,
 ) -> torch.Tensor:
-    """Computes the attention of samples rank by rank, as each rank would.
-
-    Args:
-        backend: as `batch_attention` takes it.
-        masks: one per whole sample.
-        ranks: pieces of each rank, in the order of their tokens.
-        qkv: q, k and v of the concatenated samples, on the CPU.
-        scaling_seqlen: constant of the model.
-
-    Returns:
-        `[total_tokens, num_heads, head_dim]`, differentiable, in the order of the samples.
-    """
+    """Returns the attention of samples in their order, computed from the pieces of each rank."""
     starts = np.cumsum([0, *(mask.num_tokens for mask in masks)])
     outs, tokens_of_outs = [], []
     for pieces in ranks:

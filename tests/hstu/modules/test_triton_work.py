@@ -52,10 +52,7 @@ def test_work_lists_hold_each_visible_tile_once_longest_first(masks, rows, colum
 def _visible_tiles(
     masks: list[SampleMask], rows: int, columns: int
 ) -> tuple[list[tuple[int, int, int]], set[tuple[int, int, int]]]:
-    """Returns the tiles where any row sees any column, and those where all rows see all columns.
-
-    Each is the first key of the sample, and the tile's row and column.
-    """
+    """Returns first key, row and column of tiles where any row sees any column, and where all do."""
     some, whole, start = [], set(), 0
     for one in masks:
         seen = visible(one)[one.first_row : one.end_row]

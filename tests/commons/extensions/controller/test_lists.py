@@ -1,7 +1,5 @@
 """Lists and numpy arrays of a batch that one process holds: entries go with their rows."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np
@@ -54,6 +52,7 @@ def test_entries_go_with_their_rows_and_come_back():
     for name in ("text", "pairs", "deep", "names"):
         assert merged[name] == batch[name]
     assert merge([chunk["text"] for chunk in chunks], order) == TEXTS
+    assert merge([chunk["ids"] + 0.5 for chunk in chunks], order).equal(batch["ids"] + 0.5)
     said = [{"ids": chunk["ids"], "said": [f"to {text}" for text in chunk["text"]]} for chunk in chunks]
     assert merge(said, order)["said"] == [f"to {text}" for text in TEXTS]
 

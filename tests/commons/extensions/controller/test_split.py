@@ -1,7 +1,5 @@
 """A global batch in one process, split for workers and put together again; no process group anywhere."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -124,17 +122,7 @@ def test_results_of_the_chunks_are_merged_whatever_is_in_their_padding(
     check_identical(merged, expected_outputs(batch))
 
 
-def test_changed_chunks_and_results_alone_are_merged():
-    batch = make_batch("dict", 0, 0, 10)
-    chunks, order = split_balanced(batch, 3, torch.arange(10))
-    changed = [{**chunk, "dense": 2 * chunk["dense"], "name": None} for chunk in chunks]
-    check_identical(merge(changed, order), {**batch, "dense": 2 * batch["dense"], "name": None})
-    assert merge([chunk["ids"] + 0.5 for chunk in chunks], order).equal(torch.arange(10) + 0.5)
-
-
 class TokenShuffler(BatchShuffler):
-    """Long histories cost more."""
-
     def get_workloads(self, batch):
         if isinstance(batch, dict):
             return batch["jagged"].lengths().long() ** 2

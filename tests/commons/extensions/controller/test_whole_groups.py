@@ -1,7 +1,5 @@
 """Groups of samples that stay whole, from numbers alone."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Several steps that are planned together."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Pipelines that learn costs, stopped and resumed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

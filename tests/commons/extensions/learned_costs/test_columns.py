@@ -1,7 +1,5 @@
 """The cost of each column of workloads is learned."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch.distributed as dist

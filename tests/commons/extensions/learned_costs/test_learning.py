@@ -1,7 +1,5 @@
 """Costs and speeds that are learned from recorded times."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence
@@ -167,8 +165,6 @@ def test_a_set_of_other_ranks_or_hosts_keeps_the_cost_and_learns_its_speeds_anew
 
 
 class UnknownCost(LengthShuffler):
-    """Has no idea of workloads in some steps."""
-
     def get_workloads(self, batch):
         return super().get_workloads(batch) * (next(self.steps) not in self.unknown)
 

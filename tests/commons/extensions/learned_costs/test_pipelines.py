@@ -1,7 +1,5 @@
 """Pipelines that learn costs from the times of their steps."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterator

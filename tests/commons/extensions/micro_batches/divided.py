@@ -1,7 +1,5 @@
 """Checks of plans that divide a step into micro-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models in micro-batches that are tables alone, or look up features that are no field of the batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,8 +20,6 @@ from tests.on_ranks import on_ranks
 
 
 class TablesAlone(nn.Module):
-    """Nothing but tables, which have a second name."""
-
     def __init__(self) -> None:
         super().__init__()
         self.tables = Clicks().tables
@@ -75,8 +71,6 @@ def test_gradients_of_looked_up_tensors_come_to_their_rows_past_copies_of_a_row(
 
 
 class Rebuilding(Scorer):
-    """Looks up features that are no field of the batch."""
-
     def forward(self, batch):
         features = batch["features"]
         rebuilt = KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths())

@@ -1,7 +1,5 @@
 """Samples of ranks in micro-batches under a token cap."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Parts of torch and TorchRec with micro-batches: they train as without, or are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

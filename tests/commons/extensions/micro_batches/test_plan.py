@@ -1,7 +1,5 @@
 """Micro-batches of any container, and samples above the cap."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 
@@ -66,10 +64,7 @@ def divided(shuffler: BatchShuffler, batch: Any, plan: ShufflePlan) -> list[Any]
 
 
 def check_parts(parts: list[Any], moved: Any, plan: ShufflePlan) -> None:
-    """Checks that micro-batches have the samples of the batch in its order.
-
-    A `BaseBatch` without samples has a row of padding, and other batches have a copy of a row.
-    """
+    """Checks the samples of micro-batches; one without samples has a row of padding, or a copy of a row."""
     every = contents(moved)
     for part, rows in zip(parts, rows_of_micro_batches(plan, dist.get_rank()), strict=True):
         check_shared(part, moved)

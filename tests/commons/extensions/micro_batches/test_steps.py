@@ -1,7 +1,5 @@
 """Steps in micro-batches: gradients, lookups, reductions, and memory."""
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections import Counter
@@ -156,10 +154,7 @@ def test_a_step_that_raises_can_be_tried_again_with_its_own_plan(cap):
 
 
 def _of_optimizer_step(cap: int | None, how: str) -> list[torch.Tensor]:
-    """Returns the dense gradients and the tables after an optimizer step of three batches.
-
-    Losses are scaled one by one, for the mean over the loss tokens of all batches, or as told.
-    """
+    """Returns dense gradients and tables after a step of three batches, whose losses are scaled as told."""
     model, _ = sharded_ranking_model(0.5)
     shuffler = TokenShuffler(extensions=in_micro_batches(cap))
     rng = np.random.default_rng(dist.get_rank())

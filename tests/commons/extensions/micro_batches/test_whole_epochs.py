@@ -1,7 +1,5 @@
 """Over whole epochs of micro-batches no sample is lost or doubled, and all ranks have as many."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

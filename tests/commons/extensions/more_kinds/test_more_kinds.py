@@ -1,7 +1,5 @@
 """TensorDicts, KeyedTensors, nested and memory-mapped tensors travel with their samples, or are refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows of steps, as padded models see them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -16,10 +14,7 @@ def table(
     loss_tokens: np.ndarray | None = None,
     **more: Any,
 ) -> RowTable:
-    """Returns a table of samples with this work, `[samples, columns]`, and a token for each unit of it.
-
-    Each rank with samples has so many rows of padding, too.
-    """
+    """Returns a table of samples with this work, `[samples, columns]`, and padding on each rank."""
     tokens, none = work.sum(1), np.zeros((len(work), 0), dtype=np.int64)
     return RowTable(
         batch_sizes=num_loaded + padding * (num_loaded > 0),

@@ -1,7 +1,5 @@
 """Placement of samples for padded models."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Runs of sorted samples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Batches of long and short samples with all rules of cutting, what planning knows of them, and checks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Cuts and placements of samples, drawn from a seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -29,10 +27,7 @@ class GivenCuts(Pieces):
 
 
 class DrawnCuts(GivenCuts):
-    """Cuts anywhere and places each row on any rank, by a seed which may be changed between plans.
-
-    One rank in three has no row, another no piece.
-    """
+    """Cuts anywhere and places each row on any rank, by a seed; a rank may have no row, or no piece."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(self._draw)

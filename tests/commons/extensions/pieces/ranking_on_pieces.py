@@ -1,7 +1,5 @@
 """The small ranking model on samples that are cut into pieces."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Pieces put together again are the sample."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cuts of samples: where they are, what pieces are, and how well ranks are balanced with them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

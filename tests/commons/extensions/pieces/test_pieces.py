@@ -1,7 +1,5 @@
 """Pieces of a batch of one's own arrive as cut."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

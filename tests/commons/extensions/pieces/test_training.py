@@ -1,7 +1,5 @@
 """A step without pieces costs nothing more."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,6 @@ STEPS = 4
 
 
 class _Operations(TorchDispatchMode):
-    """Records the operations of this thread, in forward and backward."""
-
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []

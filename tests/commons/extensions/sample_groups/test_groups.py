@@ -1,7 +1,5 @@
 """Groups of samples that a shuffler keeps on one rank."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

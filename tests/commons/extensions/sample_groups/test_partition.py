@@ -1,7 +1,5 @@
 """Groups of samples that belong together."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 

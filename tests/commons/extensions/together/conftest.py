@@ -1,7 +1,5 @@
 """Leaves out tests of extensions that a copy of the repository does not have."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

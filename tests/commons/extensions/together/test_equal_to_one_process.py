@@ -1,7 +1,5 @@
 """Extensions, alone and together, change nothing that a step learns."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

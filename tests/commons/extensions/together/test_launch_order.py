@@ -1,7 +1,5 @@
 """All ranks launch the collectives of several extensions in one order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

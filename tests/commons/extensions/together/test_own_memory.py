@@ -1,7 +1,5 @@
 """Each field that extensions make has memory of its own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Pieces of samples with the way back, verification, groups, and costs that are learned."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

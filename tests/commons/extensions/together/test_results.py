@@ -1,7 +1,5 @@
 """Results come back to their rows from other ranks, micro-batches, and the chunks of a controller."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

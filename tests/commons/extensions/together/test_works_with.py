@@ -1,7 +1,5 @@
 """Entries of docs/works-with.md that no other test shows: each trains as one process does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Outputs of all kinds come back; values that do not fit the plan are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """With `Verification`, ranks notice that they disagree, and all of them say so."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable
