@@ -78,16 +78,20 @@ class Padded(Extension):
             )
 
     def setup(self, shuffler: BatchShuffler) -> None:
-        """Refuses a fitted cost, and warns of settings without effect."""
+        """Refuses a cost, and warns of settings without effect."""
         if shuffler.cost is not None:
             raise ValueError(
                 f"Padded excludes cost={shuffler.cost}, which adds up the times of samples: a padded rank "
                 "costs rows × longest, in the unit of get_workloads"
             )
-        self._exchanges, self._max_tokens = shuffler.exchanges, shuffler.settings.max_tokens
-        self._is_first = shuffler.group.rank == 0
-        if self._is_first:
-            _warn_of_settings(shuffler.settings)
+        self._shuffler, settings, usual = shuffler, shuffler.settings, ShufflerSettings(equal_rows=False)
+        names = ("partitioner", "tolerance", "token_tolerance")
+        changed = [name for name in names if getattr(settings, name) != getattr(usual, name)]
+        if changed and shuffler.group.rank == 0:
+            _warn_once(
+                f"{', '.join(changed)}: no effect with Padded, which places samples by itself and limits "
+                "padded tokens, rows × longest, to those of the fullest rank as loaded, or to max_tokens"
+            )
 
     def warm_up(self) -> None:
         """Compiles the search for runs."""
@@ -100,40 +104,26 @@ class Padded(Extension):
         """Places samples by runs, or leaves them where they are if that is no slower.
 
         Raises:
-            ValueError: no placement meets the limits.
+            ValueError: no runs meet the limits.
         """
-        if self._is_first and rows.workloads.size and not np.ptp(rows.tokens) and np.ptp(rows.workloads):
-            _warn_of_tokens(int(rows.tokens[0]))
-        return plan_padded(rows, self._max_tokens, self.max_rows, self.max_real_tokens, self._exchanges)
+        shuffler, tokens = self._shuffler, rows.tokens
+        alike = tokens.size and 0 < tokens.min() == tokens.max()
+        if shuffler.group.rank == 0 and alike and np.ptp(rows.workloads):
+            _warn_once(
+                "all rows of a step have equally many tokens, and their workloads differ, so that few may "
+                "move: if the loader pads, return real lengths from get_tokens, such as (ids != 0).sum(1)"
+            )
+        max_tokens = shuffler.settings.max_tokens
+        return plan_padded(rows, max_tokens, self.max_rows, self.max_real_tokens, shuffler.exchanges)
 
     def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
-        """Returns padded tokens ÷ real tokens of all ranks, as loaded and as placed."""
+        """Returns padded tokens ÷ real tokens of all ranks, as loaded and as placed, if there are any."""
         loads = plan.rank_loads
-        if not isinstance(loads, PaddedLoads):
+        if not (isinstance(loads, PaddedLoads) and loads.padding_before):
             return {}
         return {"padding_before": loads.padding_before, "padding_after": loads.padding_after}
 
 
 @functools.cache
-def _warn_of_tokens(tokens: int) -> None:
-    """Warns once of tokens that are alike in all rows, by which no rank may get more rows than it loaded."""
-    logger.warning(
-        f"every row of a step has {tokens} tokens, and their workloads differ, so that few may move: if "
-        "the loader pads, return real lengths from get_tokens, such as (ids != 0).sum(1)"
-    )
-
-
-@functools.cache
-def _warn_of_settings(settings: ShufflerSettings) -> None:
-    """Warns once of settings without effect."""
-    usual = ShufflerSettings(equal_rows=False)
-    names = [
-        name
-        for name in ("partitioner", "tolerance", "token_tolerance")
-        if getattr(settings, name) != getattr(usual, name)
-    ]
-    if names:
-        logger.warning(
-            f"{', '.join(names)}: no effect with Padded, which places samples by itself and limits padded "
-            "tokens, rows × longest, to those of the fullest rank as loaded, or to max_tokens"
-        )
+def _warn_once(warning: str) -> None:
+    logger.warning(warning)

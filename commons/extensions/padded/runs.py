@@ -3,9 +3,9 @@
 Example: samples that cost 9, 8, 3, 3, 3, and 2 are cut for two ranks into [9, 8] and [3, 3, 3, 2], which cost
 2 × 9 and 4 × 3. Mixed as [9, 3, 3] and [8, 3, 2], they would cost 3 × 9 and 3 × 8.
 
-Runs are optimal if each sample has one cost, and nothing else limits them. Order the parts of any placement
-by their largest samples, and deal the sorted samples out again in the same numbers. Then no run starts with a
-larger sample than the part in its place has, because the parts from there on hold all smaller samples.
+With one cost per sample and no other limit, no placement has a smaller largest cost. To see why, order the
+parts of any placement by their largest samples, and deal the sorted samples out again in the same numbers.
+No part then starts with a larger sample than it had, because it and all later parts held smaller ones.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ def _cut(
         size, each, most_tokens, sum_tokens = ZERO, ZERO, ZERO, ZERO
         last = min(max(num_samples - (num_runs - run - 1), end + 1), num_samples)
         while end < last:
-            with_next, longest = each, max(most_tokens, tokens[end])
+            with_next, longest, grown = each, max(most_tokens, tokens[end]), float(size + 1)
             for column in range(len(most_work)):
                 with_next += max(work[end, column] - most_work[column], 0)
-            grown = float(size + 1)
-            if size > 0 and (
-                size >= limits.samples
-                or grown * longest > limits.padded_tokens
-                or sum_tokens + tokens[end] > limits.real_tokens
+            if grown * with_next > NO_LIMIT or (
+                size > 0
+                and (
+                    size >= limits.samples
+                    or grown * longest > limits.padded_tokens
+                    or sum_tokens + tokens[end] > limits.real_tokens
+                )
             ):
-                break
-            if grown * with_next > NO_LIMIT:
                 break
             if (size + 1) * with_next > cost:
                 refused = min(refused, (size + 1) * with_next)
@@ -90,16 +90,16 @@ def cut_into_runs(
     Returns:
         Whether the limits allow such runs, and the end of each run, int64 `[lists, runs]`.
     """
-    best = np.zeros((len(starts) - 1, num_runs), dtype=np.int64)
-    ends = np.zeros(num_runs, dtype=np.int64)
-    for number in range(len(starts) - 1):
-        start, end = starts[number], starts[number + 1]
-        own, own_tokens = work[start:end], tokens[start:end]
+    best, ends = np.zeros((len(starts) - 1, num_runs), np.int64), np.zeros(num_runs, np.int64)
+    for number in range(len(best)):
+        start = starts[number]
+        own, own_tokens = work[start : starts[number + 1]], tokens[start : starts[number + 1]]
+        # 1. Any runs within the limits.
         fits, high, _ = _cut(own, own_tokens, limits, limits.cost, ends)
         if not fits:
             return False, best
         best[number] = ends + start
-        # The mean load, or a little less because of rounding. An int64 sum could overflow.
+        # 2. Lower their cost. The mean, less some rounding, is a bound; an int64 sum could overflow.
         low = np.int64(own.astype(np.float64).sum() / num_runs * (1 - 2.0**-40))
         while low < high:
             # With many runs, the result is a little above the mean, so small steps come first.
@@ -122,12 +122,11 @@ def padded_costs(work: np.ndarray, part_of: np.ndarray, num_rows: np.ndarray) ->
         part_of: int64 `[samples]`, the part of each sample.
         num_rows: int64 `[parts]`, rows of each part, which may include padding rows.
     """
-    num_samples, num_columns = work.shape
-    largest = np.zeros((len(num_rows), num_columns), dtype=np.int64)
-    for sample in range(num_samples):
-        part = part_of[sample]
-        for column in range(num_columns):
-            largest[part, column] = max(largest[part, column], work[sample, column])
+    largest = np.zeros((len(num_rows), work.shape[1]), dtype=np.int64)
+    for sample in range(len(work)):
+        for column in range(work.shape[1]):
+            at = part_of[sample], column
+            largest[at] = max(largest[at], work[sample, column])
     return num_rows * largest.astype(np.float64).sum(1)
 
 
@@ -139,7 +138,7 @@ def ranks_of_runs(
     the node that holds most; otherwise any.
 
     Args:
-        run_of: int64 `[samples]`, ascending, below `num_ranks`.
+        run_of: int64 `[samples]`, ascending, below `num_ranks`. Runs without samples come last.
         home: int64 `[samples]`, the rank that loaded each sample.
         sizes: int64 `[samples]`, bytes of each sample.
         num_ranks: number of ranks.
@@ -148,27 +147,22 @@ def ranks_of_runs(
     Returns:
         The rank of each run, int64 `[num_ranks]`.
     """
-    rank_of = np.full(num_ranks, NONE)
-    is_free = np.ones(num_ranks, dtype=np.bool_)
-    held = np.zeros(num_ranks, dtype=np.int64)
+    rank_of, is_free = np.full(num_ranks, NONE), np.ones(num_ranks, dtype=np.bool_)
     starts = np.searchsorted(run_of, np.arange(num_ranks + 1))
-    for width in (ONE, per_node, num_ranks):  # a rank, a node, all
-        for run in range(num_ranks):
-            if rank_of[run] != NONE:
-                continue
-            for sample in range(starts[run], starts[run + 1]):
+    for width in (ONE, per_node):  # a rank, a node
+        for run in np.flatnonzero(rank_of == NONE):
+            samples, held = range(starts[run], starts[run + 1]), np.zeros(num_ranks, np.int64)
+            for sample in samples:
                 held[home[sample] // width] += sizes[sample]
             best, most = NONE, NONE
-            for sample in range(starts[run], starts[run + 1]):
+            for sample in samples:
                 place = home[sample] // width
                 if held[place] > most:
                     for rank in range(place * width, min((place + 1) * width, num_ranks)):
                         if is_free[rank]:
                             best, most = rank, held[place]
                             break
-            for sample in range(starts[run], starts[run + 1]):
-                held[home[sample] // width] = ZERO
             if best != NONE:
                 rank_of[run], is_free[best] = best, False
-    rank_of[rank_of == NONE] = np.flatnonzero(is_free)  # runs without samples
+    rank_of[rank_of == NONE] = np.flatnonzero(is_free)
     return rank_of
