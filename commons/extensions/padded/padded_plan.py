@@ -86,8 +86,11 @@ def plan_padded(
         no_fuller = required._replace(padded_tokens=fullest)
         faster = no_fuller._replace(cost=min(int(largest) - 1, NO_LIMIT))
         tries = [faster] if may_stay else [no_fuller, required]
-    found = (_divide_by_runs(rows, limits, in_parts, max_real_tokens, largest) for limits in tries)
+    # A row with loss tokens must not cost so much that all stay.
+    found = (_divide_by_runs(rows, limits, in_parts, max_real_tokens, largest - 1) for limits in tries)
     placed = next((division for division in found if division is not None), loaded)
+    if placed is loaded and not may_stay:
+        placed = _divide_by_tokens(rows, required) or loaded
     if placed is loaded and not may_stay:
         raise ValueError(
             f"no placement of {len(rows.tokens)} samples, the longest of {rows.tokens.max()} tokens, on "
@@ -158,6 +161,14 @@ def _divide_by_runs(
     slot_of = np.empty_like(order)
     slot_of[order] = (rank_of_part[part_of] * per_rank + number)[run_of]
     return _Division.of(rows, slot_of, np.bincount(slot_of, minlength=num_runs), least)
+
+
+def _divide_by_tokens(rows: RowTable, limits: Limits) -> _Division | None:
+    """Gives each rank a run of rows sorted by tokens, whatever these cost. None if no placement exists."""
+    no_loss = np.zeros_like(rows.loss_tokens)
+    alike = replace(rows, workloads=rows.tokens, work=rows.tokens[:, None], loss_tokens=no_loss)
+    found = _divide_by_runs(alike, limits, False, None, 0.0)
+    return None if found is None else _Division.of(rows, found.slot_of, found.num_rows)
 
 
 def _cut(

@@ -1,5 +1,7 @@
 """Placement of samples for padded models."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,25 @@ def test_limits_that_loaded_batches_exceed_are_met_or_refused():
     assert "the longest of 9 tokens, on 2 ranks" in error and "max_tokens=9" in error
     assert "max_rows=2" in error_of(plan_padded, rows, max_rows=2)
     assert "row 0 of rank 0 has 9 tokens, above max_tokens=8" in error_of(plan_padded, rows, max_tokens=8)
+
+
+def test_max_tokens_is_met_wherever_it_can_be():
+    """Rows without loss tokens, or tokens unrelated to work, stand in the way of runs sorted by work."""
+    work = np.array([[4], [2], [8], [3], [12]])
+    rows = table(work, np.array([2, 2, 1]), loss_tokens=np.array([0, 0, 1, 0, 1]))
+    odd = table(
+        np.array([[29], [3], [10], [11], [18]]), np.array([1, 4]), loss_tokens=np.array([0, 1, 1, 1, 0])
+    )
+    odd = replace(odd, tokens=np.array([8, 20, 11, 6, 27]))
+    for each, most in ((rows, 12), (odd, 54)):
+        plan = plan_padded(each, max_tokens=most)
+        assert costs(each, plan.destination, plan.num_placed, each.tokens[:, None]).max() <= most
+
+
+def test_a_row_with_loss_tokens_does_not_keep_all_rows_at_home():
+    loss_tokens = np.array([0, 0, 0, 1, 1, 0, 1])
+    rows = table(np.array([[2], [8], [3], [4], [5], [10], [1]]), np.array([3, 4]), loss_tokens=loss_tokens)
+    assert plan_padded(rows).loads.max() < plan_padded(rows).loads_before.max()
 
 
 def test_a_limit_on_real_tokens_gives_way_only_where_it_must():
