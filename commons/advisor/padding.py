@@ -1,4 +1,4 @@
-"""What balancing would gain for a model that pads: a rank then costs its rows × its longest row."""
+"""Gains of balancing for a model that pads, in which a rank costs its rows × its longest row."""
 
 from __future__ import annotations
 

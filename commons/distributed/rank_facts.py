@@ -116,11 +116,11 @@ def warn_of_contents(of_ranks: Mapping[int, Contents]) -> None:
     same = [rank for rank, of_rank in zip(of_ranks, ids, strict=True) if of_rank and ids.count(of_rank) > 1]
     alike = [path for path in (columns or [{}])[0] if len({of_rank.get(path) for of_rank in columns}) == 1]
     if same:
+        hint = f". If only {', '.join(alike)} is the same, because all samples share it, {_DECLARE}"
         logger.warning(
             f"{ranks_text(same)} loaded the same samples: divide the samples between ranks, as a "
             "DistributedSampler does. If ranks compute them together, as in tensor parallelism, balance "
-            f"among ranks that load different ones, with process_group=. If only {', '.join(alike)} is the "
-            f"same, because all samples share it, {_DECLARE}"
+            f"among ranks that load different ones, with process_group={hint if alike else ''}"
         )
     elif alike and len(of_ranks) > 1:
         logger.warning(

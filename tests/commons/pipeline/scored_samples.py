@@ -229,7 +229,7 @@ def sgd(model: Scorer) -> Any:
 
 @dataclass(frozen=True)
 class Partner:
-    """What prepares, shards and trains a model besides, and how much that may differ from one process."""
+    """Prepares, shards and trains a model, with a tolerance for the difference from one process."""
 
     prepare: Callable[[Scorer], Any] = lambda model: None
     shard: Callable[[Scorer], Any] | None = None
