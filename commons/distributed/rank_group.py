@@ -36,9 +36,10 @@ _NEVER_SENT = 2**31 - 1  # a tag that no channel uses
 PATIENCE_S = 60.0
 
 Uses = Collection[str]  # purposes of process groups, such as "exchange"
-# The ranks of a rank's set (None for all ranks, empty if its process group excludes it), the uses of the set,
-# and the number of process groups that torch has counted on this rank.
-_Post = tuple[Ranks | None, Uses, int]
+_PLANNING = "planning"  # the use of the gloo group that channels need
+# The ranks of a rank's set (empty if its process group excludes it), the uses that the rank names, and the
+# number of process groups that torch has counted on this rank.
+_Post = tuple[Ranks, Uses, int]
 
 _TOGETHER = (
     "making one for some of the ranks is collective over the job: all ranks make theirs at the same time. A "
@@ -229,31 +230,32 @@ class _Job:
         self._number = store.add(f"workload_balancer/jobs_{dist.get_rank()}", 1)
         self._agreements = itertools.count()
         self.groups: dict[Ranks, RankGroup] = {}
-        self._made: set[tuple[Ranks, str]] = set()  # connected sets of all ranks, each with a use
+        # Cached, so that the ranks of a set share one process group per use.
+        self._connected = functools.cache(self._connect)
 
     def group(self, ranks: Ranks, uses: Uses) -> RankGroup:
         """Returns the group of a set, connected for these uses. Collective, as `RankGroup.of` is."""
         is_there = len(ranks) == dist.get_world_size() and ranks in self.groups
         if uses or not is_there:
             with note_if_lost():
-                sets = agree_on_sets(f"{self._number}_{next(self._agreements)}", ranks, uses)
-            for each in sets:
-                self._connect(*each)
+                posts = _gather_posts(f"{self._number}_{next(self._agreements)}", ranks, uses)
+            _check_posts(posts)
+            for each in sorted({of for of, *_ in posts if len(of) > 1}):
+                used = {use for of, uses_of_rank, _ in posts if of == each for use in uses_of_rank}
+                for use in (_PLANNING, *sorted(used)):
+                    self._connected(each, use)
         return self.groups[ranks] if len(ranks) > 1 else RankGroup.alone()
 
-    def _connect(self, ranks: Ranks, uses: Uses) -> None:
-        """Connects ranks for planning and for uses, unless they already are. Collective over the job."""
-        rank = dist.get_rank()
-        for use in ("planning", *uses):
-            if (ranks, use) in self._made:
-                continue
-            backend = "gloo" if use == "planning" else job_backend(job_device())
-            group = dist.new_group(ranks, timeout=job_timeout(backend), backend=backend)
-            if rank in ranks and use == "planning":
-                self.groups[ranks] = RankGroup(ranks, ranks.index(rank), group)
-            elif rank in ranks:
-                self.groups[ranks].add_group(use, group)
-            self._made.add((ranks, use))
+    def _connect(self, ranks: Ranks, use: str) -> None:
+        """Makes the process group of a set of ranks for one use. Collective over the job."""
+        backend = "gloo" if use == _PLANNING else job_backend(job_device())
+        group = dist.new_group(ranks, timeout=job_timeout(backend), backend=backend)
+        if dist.get_rank() not in ranks:
+            return
+        if use == _PLANNING:
+            self.groups[ranks] = RankGroup(ranks, ranks.index(dist.get_rank()), group)
+        else:
+            self.groups[ranks].add_group(use, group)
 
 
 _job: _Job | None = None
@@ -266,80 +268,60 @@ def _this_job() -> _Job:
     return _job
 
 
-def agree_on_sets(agreement: str, ranks: Ranks, uses: Uses) -> list[tuple[Ranks, Uses]]:
-    """Returns the sets of more than one rank, ascending, each with the uses that any of its ranks names.
-
-    Collective over the job, by a few messages to its store under the name `agreement`. `ranks` are the
-    ascending ranks of this rank's set, or empty if its process group excludes it.
+def _gather_posts(agreement: str, ranks: Ranks, uses: Uses) -> list[_Post]:
+    """Gathers the posts of all ranks over the job's store, under a name that no other agreement has.
 
     Raises:
-        ValueError: a process group excludes its rank, or ranks disagree on groups. All ranks raise it.
-        RuntimeError: a rank is missing `PATIENCE_S` seconds after another arrives. All that arrive raise it.
+        RuntimeError: ranks are missing after `PATIENCE_S` seconds. This rank then takes its post back, so
+            that ranks that come later do not go on without it.
     """
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    job_store = dist.distributed_c10d._get_default_store()
-    store: Any = dist.PrefixStore(f"workload_balancer/sets_{agreement}", job_store)
-    posts = [f"post_{of}" for of in range(num_ranks)]
-    of_all = ranks == tuple(range(num_ranks))
-    post: _Post = None if of_all else ranks, uses, dist.distributed_c10d._world.group_count
-    store.set(posts[rank], pickle.dumps(post))
-    if store.add("arrived", 1) == num_ranks:
-        _end(store, _find_sets([pickle.loads(each) for each in store.multi_get(posts)]))
+    num_ranks, store_of_job = dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    store: Any = dist.PrefixStore(f"workload_balancer/sets_{agreement}", store_of_job)
+    posts, everyone = [f"post_{of}" for of in range(num_ranks)], tuple(range(num_ranks))
+    mine, count = posts[dist.get_rank()], dist.distributed_c10d._world.group_count
+    store.set(mine, pickle.dumps((None if ranks == everyone else ranks, uses, count)))  # each rank reads all
     try:
-        store.wait(["end"], timedelta(seconds=PATIENCE_S))
+        store.wait(posts, timedelta(seconds=PATIENCE_S))
     except RuntimeError:  # each kind of store raises its own error
         late = [of for of in range(num_ranks) if not store.check([posts[of]])]
         if late:  # otherwise, the last rank has just arrived
+            store.delete_key(mine)
             who = f"{ranks_text(late)} {'has' if len(late) == 1 else 'have'}"
-            why = f"{_OF_ALL if of_all else _TOGETHER}. {_IF_LATE}"
-            _end(store, RuntimeError(f"{who} not made a shuffler within {PATIENCE_S:g} s: {why}"))
-    end = pickle.loads(store.get("end"))
-    if isinstance(end, Exception):
-        raise end
-    return end
+            why = f"{_OF_ALL if len(ranks) == num_ranks else _TOGETHER}. {_IF_LATE}"
+            raise RuntimeError(f"{who} not made a shuffler within {PATIENCE_S:g} s: {why}") from None
+    gathered = [pickle.loads(each) for each in store.multi_get(posts)]
+    return [(everyone if of is None else of, *others) for of, *others in gathered]
 
 
-def _end(store: Any, end: list[tuple[Ranks, Uses]] | Exception) -> None:
-    """Publishes the result of an agreement, unless another rank has, so that all ranks get the same one."""
-    if store.add("ended", 1) == 1:
-        store.set("end", pickle.dumps(end))
-
-
-def _find_sets(posts: Sequence[_Post]) -> list[tuple[Ranks, Uses]] | Exception:
-    """Returns the sets and their uses from the posts of all ranks, or an error if the posts conflict."""
-    everyone = tuple(range(len(posts)))
+def _check_posts(posts: Sequence[_Post]) -> None:
+    """Raises a ValueError, the same on all ranks, unless the ranks of each set name that set."""
     members: dict[Ranks, list[int]] = {}
-    uses: dict[Ranks, set[str]] = {}
-    for rank, (given, used, _) in enumerate(posts):
-        ranks = everyone if given is None else given
+    for rank, (ranks, *_) in enumerate(posts):
         members.setdefault(ranks, []).append(rank)
-        uses.setdefault(ranks, set()).update(used)
     if () in members:
-        return ValueError(
+        raise ValueError(
             f"{ranks_text(members[()])} is not in the process_group it was given; a rank balances among the "
             "ranks of a group that it belongs to"
         )
     for ranks, present in members.items():
         for rank in sorted({*ranks} - {*present})[:1]:
-            others = next(each for each, theirs in members.items() if rank in theirs)
             here, there = (
-                ", or a pipeline, for all ranks" if each == everyone else f" for {ranks_text(each)}"
-                for each in (ranks, others)
+                ", or a pipeline, for all ranks" if len(each) == len(posts) else f" for {ranks_text(each)}"
+                for each in (ranks, posts[rank][0])
             )
-            return ValueError(
+            raise ValueError(
                 f"rank {present[0]} makes a shuffler{here}, and rank {rank} at the same time one{there}: "
                 f"{_TOGETHER}"
             )
-    counts = [count for _, _, count in posts]
+    counts = [count for *_, count in posts]
     if len({*counts}) > 1:
         fewest, most = (counts.index(bound(counts)) for bound in (min, max))
-        return ValueError(
+        raise ValueError(
             f"torch {torch.__version__} counts {counts[fewest]} process groups on rank {fewest} and "
             f"{counts[most]} on rank {most}. It names the next one after this number, so ranks would not "
             "find each other: have all ranks of the job make all groups, without "
             "use_local_synchronization=True"
         )
-    return [(ranks, sorted(uses[ranks])) for ranks in sorted(members) if len(ranks) > 1]
 
 
 def ranks_text(ranks: Iterable[int], most: int = 8) -> str:
