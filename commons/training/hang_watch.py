@@ -13,9 +13,6 @@ from typing import TextIO
 
 import torch.distributed as dist
 
-from .. import NAME
-from ..stalled_ranks import STACKS, place_text, read_stalls, summary
-
 logger = logging.getLogger(__name__)
 
 
@@ -24,17 +21,14 @@ class HangWatch:
 
     In a hang, one rank is stuck and the others wait for it, so every rank reports. Faulthandler's timer
     writes the stacks of all Python threads to `<log_dir>/stacks/rank<rank>.txt`, even if a call holds the
-    GIL. A watching thread logs the step and the current line of code. After another quarter of the limit,
-    rank 0 reads all stacks and logs how many ranks are at which line. Training keeps waiting, because
+    GIL. A watching thread logs the step and the current line of code. Training keeps waiting, because
     collectives have their own timeouts and a rank may only be slow. A limit of None disables the watch.
     """
 
     def __init__(self, log_dir: str, timeout_s: float | None) -> None:
         self._timeout = timeout_s
         self._rank = dist.get_rank()
-        self._num_ranks = dist.get_world_size()
-        self._log_dir = Path(log_dir)
-        self._path = self._log_dir / STACKS / f"rank{self._rank}.txt"
+        self._path = Path(log_dir) / "stacks" / f"rank{self._rank}.txt"
         self._watched = threading.get_ident()
         self._last = (time.monotonic(), "the start")
         self._file: TextIO | None = None
@@ -72,7 +66,7 @@ class HangWatch:
             faulthandler.dump_traceback_later(self._timeout, file=self._file)  # takes 0.1 ms
 
     def _watch(self, timeout: float) -> None:
-        reported, grouped = None, True
+        reported = None
         while not self._left.wait(timeout / 20):
             last = self._last
             lasts = time.monotonic() - last[0]
@@ -81,13 +75,11 @@ class HangWatch:
                 reported = None
             if reported is None and lasts > 1.05 * timeout:  # faulthandler has written by then
                 frame = sys._current_frames()[self._watched]
-                where = place_text(frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno)
+                file = "/".join(Path(frame.f_code.co_filename).parts[-3:])
+                where = f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})"
                 stacks = f"; the stacks of its threads are in {self._path}" if self._file is not None else ""
                 self._report(f"has been in {last[1]} for more than {timeout:g} s, now in {where}", stacks)
-                reported, grouped = last, self._rank != 0 or self._file is None
-            if reported is not None and not grouped and lasts > 1.3 * timeout:
-                self._say_where_all_are()
-                grouped = True
+                reported = last
 
     def _report(self, text: str, said_beside: str = "") -> None:
         if self._file is not None:
@@ -95,14 +87,6 @@ class HangWatch:
                 self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} rank {self._rank} {text}\n\n")
                 self._file.flush()
         self._say(text + said_beside)
-
-    def _say_where_all_are(self) -> None:
-        stalls, _ = read_stalls(self._log_dir)
-        if stalls:  # none if the disk is full
-            self._say(
-                f"has read the stacks: {summary(stalls, self._num_ranks)}; "
-                f"python -m {NAME}.stalled_ranks {self._log_dir} shows them"
-            )
 
     def _say(self, text: str) -> None:
         logger.warning(f"rank {self._rank} {text}")
