@@ -19,29 +19,18 @@ from .compiled import compiled, inner
 # sample, or no part.
 NONE, ZERO, ONE = cast(tuple[int, int, int], tuple(np.arange(-1, 2)))
 NO_CAP = 2**62
-# The steps of `settle`.
-SWAPS, LEAVES, DEALS = cast(tuple[int, int, int], tuple(np.arange(3)))
-# Arguments of `settle` that run all steps, or that only let samples return home.
-ALL, ONLY_RETURN = (False, 1, NO_CAP), (True, 1, 0)
 # A byte to another node costs as much as this many bytes within a node, so samples leave their node last.
 ACROSS_NODES = 1000
-# Leveling tries a few of the emptiest parts as partners, then many, then some from all parts. A part with
-# a giant and the lightest samples is as full as others, but may be the only partner that helps. Without the
-# third try, the slowest default plans in "plans at size" (lognormal, 1,024 ranks) take 21 ms instead of 9.
-# Like ZERO, these constants are not literals.
-FEW_PARTNERS, MANY_PARTNERS, FROM_ALL = cast(tuple[int, int, int], tuple(np.array([7, 63, 64])))
-# How often leveling may halve the excess that a swap must take off. Fewer are enough inside a node, because
-# leveling over all parts follows, and for free moves, because another target follows. With ten, the slowest
-# default plans in "plans at size" (lognormal, 64 ranks) take more than three times as long as the median.
-HALVINGS, FEW_HALVINGS = 7, 2
+# Number of parts that leveling tries as partners: of the emptiest, then from all parts. A part with a giant
+# and the lightest samples is as full as others, but may be the only partner that helps.
+PARTNERS = 7
+# How often leveling may halve the excess that a swap must take off.
+HALVINGS = 7
 # Once pushed above its limit this often, a part no longer pushes partners above theirs. Parts could otherwise
 # pass work on for a long time, for example if samples are sorted by work over the parts.
 MOST_VISITS = 3
 # Number of samples tried in return for one, if the lightest would break the limit of the other measure.
 TRIES = 4
-# Work below this share of all limits leaves much room. Samples next to a giant then leave at once, which is
-# faster than swaps. With less room, that would move twice as many samples.
-MUCH_ROOM = 0.9
 # Leveling may look at each sample this many times on average. Ending too soon costs more time.
 LOOKS = 2048
 # Length of the runs that insertion sorts, before the merge sort joins them.
@@ -317,75 +306,40 @@ def cost_of(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: in
 
 
 @inner
-def _evict(
-    samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, only_surplus: bool, has_room: bool
-) -> bool:
-    """Takes samples out of their parts by writing NONE to `part_of`. Returns whether any sample leaves.
+def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists) -> bool:
+    """Takes surplus samples out of their parts by writing NONE to `part_of`. Returns whether any leaves.
 
-    1. Surplus samples leave: the lightest of a part, and as many of the heaviest as its load limit demands.
-    2. Parts above their limit lose the heaviest samples that another part has room for. With `only_surplus`,
-       swaps do that later, except that with `has_room`, samples next to a giant that must stay leave now.
-    3. In return, with equal sizes, as many of the lightest samples leave parts below their limit on the same
-       node, up to a quarter of each part. If these are too few, samples of all nodes follow.
+    The lightest samples of a part leave, and instead of them as many of the heaviest as its load limit
+    demands. A giant that no other part has room for stays.
 
-    Example: the limit is 100, and parts of 4 rows have [97, 5, 4, 3] and [40, 30, 2, 1]. The giant of 97
-    stays, and 5, 4, and 3 leave. In return, a quarter of the other part leaves, its 1.
+    Example: the limits are 100 and two samples. Of [97, 60, 5, 4], the surplus [5, 4] would leave too much.
+    97 stays, because the other part, of [40, 1], has room for 59 more. So 60 and 4 leave.
     """
     work, members, start, size, load = samples.work, lists.members, lists.start, lists.size, lists.load
-    num_parts, has_nodes = len(limits.load), limits.per_node > 1
-    room = ZERO
+    num_parts, room, goes = len(limits.load), ZERO, False
     for part in range(num_parts):
         room = max(room, limits.load[part] - load[part])
     spare = len(work) - num_parts * limits.fewest
-    wanted = np.zeros(num_parts, dtype=np.int64)  # samples in return, per node
-    num_out, num_wanted = ZERO, ZERO
     for part in range(num_parts):
         first, count, over = start[part], size[part], load[part] - limits.load[part]
         kept = min(max(count - limits.fewest, 0), limits.most - limits.fewest, spare)
         spare -= kept
         surplus = max(count - limits.fewest - kept, 0)
-        # The lightest sample that no earlier part gets in return.
-        lightest = work[max(len(work) - 1 - num_wanted, 0)] if limits.fewest > 0 and count > 0 else 0
         relief, skipped, changes = ZERO, ZERO, ZERO
         for at in range(surplus):
             relief += work[members[first + count - 1 - at]]
-        while relief < over and skipped + changes < count:
+        while relief < over and changes < surplus and skipped + changes < count - surplus:
             heaviest = work[members[first + skipped + changes]]
-            if changes == 0 and limits.fewest > 0 and heaviest - lightest > room:
+            if changes == 0 and heaviest > room:
                 skipped += 1
                 continue
-            # This sample leaves instead of a light surplus sample, or in return for one of the lightest.
-            relief += heaviest - (
-                work[members[first + count - surplus + changes]] if changes < surplus else lightest
-            )
+            relief += heaviest - work[members[first + count - surplus + changes]]
             changes += 1
-        skipped = min(skipped, count - surplus)
-        if only_surplus and not (has_room and skipped > 0):
-            changes = min(changes, surplus)
-        light = max(surplus - changes, 0)
-        for at in range(changes):
-            part_of[members[first + skipped + at]] = NONE
-        for at in range(light):
-            part_of[members[first + count - 1 - at]] = NONE
-        num_out += changes + light
-        wanted[limits.node_of[part] if has_nodes else 0] += max(changes - surplus, 0)
-        num_wanted += max(changes - surplus, 0)
-    if num_out == 0 or limits.fewest == 0:
-        return num_out > 0
-    back = np.zeros(num_parts, dtype=np.int64)
-    for by_node in range(int(has_nodes), -1, -1):
-        for node in range(1, 0 if by_node else num_parts):
-            wanted[0] += wanted[node]
-        for sample in range(len(part_of) - 1, -1, -1):
-            part = part_of[sample]
-            if part == NONE:
-                continue
-            node = by_node * limits.node_of[part]
-            if wanted[node] > 0 and load[part] < limits.load[part] and back[part] < limits.fewest // 4:
-                back[part] += 1
-                wanted[node] -= 1
-                part_of[sample] = NONE
-    return True
+        for at in range(surplus):
+            leaves = skipped + at if at < changes else count - 1 - (at - changes)
+            part_of[members[first + leaves]] = NONE
+        goes = goes or surplus > 0
+    return goes
 
 
 @inner
@@ -397,31 +351,47 @@ def _fullness(limits: Limits, lists: Lists, part: int) -> int:
 
 @inner
 def _find_swap(
-    samples: Samples, limits: Limits, lists: Lists, full: int, partners: np.ndarray, least: int, beyond: int
+    samples: Samples,
+    limits: Limits,
+    lists: Lists,
+    full: int,
+    first: int,
+    end: int,
+    partners: np.ndarray,
+    least: int,
+    beyond: int,
+    most_cost: int,
 ) -> tuple[int, int, int]:
-    """Returns the cheapest swap: (sample of part `full`, part that takes it, sample that comes back).
+    """Returns the cheapest swap: (sample that part `full` gives, part that takes it, sample that comes back).
 
-    The swap takes at least `least` off part `full`, and leaves the partner at most `beyond` above its limit.
-    If moves are free, the first swap found is returned. Without a swap, all three are NONE. If no sample
-    comes back, the last is NONE.
+    The sample given is one of members[first:end]. The swap takes at least `least` off part `full`, leaves the
+    partner at most `beyond` above its limit, and costs less than `most_cost`. If moves are free, the first
+    swap found is returned. Without a swap, all three are NONE. If no sample comes back, the last is NONE.
 
     Two pointers over the samples of both parts find, for each sample given, the lightest that may come back.
     """
     work, other, home, price = samples.work, samples.other, samples.home, samples.price
     members, start, size, amount = lists.members, lists.start, lists.size, lists.amount
     node_of = limits.node_of
-    gives, taker, returns, best, is_free = NONE, NONE, NONE, ZERO + NO_CAP, len(price) > 0 and price[0] == 0
+    gives, taker, returns, best = NONE, NONE, NONE, ZERO + most_cost
+    is_free = len(price) > 0 and price[0] == 0
     for to in partners:
         most = limits.load[to] - lists.load[to] + beyond
         if is_free and taker != NONE:
             break
-        if to == full or most < least:
+        if to == full or most < least or first == end:
             continue
         may_give = size[full] > limits.fewest and size[to] < limits.most
         begin, stop = start[to], start[to] + size[to]
         lightest = ZERO if may_give or begin == stop else work[members[stop - 1]]
-        pointer = begin  # just past the lightest sample that may come back
-        for at in range(start[full], start[full] + size[full]):
+        pointer, after = begin, stop  # `pointer` becomes just past the lightest sample that may come back
+        while pointer < after:
+            middle = (pointer + after) // 2
+            if work[members[first]] - work[members[middle]] <= most:
+                pointer = middle + 1
+            else:
+                after = middle
+        for at in range(first, end):
             sample = members[at]
             if work[sample] - lightest < least:
                 break
@@ -460,14 +430,13 @@ def _level(
     end: int,
     most_stuck: int,
     most_moved: int,
-    most_partners: int,
 ) -> tuple[int, int]:
     """Levels the parts from `first` to `end` by swaps, so that none is above its load limit.
 
     Returns how many parts are stuck above their limit, and how many more samples may leave home.
 
     1. The fullest part comes first, as `_fullness` measures it. Its partners are the emptiest parts, near
-       the top of a heap. If a few do not help, more are tried, up to `most_partners`.
+       the top of a heap. If these do not help, as many from all parts are tried.
     2. The cheapest swap that takes off the whole excess is made, or else the cheapest that takes off half, a
        quarter, and so on. Such a swap may leave the partner up to 3/4 of that above its limit, for later.
 
@@ -477,7 +446,7 @@ def _level(
     is 15. So a swap must take off at least half the excess, 7, and may put up to 10 + 6 on the partner.
     Swapping a sample of 25 for one of 10 levels the part, and leaves the partner 5 above its limit.
     """
-    work, home, price, size, load = samples.work, samples.home, samples.price, lists.size, lists.load
+    work, home, size, load = samples.work, samples.home, lists.size, lists.load
     count, bits, looks = end - first, num_bits(end - first), LOOKS * len(work)
     mask = (ONE << bits) - 1
     keys = np.empty(count, dtype=np.int64)  # parts are counted from `first`
@@ -485,7 +454,7 @@ def _level(
         keys[at] = (_fullness(limits, lists, first + at) << bits) | at
     heap, at_of = sorted_keys(keys), np.empty(count, dtype=np.int64)
     queue, read, write = np.empty(count + 1, dtype=np.int64), ZERO, ZERO
-    tried = np.empty(min(MANY_PARTNERS, count), dtype=np.int64)
+    partners = np.empty(count if count < 2 * PARTNERS else PARTNERS, dtype=np.int64)
     visits, is_queued = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     for at in range(count - 1, -1, -1):
         number = heap[at] & mask
@@ -493,33 +462,38 @@ def _level(
         if load[first + number] > limits.load[first + number]:
             queue[write], is_queued[number] = first + number, 1
             write += 1
-    num_stuck, is_free = ZERO, len(price) > 0 and price[0] == 0  # all swaps cost the same
-    halvings = HALVINGS if count == len(limits.load) and not is_free else FEW_HALVINGS
+    num_stuck = ZERO
     while read != write and num_stuck < most_stuck:
         full = queue[read]
         read, is_queued[full - first] = (read + 1) % len(queue), 0
-        halving, num_partners = ZERO, min(most_partners, MANY_PARTNERS if is_free else FEW_PARTNERS)
+        halving, stride = ZERO, ONE
         while load[full] > limits.load[full]:
             gives, taker, returns = NONE, NONE, NONE
             halving = max(halving - 1, 0)  # what failed before is unlikely to work now
             while taker == NONE and looks > 0:
                 least = max((load[full] - limits.load[full]) >> halving, 1)
                 beyond = least - least // 4 if halving > 0 and visits[full - first] < MOST_VISITS else 0
-                stride = -(-count // MANY_PARTNERS) if num_partners == FROM_ALL else ONE
-                num_tried = min(num_partners, -(-count // stride))
-                looks -= 2 * num_tried * size[full]
-                for at in range(num_tried):
-                    tried[at] = first + (heap[at * stride] & mask)
+                looks -= 2 * len(partners) * size[full]
+                for at in range(len(partners)):
+                    partners[at] = first + (heap[at * stride] & mask)
                 gives, taker, returns = _find_swap(
-                    samples, limits, lists, full, tried[:num_tried], least, beyond
+                    samples,
+                    limits,
+                    lists,
+                    full,
+                    lists.start[full],
+                    lists.start[full] + size[full],
+                    partners,
+                    least,
+                    beyond,
+                    NO_CAP,
                 )
                 if taker == NONE:
                     halving += 1
-                    if halving > halvings:
-                        if num_partners == most_partners or num_tried >= count - 1:
+                    if halving > HALVINGS:
+                        if stride > 1 or count == len(partners):
                             break
-                        more = MANY_PARTNERS if num_partners == FEW_PARTNERS else FROM_ALL
-                        halving, num_partners = ZERO, min(most_partners, more)
+                        halving, stride = ZERO, count // len(partners)
             if taker != NONE and home[gives] != NONE:
                 most_moved -= int(taker != home[gives]) - int(full != home[gives])
                 if returns != NONE:
@@ -540,149 +514,102 @@ def _level(
 
 
 @inner
-def _send_home(
-    samples: Samples,
-    limits: Limits,
-    part_of: np.ndarray,
-    lists: Lists,
-    kept: np.ndarray,
-    most_moved: int,
-    attempts: int,
-) -> None:
-    """Moves samples to their home, or its node, alone or in a swap, if that saves cost within the limits.
+def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, kept: np.ndarray) -> None:
+    """Moves samples to their home, alone or in a swap, if that saves cost within the limits.
 
     A sample in the part that `kept` names for it stays. A sample in another node may also go to the part with
-    the most room in its home's node. With two attempts, it may go to any part there, with more samples tried
-    in return, and is tried again after all others. With little room, this sends fewer bytes across nodes.
-
-    A sample in return frees at least the room that its part lacks, and fits into the other part.
-    At most `most_moved` more samples leave home so that others get into their nodes.
+    the most room in its home's node.
     """
-    work, other, home, price = samples.work, samples.other, samples.home, samples.price
-    members, start, size, load, amount = lists.members, lists.start, lists.size, lists.load, lists.amount
-    node_of = limits.node_of
-    for number in range(attempts * len(part_of)):
-        sample = number % len(part_of)
-        part, own = part_of[sample], home[sample]
-        may_return = part != own and part != kept[sample] and part != NONE and own != NONE
-        is_far = may_return and node_of[part] != node_of[own]
-        if not may_return or (number >= len(part_of) and not is_far):
+    members, start, size, node_of = lists.members, lists.start, lists.size, limits.node_of
+    partners = np.empty(2, dtype=np.int64)
+    for sample in range(len(part_of)):
+        part, own = part_of[sample], samples.home[sample]
+        if part in (own, NONE, kept[sample]) or own == NONE:
             continue
-        first, end = own, own + 1
-        if is_far:
-            first = node_of[own] * limits.per_node
-            end = min(first + limits.per_node, len(size))
-            if attempts == 1:
-                roomiest = first
-                for to in range(first, end):
-                    if limits.load[to] - load[to] > limits.load[roomiest] - load[roomiest]:
-                        roomiest = to
-                first, end = roomiest, roomiest + 1
-        best, taker, returns = ZERO, NONE, NONE
-        for other_part in range(first - 1, end):  # home first, which saves most
-            to = other_part if other_part >= first else own
-            gain = cost_of(home, price, node_of, sample, part, to)
-            if gain >= best:
-                continue
-            least = work[sample] - (limits.load[to] - load[to])
-            most = work[sample] + limits.load[part] - load[part]
-            may_go = least <= 0 <= most and size[part] > limits.fewest and size[to] < limits.most
-            if may_go and amount[to] + other[sample] <= limits.other[to]:
-                best, taker, returns = gain, to, NONE
-            low, high = start[to], start[to] + size[to]
-            while low < high:  # ends just past the lightest sample of at least `least` work
-                middle = (low + high) // 2
-                if work[members[middle]] >= least:
-                    low = middle + 1
-                else:
-                    high = middle
-            for at in range(low - 1, max(low - 1 - attempts * TRIES, start[to] - 1), -1):
-                returned = members[at]
-                if work[returned] > most:
-                    break
-                change = other[sample] - other[returned]
-                if change > 0 and amount[to] + change > limits.other[to]:
-                    continue
-                if change < 0 and amount[part] - change > limits.other[part]:
-                    continue
-                cost = gain + cost_of(home, price, node_of, returned, to, part)
-                # A sample in its node, but not at home, has still moved: the swap must keep half of the gain.
-                is_worth_it = to == own or (2 * cost < gain and (home[returned] != to or most_moved > 0))
-                if cost < best and is_worth_it:
-                    best, taker, returns = cost, to, returned
+        at, end, count = start[part], start[part] + size[part], ONE
+        while at < end:
+            middle = (at + end) // 2
+            if members[middle] < sample:
+                at = middle + 1
+            else:
+                end = middle
+        partners[0] = own
+        if node_of[part] != node_of[own]:
+            first, count = node_of[own] * limits.per_node, ONE + 1
+            partners[1] = first
+            for to in range(first, min(first + limits.per_node, len(size))):
+                if limits.load[to] - lists.load[to] > limits.load[partners[1]] - lists.load[partners[1]]:
+                    partners[1] = to
+        least = lists.load[part] - limits.load[part]
+        gives, taker, returns = _find_swap(
+            samples, limits, lists, part, at, at + 1, partners[:count], least, ZERO, ZERO
+        )
         if taker != NONE:
-            if returns != NONE and taker != own and home[returns] == taker:
-                most_moved -= 1
-            move(samples, lists, part_of, sample, taker)
+            move(samples, lists, part_of, gives, taker)
             move(samples, lists, part_of, returns, part)
 
 
+@inner
+def _level_nodes(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, most_moved: int) -> int:
+    """Levels the parts of each node, and then all parts, until one is stuck. Returns how many are."""
+    num_parts, per_node = len(limits.load), limits.per_node
+    for first in range(0, num_parts if 1 < per_node < num_parts else 0, per_node):
+        end = min(first + per_node, num_parts)
+        _, most_moved = _level(samples, limits, part_of, lists, first, end, num_parts, most_moved)
+    stuck, _ = _level(samples, limits, part_of, lists, 0, num_parts, 1, most_moved)
+    return stuck
+
+
 @compiled
-def settle(
-    samples: Samples, limits: Limits, part_of: np.ndarray, swaps_only: bool, most_stuck: int, most_moved: int
-) -> bool:
+def level(samples: Samples, limits: Limits, part_of: np.ndarray, most_moved: int) -> None:
+    """Levels parts by swaps until one is stuck, or more than `most_moved` samples would leave home.
+
+    Samples that were swapped return home if the limits then allow it.
+    """
+    given, lists = part_of.copy(), make_lists(samples, part_of, len(limits.load))
+    _level_nodes(samples, limits, part_of, lists, most_moved)
+    _send_home(samples, limits, part_of, lists, given)
+
+
+@compiled
+def send_home(samples: Samples, limits: Limits, part_of: np.ndarray) -> None:
+    """Returns samples to their home, or its node, where the limits allow it."""
+    _send_home(samples, limits, part_of, make_lists(samples, part_of, len(limits.load)), samples.home)
+
+
+@compiled
+def settle(samples: Samples, limits: Limits, part_of: np.ndarray) -> bool:
     """Brings parts within their limits, near home if samples have one.
 
     Returns True only if all samples have a part, and no part is above a limit.
 
-    1. Surplus samples leave their parts, and are placed near home. Swaps then level parts, first inside each
-       node, and then over all parts.
-    2. If a part is stuck, more samples leave at once. With much room, this continues from the swapped parts,
-       and parts count as stuck sooner, because this step is cheap. Otherwise it starts from the given parts.
-    3. Samples of parts still above a limit are placed again, longest first, together with those of as many of
-       the emptiest parts, then of four times as many, and so on.
+    1. Surplus samples leave their parts, and are placed near home.
+    2. Swaps level parts, first inside each node, and then over all parts.
+    3. If a part is stuck, samples of parts still above a limit are placed again, longest first, together with
+       those of as many of the emptiest parts, then of four times as many, and so on.
     4. Last, samples return home if the limits allow it.
-
-    With `swaps_only`, only swaps and the last step run, even if parts stay above their limits. Swaps end if
-    `most_stuck` parts are stuck, or more than `most_moved` samples would leave home. With such a limit on
-    moves, only samples that this call has moved return.
     """
-    num_parts, given = len(limits.load), part_of.copy()
-    kept = given if swaps_only and 0 < most_moved < NO_CAP else samples.home
-    num_nodes = -(-num_parts // limits.per_node) if 1 < limits.per_node < num_parts else ZERO
-    stuck, factor, step, total, most = ZERO, ONE, SWAPS, 0.0, 0.0
-    for sample in range(len(part_of)):
-        total += samples.work[sample]
-    for part in range(num_parts):
-        most += limits.load[part]
-    has_room = total < MUCH_ROOM * most and not swaps_only
+    num_parts, factor = len(limits.load), ONE
     lists = make_lists(samples, part_of, num_parts)
-    while True:
-        goes, is_last = step == DEALS, swaps_only
-        if step == DEALS:
-            is_last = _take_out(limits, lists, part_of, factor)
-            factor *= 4
-        elif not swaps_only:
-            goes = _evict(samples, limits, part_of, lists, step == SWAPS, has_room)
-        is_settled = not goes or place(samples, limits, part_of, step != DEALS)
-        if goes:
-            _list_again(samples, lists, part_of)
-        in_nodes = num_nodes if step != DEALS else ZERO
-        for node in range(in_nodes + 1):  # each node, and then all parts
-            is_all = node == in_nodes
-            first = ZERO if is_all else node * limits.per_node
-            end = num_parts if is_all else min(first + limits.per_node, num_parts)
-            stuck_at = most_stuck if is_all and step != DEALS else num_parts
-            most_partners = MANY_PARTNERS
-            if is_all and (step != SWAPS or has_room):
-                most_partners = FEW_PARTNERS if step == SWAPS else FROM_ALL
-            stuck, most_moved = _level(
-                samples, limits, part_of, lists, first, end, stuck_at, most_moved, most_partners
-            )
-        is_settled = is_settled and stuck == 0
-        if is_settled or is_last:
-            attempts = ONE + int(num_nodes > 0 and not (has_room or swaps_only))
-            _send_home(samples, limits, part_of, lists, kept, most_moved, attempts)
-            num_placed = ZERO
-            for part in range(num_parts):
-                num_placed += lists.size[part]
-                is_settled = is_settled and lists.amount[part] <= limits.other[part]
-            return is_settled and num_placed == len(part_of)
-        if step == SWAPS and not has_room:
-            for sample in range(len(part_of)):
-                part_of[sample] = given[sample]
-            _list_again(samples, lists, part_of)
-        step = min(step + 1, DEALS)
+    is_placed = True
+    if _evict(samples, limits, part_of, lists):
+        is_placed = place(samples, limits, part_of, True)
+        _list_again(samples, lists, part_of)
+    is_last = is_placed and _level_nodes(samples, limits, part_of, lists, NO_CAP) == 0
+    while not is_last:
+        is_last = _take_out(limits, lists, part_of, factor)
+        factor *= 4
+        is_placed = place(samples, limits, part_of, False)
+        _list_again(samples, lists, part_of)
+        stuck, _ = _level(samples, limits, part_of, lists, 0, num_parts, num_parts, NO_CAP)
+        is_last = is_last or (is_placed and stuck == 0)
+    _send_home(samples, limits, part_of, lists, samples.home)
+    is_settled, num_placed = True, ZERO
+    for part in range(num_parts):
+        num_placed += lists.size[part]
+        is_settled = is_settled and lists.load[part] <= limits.load[part]
+        is_settled = is_settled and lists.amount[part] <= limits.other[part]
+    return is_settled and num_placed == len(part_of)
 
 
 @inner

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .karmarkar_karp import difference
-from .kernels import ALL, ONLY_RETURN, Samples, settle
+from .kernels import Samples, send_home, settle
 from .problem import Problem, in_lists
 from .refined import place_from_scratch
 from .token_levels import keep_to_tokens, level_tokens
@@ -105,7 +105,7 @@ class FromHome:
         problem, samples, target, per_node = self.problem, self.samples, self.target, self.per_node
         part_of = samples.home.copy()
         keep_to_tokens(problem, samples, part_of, per_node)
-        if settle(samples, problem.limits(target, per_node), part_of, *ALL):
+        if settle(samples, problem.limits(target, per_node), part_of):
             return part_of
         # The next target is (1 + 1.1 · tolerance) × the time of a partition from scratch, but never above
         # differencing. Without the extra tenth, the last step would take more moves than all before.
@@ -122,8 +122,8 @@ class FromHome:
         relaxed = max(target, min(relaxed, by_differencing, *map(problem.time, found)))
         limits = problem.limits(relaxed, per_node)
         near = samples.home.copy() if not found else found[-1].copy()
-        if settle(samples, limits, near, *ALL):
+        if settle(samples, limits, near):
             return near
         best = min([*found, *scratch], key=problem.time).copy()
-        settle(samples, problem.limits(max(relaxed, problem.time(best)), per_node), best, *ONLY_RETURN)
+        send_home(samples, problem.limits(max(relaxed, problem.time(best)), per_node), best)
         return best

@@ -7,18 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .karmarkar_karp import bound_differencing, difference
-from .kernels import NO_CAP, NONE, Samples, place, settle, sum_per_part
-from .problem import Problem, are_unequal, in_lists, indices_of_parts, number_of_part
+from .karmarkar_karp import difference
+from .kernels import NO_CAP, NONE, Samples, level, place
+from .problem import Problem, in_lists, indices_of_parts, number_of_part
 from .token_levels import level_tokens
 from .workloads import check_tolerance
 
-# With at most this many samples per part on average, the search is cheap but often gets stuck. So it tries
-# several starts, and always aims for the bound, because other targets often lead to worse partitions.
-FEW_SAMPLES = 8
-# With unequal sizes, differencing takes time in proportion to samples × parts. Above this product it is
-# skipped, because it lowers the largest load by at most 0.01% there.
-SHORT_DIFFERENCING = 2**17
 # Largest number of target times to try.
 MAX_TRIED_TIMES = 5
 # Shares of a time. The first try is NEXT_TO above the target. The search ends within RESOLUTION of a failure.
@@ -75,9 +69,7 @@ def refined(
 ) -> np.ndarray:
     """Runs `longest_processing_time`, then `refine`, for the best balance of all functions here.
 
-    If that misses the tolerance, it also starts from equal-size `karmarkar_karp`. The result is therefore
-    within the tolerance, or no worse than that partition. With at most 8 samples per part on average, the
-    search continues past the tolerance to the lower bound.
+    If that misses the tolerance, the result is equal-size `karmarkar_karp` where that is better.
 
     Arguments, result, and errors are those of the two functions; `token_tolerance` is that of `rebalance`.
     """
@@ -150,37 +142,18 @@ def best_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
 
     The result meets the target, or is no worse than equal-size differencing, if that keeps to the limits.
     """
-    work, num_parts = problem.work, problem.num_parts
-    if len(work) == 0:
-        return work
-    is_small = len(work) <= FEW_SAMPLES * num_parts
-    target = problem.target(0.0 if is_small else tolerance)
-    best = place_longest_first(problem, target)
-    time = _lower_start(problem, best, target)
-    is_short = is_small and problem.fewest == 0 and len(work) * num_parts <= SHORT_DIFFERENCING
-    for width in (num_parts, 1) if is_short else (num_parts,):
-        if time > target and (is_small or time > bound_differencing(work, num_parts)):
-            start = difference(problem, width)
-            reached = problem.time_within_limits(start)
-            if is_small or reached < time:
-                reached = _lower_start(problem, start, target)
-            if reached < time:
-                best, time = start, reached
-    return best
-
-
-def _lower_start(problem: Problem, part_of: np.ndarray, target: int) -> int:
-    """Runs `lower_within` on `part_of`. Returns the longest time, or NO_CAP if `part_of` breaks limits."""
+    if len(problem.work) == 0:
+        return problem.work
+    target = problem.target(tolerance)
+    part_of = place_longest_first(problem, target)
     time = problem.time_within_limits(part_of)
     if target < time < NO_CAP:
         time = lower_within(problem, part_of, target)
-        if time > target and are_unequal(problem.speeds):  # larger loads on faster parts never take longer
-            by_load = np.argsort(-sum_per_part(problem.work, part_of, problem.num_parts), kind="stable")
-            number = np.empty_like(by_load)
-            number[by_load] = np.argsort(-problem.speeds, kind="stable")
-            part_of[:] = number[part_of]
-            time = lower_within(problem, part_of, target)
-    return time
+    if time > target:
+        differenced = difference(problem, problem.num_parts)
+        if problem.time_within_limits(differenced) < time:
+            return differenced
+    return part_of
 
 
 def without_home(problem: Problem) -> Samples:
@@ -207,7 +180,7 @@ def lower_within(problem: Problem, part_of: np.ndarray, target: int) -> int:
             break
         tried = min(tried, time - 1)
         found = part_of.copy()
-        settle(samples, problem.limits(tried), found, True, 1, NO_CAP)
+        level(samples, problem.limits(tried), found, NO_CAP)
         reached = problem.time(found)
         if reached < time:
             part_of[:] = found

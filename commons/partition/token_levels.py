@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from .kernels import ALL, NONE, Limits, Samples, settle, sum_per_part
+from .kernels import Samples, level, settle, sum_per_part
 from .problem import Problem, token_goal
 
 # Percentage of the samples that may leave home in addition, to level tokens.
 MORE_MOVED = 4
-# During leveling, this many times as many samples may be away from home. Most of them return in the end.
-MEANWHILE = 8
 
 
 def keep_to_tokens(problem: Problem, samples: Samples, part_of: np.ndarray, per_node: int) -> None:
     """Rebalances `part_of` by tokens if a part exceeds `max_tokens`, so that, if possible, no part does."""
     if sum_per_part(problem.tokens, part_of, problem.num_parts).max() > problem.max_tokens:
         by_tokens = problem.by_tokens()
-        limits = by_tokens.limits(problem.max_tokens, per_node)
-        part_of[:] = _settle(by_tokens, samples, part_of, limits, *ALL)
+        exchanged, part = _exchanged(by_tokens, samples, part_of)
+        settle(exchanged, by_tokens.limits(problem.max_tokens, per_node), part)
+        part_of[:] = by_tokens.unsort(part)
 
 
 def level_tokens(
@@ -48,22 +47,15 @@ def level_tokens(
     loads = problem.limits(max(target, problem.time(part_of))).load
     loads = np.maximum(loads, sum_per_part(samples.work, part_of, num_parts))
     limits = by_tokens.limits(goal, per_node)._replace(other=loads)
-    most_moved, has_home = MORE_MOVED * len(part_of) // 100, samples.home != NONE
-    for meanwhile in (MEANWHILE * most_moved, most_moved):
-        leveled = _settle(by_tokens, samples, part_of, limits, True, 1, meanwhile)
-        before, after = (np.count_nonzero(has_home & (samples.home != part)) for part in (part_of, leveled))
-        if after <= before + most_moved:
-            break
+    exchanged, part = _exchanged(by_tokens, samples, part_of)
+    level(exchanged, limits, part, MORE_MOVED * len(part) // 100)
+    leveled = by_tokens.unsort(part)
     if sum_per_part(tokens, leveled, num_parts).max() < most:
         part_of[:] = leveled
 
 
-def _settle(
-    by_tokens: Problem, samples: Samples, part_of: np.ndarray, limits: Limits, *steps: int
-) -> np.ndarray:
-    """Runs `settle` with tokens as work, and work as the other measure. Returns parts, int64 `[samples]`."""
+def _exchanged(by_tokens: Problem, samples: Samples, part_of: np.ndarray) -> tuple[Samples, np.ndarray]:
+    """Returns samples with tokens as work, and work as the other measure, and their parts in that order."""
     order = by_tokens.order
     exchanged = Samples(by_tokens.work, samples.work[order], samples.home[order], samples.price[order])
-    part = part_of[order]
-    settle(exchanged, limits, part, *steps)
-    return by_tokens.unsort(part)
+    return exchanged, part_of[order]
