@@ -50,6 +50,10 @@ def inner(function: Callable[..., Any]) -> Any:
     return njit(**_INNER)(function)
 
 
+def inline(function):
+    return njit(**_INNER, forceinline=True)(function)
+
+
 def _or_compile(access: Callable[..., Any], cache: Any) -> Callable[..., Any]:
     """Wraps a method of `cache` to return None if it fails, so that numba compiles the function instead."""
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from .compiled import compiled, inner
+from .compiled import compiled, inline, inner
 
 # Numba gives every literal a type of its own. It recompiles a function for each literal argument, and repeats
 # type inference if a variable starts as a literal. So variables start as these constants. NONE stands for no
@@ -24,13 +24,17 @@ ACROSS_NODES = 1000
 # Number of parts that leveling tries as partners: of the emptiest, then from all parts. A part with a giant
 # and the lightest samples is as full as others, but may be the only partner that helps.
 PARTNERS = 7
-# How often leveling may halve the excess that a swap must take off.
-HALVINGS = 7
+# How often leveling may halve the excess that a swap must take off. Fewer are enough inside a node, because
+# leveling over all parts follows.
+HALVINGS, FEW_HALVINGS = 7, 2
 # Once pushed above its limit this often, a part no longer pushes partners above theirs. Parts could otherwise
 # pass work on for a long time, for example if samples are sorted by work over the parts.
 MOST_VISITS = 3
 # Number of samples tried in return for one, if the lightest would break the limit of the other measure.
 TRIES = 4
+# Work below this share of all limits leaves much room. Samples next to a giant then leave at once, which is
+# faster than swaps. With less room, that would move twice as many samples.
+MUCH_ROOM = 0.9
 # Leveling may look at each sample this many times on average. Ending too soon costs more time.
 LOOKS = 2048
 # Length of the runs that insertion sorts, before the merge sort joins them.
@@ -306,40 +310,74 @@ def cost_of(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: in
 
 
 @inner
-def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists) -> bool:
-    """Takes surplus samples out of their parts by writing NONE to `part_of`. Returns whether any leaves.
+def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, only_surplus: bool) -> bool:
+    """Takes samples out of their parts by writing NONE to `part_of`. Returns whether any sample leaves.
 
-    The lightest samples of a part leave, and instead of them as many of the heaviest as its load limit
-    demands. A giant that no other part has room for stays.
+    1. Surplus samples leave: the lightest of a part, and as many of the heaviest as its load limit demands.
+    2. Without `only_surplus`, parts above their limit lose the heaviest samples that another part has room
+       for. In return, with equal sizes, as many of the lightest samples leave parts below their limit on the
+       same node, up to a quarter of each part. If these are too few, samples of all nodes follow.
 
-    Example: the limits are 100 and two samples. Of [97, 60, 5, 4], the surplus [5, 4] would leave too much.
-    97 stays, because the other part, of [40, 1], has room for 59 more. So 60 and 4 leave.
+    Example: the limit is 100, and parts of 4 rows have [97, 5, 4, 3] and [40, 30, 2, 1]. The giant of 97
+    stays, and 5, 4, and 3 leave. In return, a quarter of the other part leaves, its 1.
     """
     work, members, start, size, load = samples.work, lists.members, lists.start, lists.size, lists.load
-    num_parts, room, goes = len(limits.load), ZERO, False
+    num_parts, has_nodes, room, total, most = len(limits.load), limits.per_node > 1, ZERO, 0.0, 0.0
     for part in range(num_parts):
         room = max(room, limits.load[part] - load[part])
+        total += load[part]
+        most += limits.load[part]
+    has_room = total < MUCH_ROOM * most
     spare = len(work) - num_parts * limits.fewest
+    wanted = np.zeros(num_parts, dtype=np.int64)  # samples in return, per node
+    num_out, num_wanted = ZERO, ZERO
     for part in range(num_parts):
         first, count, over = start[part], size[part], load[part] - limits.load[part]
         kept = min(max(count - limits.fewest, 0), limits.most - limits.fewest, spare)
         spare -= kept
         surplus = max(count - limits.fewest - kept, 0)
+        # The lightest sample that no earlier part gets in return.
+        lightest = work[max(len(work) - 1 - num_wanted, 0)] if limits.fewest > 0 and count > 0 else 0
         relief, skipped, changes = ZERO, ZERO, ZERO
         for at in range(surplus):
             relief += work[members[first + count - 1 - at]]
-        while relief < over and changes < surplus and skipped + changes < count - surplus:
+        while relief < over and skipped + changes < count:
             heaviest = work[members[first + skipped + changes]]
-            if changes == 0 and heaviest > room:
+            if changes == 0 and limits.fewest > 0 and heaviest - lightest > room:
                 skipped += 1
                 continue
-            relief += heaviest - work[members[first + count - surplus + changes]]
+            # This sample leaves instead of a light surplus sample, or in return for one of the lightest.
+            relief += heaviest - (
+                work[members[first + count - surplus + changes]] if changes < surplus else lightest
+            )
             changes += 1
-        for at in range(surplus):
-            leaves = skipped + at if at < changes else count - 1 - (at - changes)
-            part_of[members[first + leaves]] = NONE
-        goes = goes or surplus > 0
-    return goes
+        skipped = min(skipped, count - surplus)
+        if only_surplus and not (has_room and skipped > 0):
+            changes = min(changes, surplus)
+        light = max(surplus - changes, 0)
+        for at in range(changes):
+            part_of[members[first + skipped + at]] = NONE
+        for at in range(light):
+            part_of[members[first + count - 1 - at]] = NONE
+        num_out += changes + light
+        wanted[limits.node_of[part] if has_nodes else 0] += max(changes - surplus, 0)
+        num_wanted += max(changes - surplus, 0)
+    if num_out == 0 or limits.fewest == 0:
+        return num_out > 0
+    back = np.zeros(num_parts, dtype=np.int64)
+    for by_node in range(int(has_nodes), -1, -1):
+        for node in range(1, 0 if by_node else num_parts):
+            wanted[0] += wanted[node]
+        for sample in range(len(part_of) - 1, -1, -1):
+            part = part_of[sample]
+            if part == NONE:
+                continue
+            node = by_node * limits.node_of[part]
+            if wanted[node] > 0 and load[part] < limits.load[part] and back[part] < limits.fewest // 4:
+                back[part] += 1
+                wanted[node] -= 1
+                part_of[sample] = NONE
+    return True
 
 
 @inner
@@ -349,22 +387,24 @@ def _fullness(limits: Limits, lists: Lists, part: int) -> int:
     return int(min(share, _MOST_SHARE) * _SHARE)
 
 
-@inner
+@inline
 def _find_swap(
     samples: Samples,
     limits: Limits,
     lists: Lists,
     full: int,
+    givers: np.ndarray,
     first: int,
     end: int,
     partners: np.ndarray,
+    num_partners: int,
     least: int,
     beyond: int,
     most_cost: int,
 ) -> tuple[int, int, int]:
     """Returns the cheapest swap: (sample that part `full` gives, part that takes it, sample that comes back).
 
-    The sample given is one of members[first:end]. The swap takes at least `least` off part `full`, leaves the
+    The sample given is one of givers[first:end]. The swap takes at least `least` off part `full`, leaves the
     partner at most `beyond` above its limit, and costs less than `most_cost`. If moves are free, the first
     swap found is returned. Without a swap, all three are NONE. If no sample comes back, the last is NONE.
 
@@ -375,7 +415,8 @@ def _find_swap(
     node_of = limits.node_of
     gives, taker, returns, best = NONE, NONE, NONE, ZERO + most_cost
     is_free = len(price) > 0 and price[0] == 0
-    for to in partners:
+    for number in range(num_partners):
+        to = partners[number]
         most = limits.load[to] - lists.load[to] + beyond
         if is_free and taker != NONE:
             break
@@ -387,12 +428,12 @@ def _find_swap(
         pointer, after = begin, stop  # `pointer` becomes just past the lightest sample that may come back
         while pointer < after:
             middle = (pointer + after) // 2
-            if work[members[first]] - work[members[middle]] <= most:
+            if work[givers[first]] - work[members[middle]] <= most:
                 pointer = middle + 1
             else:
                 after = middle
         for at in range(first, end):
-            sample = members[at]
+            sample = givers[at]
             if work[sample] - lightest < least:
                 break
             while pointer < stop and work[sample] - work[members[pointer]] <= most:
@@ -454,7 +495,7 @@ def _level(
         keys[at] = (_fullness(limits, lists, first + at) << bits) | at
     heap, at_of = sorted_keys(keys), np.empty(count, dtype=np.int64)
     queue, read, write = np.empty(count + 1, dtype=np.int64), ZERO, ZERO
-    partners = np.empty(count if count < 2 * PARTNERS else PARTNERS, dtype=np.int64)
+    partners = np.empty(min(count, 63), dtype=np.int64)
     visits, is_queued = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     for at in range(count - 1, -1, -1):
         number = heap[at] & mask
@@ -462,38 +503,40 @@ def _level(
         if load[first + number] > limits.load[first + number]:
             queue[write], is_queued[number] = first + number, 1
             write += 1
-    num_stuck = ZERO
+    num_stuck, halvings = ZERO, HALVINGS if count == len(limits.load) else FEW_HALVINGS
     while read != write and num_stuck < most_stuck:
         full = queue[read]
         read, is_queued[full - first] = (read + 1) % len(queue), 0
-        halving, stride = ZERO, ONE
+        halving, stride, tried = ZERO, ONE, min(count, 7)
         while load[full] > limits.load[full]:
             gives, taker, returns = NONE, NONE, NONE
             halving = max(halving - 1, 0)  # what failed before is unlikely to work now
             while taker == NONE and looks > 0:
                 least = max((load[full] - limits.load[full]) >> halving, 1)
                 beyond = least - least // 4 if halving > 0 and visits[full - first] < MOST_VISITS else 0
-                looks -= 2 * len(partners) * size[full]
-                for at in range(len(partners)):
+                looks -= 2 * tried * size[full]
+                for at in range(tried):
                     partners[at] = first + (heap[at * stride] & mask)
                 gives, taker, returns = _find_swap(
                     samples,
                     limits,
                     lists,
                     full,
+                    lists.members,
                     lists.start[full],
                     lists.start[full] + size[full],
                     partners,
+                    tried,
                     least,
                     beyond,
                     NO_CAP,
                 )
                 if taker == NONE:
                     halving += 1
-                    if halving > HALVINGS:
-                        if stride > 1 or count == len(partners):
+                    if halving > halvings:
+                        if tried == len(partners):
                             break
-                        halving, stride = ZERO, count // len(partners)
+                        halving, stride, tried = ZERO, count // len(partners), len(partners)
             if taker != NONE and home[gives] != NONE:
                 most_moved -= int(taker != home[gives]) - int(full != home[gives])
                 if returns != NONE:
@@ -520,32 +563,27 @@ def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lis
     A sample in the part that `kept` names for it stays. A sample in another node may also go to the part with
     the most room in its home's node.
     """
-    members, start, size, node_of = lists.members, lists.start, lists.size, limits.node_of
-    partners = np.empty(2, dtype=np.int64)
+    home, load, node_of = samples.home, lists.load, limits.node_of
+    giver, partners = np.empty(1, dtype=np.int64), np.empty(limits.per_node, dtype=np.int64)
     for sample in range(len(part_of)):
-        part, own = part_of[sample], samples.home[sample]
+        part, own = part_of[sample], home[sample]
         if part in (own, NONE, kept[sample]) or own == NONE:
             continue
-        at, end, count = start[part], start[part] + size[part], ONE
-        while at < end:
-            middle = (at + end) // 2
-            if members[middle] < sample:
-                at = middle + 1
-            else:
-                end = middle
-        partners[0] = own
-        if node_of[part] != node_of[own]:
-            first, count = node_of[own] * limits.per_node, ONE + 1
-            partners[1] = first
-            for to in range(first, min(first + limits.per_node, len(size))):
-                if limits.load[to] - lists.load[to] > limits.load[partners[1]] - lists.load[partners[1]]:
-                    partners[1] = to
-        least = lists.load[part] - limits.load[part]
-        gives, taker, returns = _find_swap(
-            samples, limits, lists, part, at, at + 1, partners[:count], least, ZERO, ZERO
+        giver[0], partners[0], least = sample, own, load[part] - limits.load[part]
+        _, taker, returns = _find_swap(
+            samples, limits, lists, part, giver, 0, 1, partners, ONE, least, ZERO, ZERO
         )
+        if taker == NONE and limits.per_node > 1 and node_of[part] != node_of[own]:
+            count, first = ZERO, node_of[own] * limits.per_node
+            for to in range(first, min(first + limits.per_node, len(load))):
+                partners[count] = to
+                count += 1
+            gain = samples.price[sample] * (1 - ACROSS_NODES)
+            _, taker, returns = _find_swap(
+                samples, limits, lists, part, giver, 0, 1, partners, count, least, ZERO, gain // 2
+            )
         if taker != NONE:
-            move(samples, lists, part_of, gives, taker)
+            move(samples, lists, part_of, sample, taker)
             move(samples, lists, part_of, returns, part)
 
 
@@ -591,11 +629,13 @@ def settle(samples: Samples, limits: Limits, part_of: np.ndarray) -> bool:
     """
     num_parts, factor = len(limits.load), ONE
     lists = make_lists(samples, part_of, num_parts)
-    is_placed = True
-    if _evict(samples, limits, part_of, lists):
-        is_placed = place(samples, limits, part_of, True)
-        _list_again(samples, lists, part_of)
-    is_last = is_placed and _level_nodes(samples, limits, part_of, lists, NO_CAP) == 0
+    is_placed, is_last = True, False
+    for only_surplus in (True, False):
+        if not is_last and _evict(samples, limits, part_of, lists, only_surplus):
+            is_placed = place(samples, limits, part_of, True)
+            _list_again(samples, lists, part_of)
+        if not is_last:
+            is_last = _level_nodes(samples, limits, part_of, lists, NO_CAP) == 0 and is_placed
     while not is_last:
         is_last = _take_out(limits, lists, part_of, factor)
         factor *= 4
