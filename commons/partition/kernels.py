@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from .compiled import compiled, inline, inner
+from .compiled import compiled, inlined, inner
 
 # Numba gives every literal a type of its own. It recompiles a function for each literal argument, and repeats
 # type inference if a variable starts as a literal. So variables start as these constants. NONE stands for no
@@ -387,7 +387,7 @@ def _fullness(limits: Limits, lists: Lists, part: int) -> int:
     return int(min(share, _MOST_SHARE) * _SHARE)
 
 
-@inline
+@inlined
 def _find_swap(
     samples: Samples,
     limits: Limits,
@@ -529,7 +529,7 @@ def _level(
                     tried,
                     least,
                     beyond,
-                    NO_CAP,
+                    ZERO + NO_CAP,
                 )
                 if taker == NONE:
                     halving += 1
@@ -571,7 +571,7 @@ def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lis
             continue
         giver[0], partners[0], least = sample, own, load[part] - limits.load[part]
         _, taker, returns = _find_swap(
-            samples, limits, lists, part, giver, 0, 1, partners, ONE, least, ZERO, ZERO
+            samples, limits, lists, part, giver, ZERO, ONE, partners, ONE, least, ZERO, ZERO
         )
         if taker == NONE and limits.per_node > 1 and node_of[part] != node_of[own]:
             count, first = ZERO, node_of[own] * limits.per_node
@@ -580,7 +580,7 @@ def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lis
                 count += 1
             gain = samples.price[sample] * (1 - ACROSS_NODES)
             _, taker, returns = _find_swap(
-                samples, limits, lists, part, giver, 0, 1, partners, count, least, ZERO, gain // 2
+                samples, limits, lists, part, giver, ZERO, ONE, partners, count, least, ZERO, gain // 2
             )
         if taker != NONE:
             move(samples, lists, part_of, sample, taker)
@@ -594,7 +594,7 @@ def _level_nodes(samples: Samples, limits: Limits, part_of: np.ndarray, lists: L
     for first in range(0, num_parts if 1 < per_node < num_parts else 0, per_node):
         end = min(first + per_node, num_parts)
         _, most_moved = _level(samples, limits, part_of, lists, first, end, num_parts, most_moved)
-    stuck, _ = _level(samples, limits, part_of, lists, 0, num_parts, 1, most_moved)
+    stuck, _ = _level(samples, limits, part_of, lists, ZERO, num_parts, ONE, most_moved)
     return stuck
 
 
@@ -610,12 +610,6 @@ def level(samples: Samples, limits: Limits, part_of: np.ndarray, most_moved: int
 
 
 @compiled
-def send_home(samples: Samples, limits: Limits, part_of: np.ndarray) -> None:
-    """Returns samples to their home, or its node, where the limits allow it."""
-    _send_home(samples, limits, part_of, make_lists(samples, part_of, len(limits.load)), samples.home)
-
-
-@compiled
 def settle(samples: Samples, limits: Limits, part_of: np.ndarray) -> bool:
     """Brings parts within their limits, near home if samples have one.
 
@@ -627,21 +621,21 @@ def settle(samples: Samples, limits: Limits, part_of: np.ndarray) -> bool:
        those of as many of the emptiest parts, then of four times as many, and so on.
     4. Last, samples return home if the limits allow it.
     """
-    num_parts, factor = len(limits.load), ONE
+    num_parts, factor, no_cap = len(limits.load), ONE, ZERO + NO_CAP
     lists = make_lists(samples, part_of, num_parts)
-    is_placed, is_last = True, False
+    is_placed, is_last, near_home = True, False, len(part_of) > 0
     for only_surplus in (True, False):
         if not is_last and _evict(samples, limits, part_of, lists, only_surplus):
-            is_placed = place(samples, limits, part_of, True)
+            is_placed = place(samples, limits, part_of, near_home)
             _list_again(samples, lists, part_of)
         if not is_last:
-            is_last = _level_nodes(samples, limits, part_of, lists, NO_CAP) == 0 and is_placed
+            is_last = _level_nodes(samples, limits, part_of, lists, no_cap) == 0 and is_placed
     while not is_last:
         is_last = _take_out(limits, lists, part_of, factor)
         factor *= 4
-        is_placed = place(samples, limits, part_of, False)
+        is_placed = place(samples, limits, part_of, not near_home)
         _list_again(samples, lists, part_of)
-        stuck, _ = _level(samples, limits, part_of, lists, 0, num_parts, num_parts, NO_CAP)
+        stuck, _ = _level(samples, limits, part_of, lists, ZERO, num_parts, num_parts, no_cap)
         is_last = is_last or (is_placed and stuck == 0)
     _send_home(samples, limits, part_of, lists, samples.home)
     is_settled, num_placed = True, ZERO

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .karmarkar_karp import difference
-from .kernels import Samples, send_home, settle
+from .kernels import Samples, settle
 from .problem import Problem, in_lists
 from .refined import place_from_scratch
 from .token_levels import keep_to_tokens, level_tokens
@@ -125,5 +125,6 @@ class FromHome:
         if settle(samples, limits, near):
             return near
         best = min([*found, *scratch], key=problem.time).copy()
-        send_home(samples, problem.limits(max(relaxed, problem.time(best)), per_node), best)
+        # `time` rounds down, as `limits` does: with one more, all parts are within their limits.
+        settle(samples, problem.limits(max(relaxed, problem.time(best) + 1), per_node), best)
         return best

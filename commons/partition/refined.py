@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .karmarkar_karp import difference
-from .kernels import NO_CAP, NONE, Samples, level, place
-from .problem import Problem, in_lists, indices_of_parts, number_of_part
+from .kernels import NO_CAP, NONE, Samples, level, place, sum_per_part
+from .problem import Problem, are_unequal, in_lists, indices_of_parts, number_of_part
 from .token_levels import level_tokens
 from .workloads import check_tolerance
 
@@ -149,6 +149,12 @@ def best_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
     time = problem.time_within_limits(part_of)
     if target < time < NO_CAP:
         time = lower_within(problem, part_of, target)
+        if time > target and are_unequal(problem.speeds):  # larger loads on faster parts never take longer
+            by_load = np.argsort(-sum_per_part(problem.work, part_of, problem.num_parts), kind="stable")
+            number = np.empty_like(by_load)
+            number[by_load] = np.argsort(-problem.speeds, kind="stable")
+            part_of = number[part_of]
+            time = lower_within(problem, part_of, target)
     if time > target:
         differenced = difference(problem, problem.num_parts)
         if problem.time_within_limits(differenced) < time:

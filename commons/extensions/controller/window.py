@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...partition.kernels import Limits, sum_per_part
+from ...partition.kernels import sum_per_part
 from ...partition.problem import Problem, are_unequal, indices_of_parts
 from ...partition.refined import best_from_scratch, lower_within, place_longest_first
 from ...partition.workloads import as_speeds, as_workloads, check_count
@@ -17,23 +17,11 @@ from ...partition.workloads import as_speeds, as_workloads, check_count
 # Giants are samples above the mean load. A step with giants leaves its other parts at least this share of the
 # mean. Less would use up the lightest samples, which are also wanted next to the giants.
 LEAST_FILL = 0.2
+# Smallest target ÷ largest target. A part without a target load may get samples of no cost.
+LEAST_SPEED = 1e-6
 # Targets are this share of the limit, because the search may end slightly above them. Smaller shares are
 # tried if that was not enough.
 MARGINS = (0.998, 0.99, 0.97, 0.9)
-
-
-@dataclass(frozen=True)
-class _AboveTargets(Problem):
-    """A problem in which the time of a part is its load minus its target."""
-
-    targets: np.ndarray = field(kw_only=True)  # int64 [parts]
-
-    def limits(self, time: int, per_node: int = 1) -> Limits:
-        loads = np.maximum(np.minimum(time + self.targets, self.work.sum()), 1)
-        return super().limits(time, per_node)._replace(load=loads)
-
-    def time(self, part_of: np.ndarray) -> int:
-        return int((sum_per_part(self.work, part_of, self.num_parts) - self.targets).max())
 
 
 def balance_window(
@@ -178,11 +166,12 @@ def _make_plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
     parts by load, so that the heaviest share a step. That takes no longer, but may make a step too large.
     """
     speeds = problem.speeds[: targets.shape[1]]
-    targets = np.array([_adapt_to_speeds(step_targets, speeds) for step_targets in targets])
-    loads = np.rint(targets).astype(np.int64).ravel()
-    above = _AboveTargets(**(vars(problem) | {"speeds": np.ones(len(loads))}), targets=loads)
-    part_of = place_longest_first(above, 0)
-    lower_within(above, part_of, 0)
+    targets = np.concatenate([_adapt_to_speeds(step_targets, speeds) for step_targets in targets])
+    # A part that should take more work in the same time is a faster part.
+    longest = max(int(np.ceil(targets.max())), 1)
+    as_speeds = replace(problem, speeds=np.maximum(targets / longest, LEAST_SPEED))
+    part_of = place_longest_first(as_speeds, longest)
+    lower_within(as_speeds, part_of, longest)
     if are_unequal(problem.speeds):
         return [part_of]
     loads = sum_per_part(problem.work, part_of, problem.num_parts)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...partition.kernels import ALL, NO_CAP, NONE, Samples, bucket, settle, sum_per_part
+from ...partition.kernels import NO_CAP, NONE, Samples, bucket, level, settle, sum_per_part
 from ...partition.problem import Problem, heaviest_first, in_lists
 from ...partition.rebalance import FromHome
 from ...partition.token_levels import keep_to_tokens, level_tokens
@@ -169,7 +169,7 @@ class GroupSearch:
         self._level_units(part_of, target)
         samples = self.samples._replace(home=part_of.copy())
         keep_to_tokens(problem, samples, part_of, problem.num_parts)
-        settle(samples, self.problem.limits(target, self.per_node), part_of, *ALL)
+        settle(samples, self.problem.limits(target, self.per_node), part_of)
         if (part_of == NONE).any():  # a token cap can leave samples without a part
             return samples.home
         attained = max(target, problem.time(part_of))
@@ -205,7 +205,7 @@ class GroupSearch:
         order = heaviest_first(work)
         moved = part[order]
         shares = Samples(work[order], other[order], home[order], price[order])
-        settle(shares, limits, moved, True, num_parts, NO_CAP)
+        level(shares, limits, moved, NO_CAP)
         part[order] = moved
         part_of[:] = part[share]
 

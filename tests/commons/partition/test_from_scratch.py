@@ -18,11 +18,11 @@ from tests.commons.partition.heavy_tails import ROWS, draw_flops
     tolerance=0.01,
     equal_size=True,
 )
-def test_refined_meets_the_tolerance_or_is_as_good_as_it_gets(workloads, parts, tolerance, equal_size):
+def test_refined_is_within_the_tolerance_of_the_best_that_it_finds(workloads, parts, tolerance, equal_size):
     bound = lower_bound(workloads, parts, equal_size)
     best = imbalance(workloads, refined(workloads, parts, equal_size))
     reached = imbalance(workloads, refined(workloads, parts, equal_size, tolerance=tolerance))
-    assert reached <= max((1 + tolerance) * bound, best) * SLACK
+    assert reached <= (1 + tolerance) * max(bound, best) * SLACK
     longest_first = imbalance(workloads, longest_processing_time(workloads, parts, equal_size))
     assert best <= max(longest_first, bound * (1 + 1e-4)) * SLACK  # there it tries no other start
 
