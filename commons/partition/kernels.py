@@ -621,7 +621,7 @@ def settle(samples: Samples, limits: Limits, part_of: np.ndarray) -> bool:
        those of as many of the emptiest parts, then of four times as many, and so on.
     4. Last, samples return home if the limits allow it.
     """
-    num_parts, factor, no_cap = len(limits.load), ONE, ZERO + NO_CAP
+    num_parts, factor, no_cap = len(limits.load), ONE + 1, ZERO + NO_CAP
     lists = make_lists(samples, part_of, num_parts)
     is_placed, is_last, near_home = True, False, len(part_of) > 0
     for only_surplus in (True, False):
@@ -632,10 +632,10 @@ def settle(samples: Samples, limits: Limits, part_of: np.ndarray) -> bool:
             is_last = _level_nodes(samples, limits, part_of, lists, no_cap) == 0 and is_placed
     while not is_last:
         is_last = _take_out(limits, lists, part_of, factor)
-        factor *= 4
+        factor *= 2
         is_placed = place(samples, limits, part_of, not near_home)
         _list_again(samples, lists, part_of)
-        stuck, _ = _level(samples, limits, part_of, lists, ZERO, num_parts, num_parts, no_cap)
+        stuck, _ = _level(samples, limits, part_of, lists, ZERO, num_parts, ONE, no_cap)
         is_last = is_last or (is_placed and stuck == 0)
     _send_home(samples, limits, part_of, lists, samples.home)
     is_settled, num_placed = True, ZERO

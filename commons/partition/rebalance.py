@@ -16,6 +16,9 @@ from .workloads import as_integers, as_workloads, check_count, check_each, check
 
 # Bits of the sum of all sizes. Sums of this many bits, times ACROSS_NODES, stay below 2**63.
 SIZE_BITS = 50
+# Default tolerance, and those that loads may reach if tokens would otherwise leave their tolerance. Less
+# than the first moves more for nothing; "plans at size" shows both.
+TOLERANCE, FOR_TOKENS = 0.002, (0.005, 0.01)
 
 
 @in_lists
@@ -23,7 +26,7 @@ def rebalance(
     workloads: ArrayLike,
     home: ArrayLike,
     num_partitions: int,
-    tolerance: float = 0.01,
+    tolerance: float = TOLERANCE,
     sizes: ArrayLike | None = None,
     ranks_per_node: int | None = None,
     *,
@@ -47,7 +50,8 @@ def rebalance(
         equal_size, tokens, max_tokens, speeds: Options of `longest_processing_time`.
         token_tolerance: Share by which the fullest part's tokens may exceed the mean. At most 4% of all
             samples move for that. No load rises above the larger of the largest load and what `tolerance`
-            allows. Needs `tokens`; `max_tokens` is optional.
+            allows; if that is not enough, what a tolerance of 0.01 allows, for another 4% of the samples.
+            Needs `tokens`; `max_tokens` is optional.
 
     Returns:
         Indices of the samples of each part, int64, ascending. If `home` keeps to the limits, the balance is
@@ -97,8 +101,14 @@ class FromHome:
     def place(self) -> np.ndarray:
         """Returns each sample's part as `rebalance` places it, int64 `[samples]`, in the caller's order."""
         part_of = self.move()
-        level_tokens(self.problem, self.samples, part_of, self.target, self.per_node)
+        self.level_tokens(part_of)
         return self.problem.unsort(part_of)
+
+    def level_tokens(self, part_of: np.ndarray) -> None:
+        """Levels tokens, first within the tolerance on loads, and then within larger ones."""
+        for tolerance in (self.tolerance, *FOR_TOKENS):
+            target = self.problem.target_from(max(tolerance, self.tolerance))
+            level_tokens(self.problem, self.samples, part_of, target, self.per_node)
 
     def move(self) -> np.ndarray:
         """Returns parts near home, int64 `[samples]`, within the limits and, if possible, the target."""
