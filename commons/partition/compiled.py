@@ -22,10 +22,9 @@ _warned = False
 def compiled(function: Callable[..., Any]) -> Any:
     """Compiles a function with numba at its first call. The compiled function runs without the GIL.
 
-    Later processes load it from numba's cache: in `NUMBA_CACHE_DIR`, next to the sources, or in the home
-    directory. If none can be written, every process compiles again. Damaged cache files are replaced. Numba
-    notices a change to the file of a cached function, but not to other files whose functions it calls. We add
-    `kernels.py`. So a compiled function must call only functions of its own file, and of `kernels.py`.
+    Later processes load it from numba's cache, if there is a folder that numba can write. Numba notices a
+    change to the file of a cached function, but not to other files whose functions it calls. We add
+    `kernels.py`, so a compiled function must call only functions of its own file, and of `kernels.py`.
     """
     # A checkout can be imported under two names. Cached types refer to one, so each name has its own cache.
     function.__qualname__ = f"{NAME}.{function.__qualname__}"

@@ -29,3 +29,13 @@ def difference(problem: Problem, width: int) -> np.ndarray:
     """Runs `place_by_differencing`, and gives the largest load to the fastest part, and so on."""
     part_of = place_by_differencing(problem.work, problem.num_parts, width)
     return np.argsort(-problem.speeds, kind="stable")[part_of]
+
+
+def bound_differencing(work: np.ndarray, num_parts: int) -> int:
+    """Returns a lower bound on the time of the slowest part after differencing with equal sizes.
+
+    Speeds are at most 1. The part with a set's heaviest sample gets at least the lightest of every other set.
+    """
+    lightest, spread = work[num_parts - 1 :: num_parts], work[::num_parts].copy()
+    spread[: len(lightest)] -= lightest
+    return int(lightest.sum() + spread.max(initial=0))

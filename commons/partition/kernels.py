@@ -22,23 +22,20 @@ NO_CAP = 2**62
 # A byte to another node costs as much as this many bytes within a node, so samples leave their node last.
 ACROSS_NODES = 1000
 # Number of parts that leveling tries as partners: of the emptiest, then from all parts. A part with a giant
-# and the lightest samples is as full as others, but may be the only partner that helps.
-PARTNERS = 7
-# How often leveling may halve the excess that a swap must take off. Fewer are enough inside a node, because
-# leveling over all parts follows.
-HALVINGS, FEW_HALVINGS = 7, 2
+# and the lightest samples is as full as others, but may be the only partner that helps. "plans at size"
+# (lognormal, 1,024 ranks) decides both, and how often leveling may halve what a swap must take off. Fewer
+# halvings are enough inside a node, because leveling over all parts follows.
+FEW_PARTNERS, MANY_PARTNERS, HALVINGS, FEW_HALVINGS = 7, 63, 7, 2
 # Once pushed above its limit this often, a part no longer pushes partners above theirs. Parts could otherwise
 # pass work on for a long time, for example if samples are sorted by work over the parts.
 MOST_VISITS = 3
 # Number of samples tried in return for one, if the lightest would break the limit of the other measure.
 TRIES = 4
-# Work below this share of all limits leaves much room. Samples next to a giant then leave at once, which is
-# faster than swaps. With less room, that would move twice as many samples.
+# Work below this share of all limits leaves much room. Samples next to a giant then leave at once, because
+# swaps take longer. "plans at size" (lognormal, 1,024 ranks) decides it.
 MUCH_ROOM = 0.9
 # Leveling may look at each sample this many times on average. Ending too soon costs more time.
 LOOKS = 2048
-# Length of the runs that insertion sorts, before the merge sort joins them.
-SHORT_RUN = 16
 # Fullness is a fixed-point number of at most 2**10, with 32 bits after the point.
 _SHARE, _MOST_SHARE = 2.0**32, 2.0**10
 
@@ -113,29 +110,18 @@ def num_bits(count: int) -> int:
 
 @inner
 def sorted_keys(keys: np.ndarray) -> np.ndarray:
-    """Returns distinct int64 `keys`, sorted. This compiles faster than NumPy's sort."""
-    count = len(keys)
-    found, spare = keys.copy(), np.empty(count, dtype=np.int64)
-    for i in range(count):  # sort short runs by insertion
-        key, j = found[i], i
-        while j % SHORT_RUN > 0 and found[j - 1] > key:
-            found[j] = found[j - 1]
-            j -= 1
-        found[j] = key
-    width = ZERO + SHORT_RUN
-    while width < count:  # then merge pairs of runs
-        for start in range(0, count, 2 * width):
-            left, right = start, min(start + width, count)
-            middle, end = right, min(start + 2 * width, count)
-            for at in range(start, end):
-                if right == end or (left < middle and found[left] < found[right]):
-                    spare[at] = found[left]
-                    left += 1
-                else:
-                    spare[at] = found[right]
-                    right += 1
-        found, spare = spare, found
-        width *= 2
+    """Returns distinct int64 `keys`, sorted by Shell's method. This compiles faster than NumPy's sort."""
+    found, gap = keys.copy(), ONE
+    while gap < len(keys) // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, len(found)):
+            key, j = found[i], i
+            while j >= gap and found[j - gap] > key:
+                found[j] = found[j - gap]
+                j -= gap
+            found[j] = key
+        gap //= 3
     return found
 
 
@@ -174,10 +160,7 @@ def place(samples: Samples, limits: Limits, part_of: np.ndarray, near_home: bool
     work, other, home, node_of = samples.work, samples.other, samples.home, limits.node_of
     num_parts, num_samples = len(limits.load), len(work)
     load, amount = sum_per_part(work, part_of, num_parts), sum_per_part(other, part_of, num_parts)
-    size = np.zeros(num_parts, dtype=np.int64)
-    for part in part_of:
-        if part != NONE:
-            size[part] += 1
+    size = sum_per_part(np.ones_like(work), part_of, num_parts)
     spare = num_samples - num_parts * limits.fewest  # samples beyond the fewest of every part
     bits = num_bits(num_parts)
     mask = (ONE << bits) - 1
@@ -477,7 +460,7 @@ def _level(
     Returns how many parts are stuck above their limit, and how many more samples may leave home.
 
     1. The fullest part comes first, as `_fullness` measures it. Its partners are the emptiest parts, near
-       the top of a heap. If these do not help, as many from all parts are tried.
+       the top of a heap. If these do not help, more are tried, from all parts.
     2. The cheapest swap that takes off the whole excess is made, or else the cheapest that takes off half, a
        quarter, and so on. Such a swap may leave the partner up to 3/4 of that above its limit, for later.
 
@@ -487,15 +470,15 @@ def _level(
     is 15. So a swap must take off at least half the excess, 7, and may put up to 10 + 6 on the partner.
     Swapping a sample of 25 for one of 10 levels the part, and leaves the partner 5 above its limit.
     """
-    work, home, size, load = samples.work, samples.home, lists.size, lists.load
-    count, bits, looks = end - first, num_bits(end - first), LOOKS * len(work)
+    home, size, load = samples.home, lists.size, lists.load
+    count, bits, looks = end - first, num_bits(end - first), LOOKS * len(home)
     mask = (ONE << bits) - 1
     keys = np.empty(count, dtype=np.int64)  # parts are counted from `first`
     for at in range(count):
         keys[at] = (_fullness(limits, lists, first + at) << bits) | at
     heap, at_of = sorted_keys(keys), np.empty(count, dtype=np.int64)
     queue, read, write = np.empty(count + 1, dtype=np.int64), ZERO, ZERO
-    partners = np.empty(min(count, 63), dtype=np.int64)
+    partners = np.empty(min(count, MANY_PARTNERS), dtype=np.int64)
     visits, is_queued = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     for at in range(count - 1, -1, -1):
         number = heap[at] & mask
@@ -507,7 +490,7 @@ def _level(
     while read != write and num_stuck < most_stuck:
         full = queue[read]
         read, is_queued[full - first] = (read + 1) % len(queue), 0
-        halving, stride, tried = ZERO, ONE, min(count, 7)
+        halving, stride, tried = ZERO, ONE, min(count, FEW_PARTNERS)
         while load[full] > limits.load[full]:
             gives, taker, returns = NONE, NONE, NONE
             halving = max(halving - 1, 0)  # what failed before is unlikely to work now
@@ -558,10 +541,10 @@ def _level(
 
 @inner
 def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, kept: np.ndarray) -> None:
-    """Moves samples to their home, alone or in a swap, if that saves cost within the limits.
+    """Moves samples to their home, or else to its node, alone or in a swap, within the limits.
 
-    A sample in the part that `kept` names for it stays. A sample in another node may also go to the part with
-    the most room in its home's node.
+    In its node, but not at home, a sample has still moved. So such a swap must keep half of what it saves. A
+    sample in the part that `kept` names for it stays.
     """
     home, load, node_of = samples.home, lists.load, limits.node_of
     giver, partners = np.empty(1, dtype=np.int64), np.empty(limits.per_node, dtype=np.int64)

@@ -50,8 +50,7 @@ def rebalance(
         equal_size, tokens, max_tokens, speeds: Options of `longest_processing_time`.
         token_tolerance: Share by which the fullest part's tokens may exceed the mean. At most 4% of all
             samples move for that. No load rises above the larger of the largest load and what `tolerance`
-            allows; if that is not enough, what a tolerance of 0.01 allows, for another 4% of the samples.
-            Needs `tokens`; `max_tokens` is optional.
+            allows, or, if tokens need more, 0.005, or else 0.01. Needs `tokens`; `max_tokens` is optional.
 
     Returns:
         Indices of the samples of each part, int64, ascending. If `home` keeps to the limits, the balance is
@@ -101,14 +100,9 @@ class FromHome:
     def place(self) -> np.ndarray:
         """Returns each sample's part as `rebalance` places it, int64 `[samples]`, in the caller's order."""
         part_of = self.move()
-        self.level_tokens(part_of)
+        for_tokens = [self.problem.target_from(max(more, self.tolerance)) for more in FOR_TOKENS]
+        level_tokens(self.problem, self.samples, part_of, [self.target, *for_tokens], self.per_node)
         return self.problem.unsort(part_of)
-
-    def level_tokens(self, part_of: np.ndarray) -> None:
-        """Levels tokens, first within the tolerance on loads, and then within larger ones."""
-        for tolerance in (self.tolerance, *FOR_TOKENS):
-            target = self.problem.target_from(max(tolerance, self.tolerance))
-            level_tokens(self.problem, self.samples, part_of, target, self.per_node)
 
     def move(self) -> np.ndarray:
         """Returns parts near home, int64 `[samples]`, within the limits and, if possible, the target."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .karmarkar_karp import difference
+from .karmarkar_karp import bound_differencing, difference
 from .kernels import NO_CAP, NONE, Samples, level, place, sum_per_part
 from .problem import Problem, are_unequal, in_lists, indices_of_parts, number_of_part
 from .token_levels import level_tokens
@@ -77,7 +77,7 @@ def refined(
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
     part_of = place_from_scratch(problem, tolerance)
     if problem.token_tolerance is not None:
-        level_tokens(problem, without_home(problem), part_of, problem.target(tolerance))
+        level_tokens(problem, without_home(problem), part_of, [problem.target(tolerance)])
     return problem.unsort(part_of)
 
 
@@ -155,10 +155,10 @@ def best_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
             number[by_load] = np.argsort(-problem.speeds, kind="stable")
             part_of = number[part_of]
             time = lower_within(problem, part_of, target)
-    if time > target:
-        differenced = difference(problem, problem.num_parts)
-        if problem.time_within_limits(differenced) < time:
-            return differenced
+    if time > max(target, bound_differencing(problem.work, problem.num_parts)):
+        start = difference(problem, problem.num_parts)
+        if problem.fault(start) is None and lower_within(problem, start, target) < time:
+            return start
     return part_of
 
 

@@ -6,6 +6,8 @@ tokens for their load, so parts with many short samples have the most. Most plac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .kernels import Samples, level, settle, sum_per_part
@@ -25,13 +27,14 @@ def keep_to_tokens(problem: Problem, samples: Samples, part_of: np.ndarray, per_
 
 
 def level_tokens(
-    problem: Problem, samples: Samples, part_of: np.ndarray, target: int, per_node: int = 1
+    problem: Problem, samples: Samples, part_of: np.ndarray, targets: Sequence[int], per_node: int = 1
 ) -> None:
     """Changes `part_of` so that, as far as possible, no part exceeds the tolerance on tokens.
 
-    No part's time ends above the larger of the target and the longest time before. No part gets more tokens
-    than the fullest had. If whole samples cannot keep to the tolerance, as with one of eight times the mean,
-    the tolerance is relative to a lower bound on the fullest part's tokens instead of the mean.
+    Tries `targets` for the time of parts, ascending, until tokens keep to the tolerance. No part's time ends
+    above the larger of the target and the longest time before. No part gets more tokens than the fullest had.
+    If whole samples cannot keep to the tolerance, as with one of eight times the mean, the tolerance is
+    relative to a lower bound on the fullest part's tokens instead of the mean.
     """
     tolerance, tokens, num_parts = problem.token_tolerance, problem.tokens, problem.num_parts
     if tolerance is None:
@@ -44,13 +47,17 @@ def level_tokens(
     goal = max(goal, int((1 + tolerance) * by_tokens.shortest_time()))
     if most <= goal:
         return
-    loads = problem.limits(max(target, problem.time(part_of))).load
-    loads = np.maximum(loads, sum_per_part(samples.work, part_of, num_parts))
-    limits = by_tokens.limits(goal, per_node)._replace(other=loads)
-    exchanged, part = _exchanged(by_tokens, samples, part_of)
-    level(exchanged, limits, part, MORE_MOVED * len(part) // 100)
-    leveled = by_tokens.unsort(part)
-    if sum_per_part(tokens, leveled, num_parts).max() < most:
+    loads, time = sum_per_part(samples.work, part_of, num_parts), problem.time(part_of)
+    for target in targets:
+        most_load = np.maximum(problem.limits(max(target, time)).load, loads)
+        limits = by_tokens.limits(goal, per_node)._replace(other=most_load)
+        exchanged, part = _exchanged(by_tokens, samples, part_of)
+        level(exchanged, limits, part, MORE_MOVED * len(part) // 100)
+        leveled = by_tokens.unsort(part)
+        reached = sum_per_part(tokens, leveled, num_parts).max()
+        if reached <= goal:
+            break
+    if reached < most:
         part_of[:] = leveled
 
 

@@ -217,7 +217,7 @@ class GroupSearch:
         before = part_of.copy()
         # Samples that are already away from home may move on at no cost.
         free = self.samples._replace(home=np.where(before == self.samples.home, before, NONE))
-        level_tokens(problem, free, part_of, target, problem.num_parts)
+        level_tokens(problem, free, part_of, [target], problem.num_parts)
         if not np.array_equal(before, part_of):
             most = sum_per_part(problem.tokens, part_of, problem.num_parts).max()
             limits = problem.limits(max(target, problem.time(part_of)), self.per_node)

@@ -52,7 +52,7 @@ def test_the_smallest_samples_move_and_stay_in_their_node_if_they_can():
 
 
 @pytest.mark.parametrize("ranks", [8, 64])
-@pytest.mark.parametrize(("lengths", "across_nodes"), [("lognormal", 0.01), ("zipf", 0.08)])
+@pytest.mark.parametrize(("lengths", "across_nodes"), [("lognormal", 0.01), ("zipf", 0.13)])
 def test_few_samples_and_bytes_move_for_nearly_all_that_can_be_gained(lengths, across_nodes, ranks):
     rng = np.random.default_rng(0)
     home = np.repeat(np.arange(ranks), ROWS)
@@ -66,8 +66,8 @@ def test_few_samples_and_bytes_move_for_nearly_all_that_can_be_gained(lengths, a
             moved[per_node].append([away.mean(), sizes[away].sum() / sizes.sum()])
             crossed[per_node].append(sizes[abroad].sum() / sizes.sum())
             worse.append(imbalance(workloads, partition) / imbalance(workloads, refined(workloads, ranks)))
-    assert (np.mean(moved[1], 0) <= 0.2).all()
-    assert np.max(worse) <= 1.012
+    assert (np.mean(moved[1], 0) <= 0.26).all()
+    assert np.max(worse) <= 1.003
     assert np.mean(crossed[8]) <= across_nodes
     assert ranks == 8 or np.mean(crossed[8]) < np.mean(crossed[1])
 

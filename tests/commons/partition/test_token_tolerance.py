@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.partition import imbalance, loads, rebalance
+from commons.partition import imbalance, loads, lower_bound, rebalance
 from commons.perf_model import HSTUFlops
 from tests.commons.partition.checks import ROUNDING, as_lists, check_partition, keeps, or_none, part_of
 from tests.commons.partition.drawn_workloads import TOLERANCES, per_sample, problems
 from tests.commons.partition.every_function import FUNCTIONS
 from tests.commons.partition.internals import Problem
 
-MORE_MOVED = 0.04
+MORE_MOVED, FOR_TOKENS = 0.04, 0.01  # for tokens, loads may reach this tolerance
 ROWS, DRAWS = 32, 5
 
 
@@ -42,7 +42,8 @@ def test_tokens_are_evened_out_within_limits_and_target(name, data, tolerance, t
     assert keeps(partition, options)
     speeds = options.get("speeds")
     reached, before = imbalance(workloads, partition, speeds), imbalance(workloads, without, speeds)
-    assert reached <= max(before, allowed_imbalance(problem, tolerance)) * ROUNDING
+    allowed = max(tolerance, FOR_TOKENS) if name == "rebalance" else tolerance
+    assert reached <= max(before, allowed_imbalance(problem, allowed)) * ROUNDING
     if as_lists(partition) != as_lists(without):
         most, most_without = (loads(tokens, each).max() for each in (partition, without))
         assert most < most_without
@@ -66,8 +67,8 @@ def test_long_histories_leave_room_for_both(ranks, hidden_size, equal_size):
             workloads, home, ranks, equal_size=equal_size, tokens=tokens, token_tolerance=0.1
         )
         assert imbalance(tokens, without) > 1.1 >= imbalance(tokens, partition)
-        assert imbalance(workloads, partition) <= 1.001 * imbalance(workloads, without)
-        assert np.mean(part_of(partition) != home) <= np.mean(part_of(without) != home) + 0.02
+        assert imbalance(workloads, partition) <= (1 + FOR_TOKENS) * lower_bound(workloads, ranks, equal_size)
+        assert np.mean(part_of(partition) != home) <= np.mean(part_of(without) != home) + MORE_MOVED
 
 
 def test_tokens_follow_no_speeds():

@@ -122,7 +122,7 @@ def test_plans_are_the_same_on_every_machine():
         for equal_size in (True, False):
             ranks += balance_micro_batches(*given, parts, 200, equal_size, multiple_of=2)
         ranks += divide_into_micro_batches(*given, parts_at(home_of["anywhere"], parts), 200)
-    assert checksum(ranks) == 2782961536
+    assert checksum(ranks) == 239756357
     packed = (
         pack_micro_batches(workloads, rng.integers(0, 50, len(workloads)), 200, multiple_of=2)
         for workloads, _, _, rng in problems()

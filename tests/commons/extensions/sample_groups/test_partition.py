@@ -51,10 +51,10 @@ GROUPS = {"groups": lambda workloads, parts, rng: rng.integers(0, len(workloads)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (GROUPS, 2793670154),
-        ({**FREE, **GROUPS, **SPEEDS}, 3167677845),
-        ({**FREE, **GROUPS, **CAPPED}, 535222836),
-        ({**GROUPS, **EVEN_TOKENS, "ranks_per_node": 4}, 3103617721),
+        (GROUPS, 3070841435),
+        ({**FREE, **GROUPS, **SPEEDS}, 285727933),
+        ({**FREE, **GROUPS, **CAPPED}, 290034308),
+        ({**GROUPS, **EVEN_TOKENS, "ranks_per_node": 4}, 353886989),
     ],
 )
 def test_plans_are_the_same_on_every_machine(options, expected):
@@ -62,7 +62,7 @@ def test_plans_are_the_same_on_every_machine(options, expected):
 
 
 def test_without_groups_it_is_rebalance():
-    plans = (from_home(function, **FREE, **CAPPED) for function in (rebalance, rebalance_groups))
+    plans = (from_home(function, tolerance=0.01, **FREE, **CAPPED) for function in (rebalance, rebalance_groups))
     assert checksum(next(plans)) == checksum(next(plans))
 
 
