@@ -159,7 +159,7 @@ class PlanAhead:
                 loaded = LoadedBatch(self._view(batch), watched)
                 for _, waiting, _ in self._planned:
                     if waiting is not None:
-                        waiting.check_unchanged(loaded)
+                        waiting.check_unchanged()
                 if loaded.on_host is not loaded.rows and self._planner.ranks.rank == 0:
                     _warn_of_device_batches()
                 return loaded, None
