@@ -145,7 +145,7 @@ class BaseBatch(Pipelineable):
         schema = Schema.of(fields)
         packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, self.batch_size))
         sizes = {"batch_size": out_rows, "actual_batch_size": num_real}
-        return rebuild(tree, select_rows([packed], rows, out_rows), sizes)
+        return rebuild(tree, {**select_rows([packed], rows, out_rows), **sizes})
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the number of sparse-feature ids to look up for each row, `[batch_size]` int64."""

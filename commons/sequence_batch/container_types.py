@@ -24,9 +24,11 @@ Batch = TypeVar("Batch")
 Parts: TypeAlias = Mapping[Hashable, Any]
 
 # Types whose values belong to no single sample. All samples share them.
-_VALUES = (type(None), numbers.Number, np.generic, str, bytes, enum.Enum, pathlib.PurePath)
-_SPANS = (range, slice, datetime.date, datetime.timedelta, torch.Size)
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device)
+_PLAIN = (
+    *(type(None), numbers.Number, np.generic, str, bytes, enum.Enum, pathlib.PurePath),
+    *(range, slice, datetime.date, datetime.timedelta, torch.Size),
+    *(type, types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device),
+)
 TAKE_APART = f"take it apart with {NAME}.sequence_batch.register_batch_type"
 MORE_KINDS = (
     f"import {NAME}.extensions.more_kinds, for TensorDicts, KeyedTensors and jagged nested tensors, or "
@@ -94,7 +96,7 @@ def _container_of(of: type) -> ContainerType | None:
     if dataclasses.is_dataclass(of):
         fields = dataclasses.fields(of)
         shared = frozenset(spec.name for spec in fields if not spec.metadata.get("per_sample", True))
-        return ContainerType(_dataclass_parts, replace_dataclass, shared)
+        return ContainerType(_dataclass_parts, _replace_dataclass, shared)
     if issubclass(of, MutableMapping):
         return _MAPPING
     if issubclass(of, tuple) and hasattr(of, "_asdict"):
@@ -113,7 +115,7 @@ def is_plain(value: Any) -> bool:
     """Returns whether a value is of a type that holds no data of single samples."""
     if isinstance(value, set | frozenset):
         return all(is_plain(element) for element in value)
-    return isinstance(value, (*_VALUES, *_SPANS, *_NAMED))
+    return isinstance(value, _PLAIN)
 
 
 def join_path(path: str, key: Hashable) -> str:
@@ -129,34 +131,14 @@ def type_name(value: Any) -> str:
     return of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
 
 
-def replace_dataclass(value: Any, parts: Parts) -> Any:
-    """Returns a copy of the dataclass instance `value` with some of its fields replaced.
-
-    Raises:
-        TypeError: `__init__` takes anything other than the fields, such as an InitVar.
-    """
-    specs = {spec.name: spec for spec in dataclasses.fields(value)}
-    given = {name for name, spec in specs.items() if spec.init}
+def _replace_dataclass(value: Any, parts: Parts) -> Any:
+    given = {spec.name for spec in dataclasses.fields(value) if spec.init}
     if set(_signature(type(value)).parameters) != given:  # type: ignore[arg-type]
         raise TypeError(
             f"{type_name(value)} cannot be rebuilt by dataclasses.replace: its __init__ takes something "
             f"other than its fields; {TAKE_APART}"
         )
-    made = dataclasses.replace(value, **{str(name): part for name, part in parts.items() if name in given})
-    for name in specs.keys() - given:
-        part = parts.get(name, getattr(value, name, None))
-        if name in parts or not is_plain(part):
-            object.__setattr__(made, name, part)  # works on frozen dataclasses, too
-    return _with_attributes(value, made)
-
-
-def _with_attributes(value: Any, made: Any) -> Any:
-    """Returns `made` with the plain public attributes that only `value` has, such as one set by a loader."""
-    for name, attribute in getattr(value, "__dict__", {}).items():
-        is_kept = name.startswith("_") or is_cached_property(type(value), name) or name in vars(made)
-        if not is_kept and is_plain(attribute):
-            object.__setattr__(made, name, attribute)
-    return made
+    return dataclasses.replace(value, **{str(name): part for name, part in parts.items()})
 
 
 _signature = functools.cache(inspect.signature)
@@ -206,7 +188,5 @@ _MAPPING = ContainerType(_mapping_parts, _replace_mapping)
 SEQUENCE = ContainerType(lambda value: dict(enumerate(value)), _replace_sequence)
 _NAMED_TUPLE = ContainerType(
     lambda value: value._asdict(),
-    lambda value, parts: _with_attributes(
-        value, value._replace(**{str(name): of for name, of in parts.items()})
-    ),
+    lambda value, parts: value._replace(**{str(name): of for name, of in parts.items()}),
 )

@@ -135,7 +135,7 @@ class Rows:
     def batch(self) -> Any:
         """The batch of these rows."""
         sizes = {"batch_size": self.num_rows, "actual_batch_size": self.num_samples} if self.pads else {}
-        return rebuild(self.tree, self.fields | self.shared_leaves | self.others(), sizes)
+        return rebuild(self.tree, {**self.fields, **self.shared_leaves, **self.others(), **sizes})
 
     def others(self) -> dict[str, Any]:
         """Returns other parts that move with the rows, by path. This class has none."""
@@ -204,7 +204,7 @@ class Rows:
 
     def facts(self) -> dict[str, Any]:
         """Returns the plain values that are not declared as shared, by path, without the numbers of rows."""
-        found = facts_of(self.tree, self._shared) | facts_in_attributes(self.tree)
+        found = facts_of(self.tree) | facts_in_attributes(self.tree)
         counts = ("batch_size", "actual_batch_size") if self.pads else ()
         return {path: value for path, value in found.items() if path not in counts}
 

@@ -20,6 +20,7 @@ import torch
 from .container_types import (
     DECLARE_SHARED,
     MORE_KINDS,
+    SEQUENCE,
     TAKE_APART,
     Batch,
     ContainerType,
@@ -28,7 +29,6 @@ from .container_types import (
     is_of_more_kinds,
     is_plain,
     join_path,
-    replace_dataclass,
     type_name,
 )
 from .leaf_fields import Leaf, check_leaf
@@ -37,7 +37,7 @@ from .row_schema import FieldValue
 _NOTHING: Mapping[Any, Any] = {}
 # True while containers are rebuilt from parts that were checked when the batch was made.
 is_rebuilding: ContextVar[bool] = ContextVar("is_rebuilding", default=False)
-_PLAINEST = frozenset({type(None), bool, int, float, str})  # left out of trees
+_PLAINEST = frozenset({type(None), bool, int, float, str})
 
 
 class Part(NamedTuple):
@@ -49,8 +49,7 @@ class Part(NamedTuple):
         is_shared: whether all samples share the part, so that it does not travel. The part, or one that
             contains it, is declared as shared.
         container: container type of the part. None means a leaf, or a value that cannot be taken apart.
-        parts: parts within this one, by key, without plain numbers, texts and None.
-        plain: numbers, texts and None within this part, by key.
+        parts: parts within this one, by key. A list of numbers and texts has none.
     """
 
     path: str
@@ -58,7 +57,6 @@ class Part(NamedTuple):
     is_shared: bool
     container: ContainerType | None
     parts: Mapping[Hashable, Part]
-    plain: Mapping[Hashable, Any] = _NOTHING
 
     @property
     def is_leaf(self) -> bool:
@@ -92,25 +90,23 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
     container = container_type(value)
     if container is None:
         return Part(path, value, is_shared, None, _NOTHING)
-    parts, plain = {}, {}
-    for key, part in container.parts(value).items():
-        if type(part) in _PLAINEST:
-            plain[key] = part
-        else:
-            parts[key] = take_apart(part, shared, join_path(path, key), is_shared or key in container.shared)
-    return Part(path, value, is_shared, container, parts, plain)
+    contents = container.parts(value)
+    if container is SEQUENCE and all(type(entry) in _PLAINEST for entry in contents.values()):
+        contents = _NOTHING  # a long list of texts is walked over in no time
+    parts = {
+        key: take_apart(part, shared, join_path(path, key), is_shared or key in container.shared)
+        for key, part in contents.items()
+    }
+    return Part(path, value, is_shared, container, parts)
 
 
-def rebuild(tree: Part, new: Mapping[str, Any], numbers: Mapping[Any, Any] = _NOTHING) -> Any:
-    """Returns the batch with the parts at the paths in `new` replaced.
-
-    Unchanged containers are kept. `numbers` replaces plain values of the batch that the tree leaves out.
-    """
+def rebuild(tree: Part, new: Mapping[str, Any]) -> Any:
+    """Returns the batch with the parts at the paths in `new` replaced. Unchanged containers are kept."""
     if tree.path in new:
         is_flat = isinstance(tree.value, torch.Tensor) and tree.value.dim() == 1
         return new[tree.path].flatten() if is_flat else new[tree.path]  # labels of a `BaseBatch` may be flat
     made = {key: rebuild(part, new) for key, part in tree.parts.items()}
-    changed = {**numbers, **{key: part for key, part in made.items() if part is not tree.parts[key].value}}
+    changed = {key: part for key, part in made.items() if part is not tree.parts[key].value}
     if tree.container is None or not changed:
         return tree.value
     token = is_rebuilding.set(True)
@@ -160,36 +156,34 @@ def fields_of(tree: Part) -> dict[str, FieldValue]:
 
 
 def paths(tree: Part) -> set[str]:
-    """Returns the paths of all parts of a batch, including plain numbers and texts."""
-    return {join_path(part.path, key) for part in tree.each() for key in (*part.parts, *part.plain)}
+    """Returns the paths of all parts of a batch."""
+    return {part.path for part in tree.each() if part.path}
 
 
 def check_replaceable(tree: Part) -> None:
     """Checks that rebuilding a batch's containers, as every move does, neither changes nor loses anything.
 
     Raises:
-        TypeError: `dataclasses.replace` fails or would change a part, or `check_attributes` fails.
+        TypeError: a container cannot be rebuilt, or is not the same again, or `check_attributes` fails.
     """
+    check_attributes(tree)
     for part in tree.each():
-        if part.container is None or part.container.replaced is not replace_dataclass:
+        if part.container is None or part.container.is_registered or not tensors_and_arrays(part):
             continue
-        again = replace_dataclass(part.value, {})
-        parts, parts_again = part.container.parts(part.value), part.container.parts(again)
-        new = {key: value for key, value in parts.items() if parts_again[key] is not value}
+        again = part.container.replaced(part.value, {})
+        parts, kept = part.container.parts(again), dict(_attributes(again))
         # A new tensor counts as changed: it may depend on the rows.
         changed = [
-            key for key in new if tensors_and_arrays(take_apart(new[key])) or parts_again[key] != new[key]
+            key
+            for key, value in part.container.parts(part.value).items()
+            if parts[key] is not value and (tensors_and_arrays(take_apart(value)) or parts[key] != value)
         ]
-        # A default of the class would replace a private attribute.
-        lost = {name: of for name, of in _attributes(part.value) if is_plain(of) and name not in vars(again)}
-        changed += [name for name, attribute in lost.items() if getattr(again, name, attribute) != attribute]
-        for key in changed[:1]:
+        for key in [*changed, *(name for name, _ in _attributes(part.value) if name not in kept)]:
             raise TypeError(
-                f"{join_path(part.path, key)} changes when dataclasses.replace rebuilds a "
-                f"{type_name(part.value)}, as moving its samples does; change it before the batch is made, "
-                f"not in __init__ or __post_init__, or make it a field, or {TAKE_APART}"
+                f"{join_path(part.path, key)} changes when a {type_name(part.value)} is rebuilt, as moving its "
+                "samples does: change it before the batch is made, not in __init__ or __post_init__, or make "
+                f"it a field that __init__ takes, or {TAKE_APART}"
             )
-    check_attributes(tree)
 
 
 def check_attributes(tree: Part) -> None:
