@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sequence_batch.leaf_fields import tensors_of
 from ..sequence_batch.packed_rows import read_lengths
-from ..sequence_batch.row_schema import FieldValue, Schema
+from ..sequence_batch.row_schema import FieldValue, Schema, tensors_of
 from ..sequence_batch.rows import NARROW_INTEGERS, Rows
 from .batch_format import Format
 from .row_table import RowTable

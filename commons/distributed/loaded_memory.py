@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..sequence_batch.leaf_fields import Leaf, tensors_of
-from ..sequence_batch.row_schema import flattened
+from ..sequence_batch.row_schema import FieldValue, flattened, tensors_of
 from ..sequence_batch.rows import Rows
 
 _SAMPLED = 64  # least number of evenly spread elements to compare in a large tensor
@@ -33,7 +32,7 @@ class LoadedBatch:
             id(part.value)
             for part in rows.tree.each()
             if not isinstance(part.value, tuple)
-            and any(isinstance(of.value, Leaf) for of in part.parts.values())
+            and any(isinstance(of.value, FieldValue) for of in part.parts.values())
         }
 
     def check_unchanged(self, newer: LoadedBatch | None = None) -> None:

@@ -15,10 +15,17 @@ import numpy as np
 import torch
 
 from .. import NAME
-from .container_types import SEQUENCE, container_type, is_plain, join_path, type_name
-from .leaf_fields import tensors_of
-from .row_schema import bytes_on_host, hash_bytes, lengths_of
-from .tree import Part, held_in_attributes, take_apart, tensors_and_arrays
+from .row_schema import bytes_on_host, hash_bytes, lengths_of, tensors_of, type_name
+from .tree import (
+    SEQUENCE,
+    Part,
+    container_type,
+    held_in_attributes,
+    is_plain,
+    join_path,
+    take_apart,
+    tensors_and_arrays,
+)
 
 PlainList: TypeAlias = list | tuple | range | dict
 
@@ -79,10 +86,10 @@ def check_no_samples(tree: Part, num_rows: int) -> None:
     for path, entries in tensor_lists(tree).items():
         if len(entries) == num_rows:
             raise TypeError(
-                f"{path or 'the batch'} is a {type_name(entries)} of {num_rows} similar entries, in a batch of "
-                f"{num_rows} rows: they may be fields or samples. Make it a tuple, or a dict with names, if "
-                "they are fields. If they are samples, collate them to tensors with a row each, or divide them "
-                f"by parts = {NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
+                f"{path or 'the batch'} is a {type_name(entries)} of {num_rows} similar entries, in a batch "
+                f"of {num_rows} rows: they may be fields or samples. Make it a tuple, or a dict with names, "
+                "if they are fields. If they are samples, collate them to tensors, or divide them by parts = "
+                f"{NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
             )
 
 

@@ -12,11 +12,19 @@ import numpy as np
 import torch
 
 from .base_batch import BaseBatch
-from .container_types import MORE_KINDS, type_name
-from .leaf_fields import num_rows, pinned, remedy_for_rows, tensors_of, with_tensors
 from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import check_no_samples, facts_in_attributes, facts_of
-from .row_schema import FieldValue, Schema, lengths_of
+from .row_schema import (
+    MORE_KINDS,
+    FieldValue,
+    Schema,
+    common_rows,
+    lengths_of,
+    pinned,
+    tensors_of,
+    type_name,
+    with_tensors,
+)
 from .tree import Part, check_replaceable, fields_of, paths, rebuild, take_apart
 
 # Integer types in which squares and FLOPs of lengths overflow.
@@ -82,13 +90,7 @@ class Rows:
         if self.pads:
             self.batch.check_rows(self.fields)  # the batch may have changed since it was made
             return self.batch.batch_size
-        rows = {name: num_rows(name, value) for name, value in self.fields.items()}
-        if len(set(rows.values())) > 1:
-            raise ValueError(
-                f"fields have different numbers of rows: {rows}; each needs one row per sample. "
-                f"{remedy_for_rows(self.fields, rows)}"
-            )
-        return next(iter(rows.values()))
+        return common_rows(self.fields)
 
     @cached_property
     def num_samples(self) -> int:

@@ -13,7 +13,6 @@ import torch
 from ...distributed.exchange import RowsOf, direct_route, transfer
 from ...distributed.extension import Extension
 from ...distributed.shuffle_plan import ShufflePlan
-from ...sequence_batch.leaf_fields import num_rows
 from ...sequence_batch.packed_rows import (
     PackedRows,
     checked_lengths,
@@ -24,7 +23,7 @@ from ...sequence_batch.packed_rows import (
     to_device_together,
 )
 from ...sequence_batch.row_lists import check_no_samples, facts_in_attributes, hash_facts
-from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes
+from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes, num_rows
 from ...sequence_batch.rows import Rows
 from ...sequence_batch.tree import check_replaceable, paths
 from ..row_objects import check_results, lists_of
