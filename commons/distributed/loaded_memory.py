@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..sequence_batch.row_schema import FieldValue, flattened, tensors_of
+from ..sequence_batch.row_schema import FieldValue, flattened, parts_of
 from ..sequence_batch.rows import Rows
 
 _SAMPLED = 64  # least number of evenly spread elements to compare in a large tensor
@@ -53,9 +53,9 @@ class LoadedBatch:
 
 def _host_tensors(rows: Rows) -> Iterator[tuple[str, torch.Tensor]]:
     for name, field in rows.fields.items():
-        for part, tensor in tensors_of(field):
+        for part, tensor in parts_of(field).items():
             if tensor.device.type == "cpu":
-                yield name + part, tensor
+                yield name if tensor is field else f"{name}.{part}()", tensor
 
 
 def _sample_of(tensor: torch.Tensor) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .. import NAME
-from .row_schema import bytes_on_host, hash_bytes, lengths_of, tensors_of, type_name
+from .row_schema import bytes_on_host, hash_bytes, lengths_of, parts_of, type_name
 from .tree import (
     SEQUENCE,
     Part,
@@ -73,10 +73,10 @@ def hash_leaves(leaves: Mapping[str, Any]) -> dict[str, int]:
     found = {}
     for path, leaf in leaves.items():
         with suppress(TypeError, RuntimeError):
-            parts = dict(tensors_of(leaf))
+            parts = parts_of(leaf)
             if not isinstance(leaf, torch.Tensor):
-                parts.pop(".offsets()", None)  # ranks may differ in which of the two they have cached
-                parts[".lengths()"] = lengths_of(leaf).long()
+                parts.pop("offsets", None)  # ranks may differ in which of the two they have cached
+                parts["lengths"] = lengths_of(leaf).long()
             found[path] = hash_bytes(b"".join(map(_bytes_of, parts.values())))
     return found
 

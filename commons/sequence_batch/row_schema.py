@@ -68,11 +68,10 @@ class Field:
             return [Field(name, "dense", ("",), value.dtype, tuple(value.shape[1:]))]
         keyed = isinstance(value, KeyedJaggedTensor)
         kind, keys = ("keyed", tuple(value.keys())) if keyed else ("jagged", ("",))
-        parts = {False: value.values(), True: value.weights_or_none()}
         return [
-            Field(name, kind, keys, part.dtype, tuple(part.shape[1:]), lengths_of(value).dtype, is_weights)
-            for is_weights, part in parts.items()
-            if part is not None
+            Field(name, kind, keys, of.dtype, tuple(of.shape[1:]), lengths_of(value).dtype, part == "weights")
+            for part, of in parts_of(value).items()
+            if part in ("values", "weights")
         ]
 
     def __str__(self) -> str:
@@ -95,9 +94,7 @@ class Field:
 
     def to_words(self, value: FieldValue) -> torch.Tensor:
         """Returns the values, or the weights, of a field as words, `[elements, words]`."""
-        tensor = value
-        if not isinstance(tensor, torch.Tensor):
-            tensor = tensor.weights() if self.is_weights else tensor.values()
+        tensor = parts_of(value)["weights" if self.is_weights else "values"]
         flat = flattened(tensor)
         if flat.storage_offset() * self.dtype.itemsize % self.width:
             flat = flat.clone()  # a view as words must start at a multiple of their size
@@ -258,7 +255,7 @@ def type_name(value: Any) -> str:
 
 def check_leaf(leaf: FieldValue) -> None:
     """Raises a TypeError if a leaf's rows cannot be sent one by one, or something in it would be lost."""
-    for part in (leaf, *(tensor for _, tensor in tensors_of(leaf))):
+    for part in (leaf, *parts_of(leaf).values()):
         if type(part) not in _EXACT_TYPES:
             plain = next(of for of in _EXACT_TYPES if isinstance(part, of)).__name__
             raise TypeError(
@@ -394,22 +391,21 @@ def _are_offsets(value: torch.Tensor, sizes: list[int]) -> bool:
     return is_ascending and last in sizes and (last > len(value) or divides_few)
 
 
-def tensors_of(leaf: Any) -> list[tuple[str, torch.Tensor]]:
-    """Returns the tensors that a leaf has, each with a suffix for its name, such as ".values()"."""
+def parts_of(leaf: Any) -> dict[str, torch.Tensor]:
+    """Returns the tensors that a leaf has, by name. A tensor is its own "values"."""
     if isinstance(leaf, torch.Tensor):
-        return [("", leaf)]
+        return {"values": leaf}
     parts = {"values": leaf.values(), "weights": leaf.weights_or_none()}
     parts |= {"lengths": leaf.lengths_or_none(), "offsets": leaf.offsets_or_none()}
-    return [(f".{name}()", tensor) for name, tensor in parts.items() if tensor is not None]
+    return {name: tensor for name, tensor in parts.items() if tensor is not None}
 
 
 def with_tensors(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor], **more: Any) -> Any:
     """Returns a leaf with `change` applied to its tensors, and a jagged one with `more` arguments."""
     if isinstance(leaf, torch.Tensor):
         return change(leaf)
-    parts = {"values": leaf.values(), "lengths": lengths_of(leaf), "weights": leaf.weights_or_none()}
-    parts["offsets"] = leaf.offsets_or_none()
-    more |= {name: change(part) for name, part in parts.items() if part is not None}
+    parts = parts_of(leaf) | {"lengths": lengths_of(leaf)}
+    more |= {name: change(part) for name, part in parts.items()}
     if isinstance(leaf, KeyedJaggedTensor):
         return KeyedJaggedTensor(keys=leaf.keys(), stride=leaf.stride(), **more)
     return JaggedTensor(**more)

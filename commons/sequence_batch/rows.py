@@ -20,12 +20,12 @@ from .row_schema import (
     Schema,
     common_rows,
     lengths_of,
+    parts_of,
     pinned,
-    tensors_of,
     type_name,
     with_tensors,
 )
-from .tree import Part, check_replaceable, fields_of, paths, rebuild, take_apart
+from .tree import Part, check_replaceable, fields_of, rebuild, take_apart
 
 # Integer types in which squares and FLOPs of lengths overflow.
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
@@ -114,7 +114,7 @@ class Rows:
 
     @property
     def _any_tensor(self) -> torch.Tensor:
-        return tensors_of(next(iter(self.fields.values())))[0][1]
+        return parts_of(next(iter(self.fields.values())))["values"]
 
     def view(self, batch: Any) -> Rows:
         """Returns the rows of another batch of the same kind."""
@@ -222,7 +222,7 @@ class Rows:
                 f"shared_fields names {sorted(self._shared)}, and {type_name(self.batch)} is a BaseBatch: "
                 'mark what its samples share with field(metadata={"per_sample": False})'
             )
-        known = paths(self.tree) if self._shared else set()
+        known = {part.path for part in self.tree.each()} - {""} if self._shared else set()
         for path in sorted(set(self._shared) - known):
             raise ValueError(
                 f"shared_fields names {path!r}, which is not in the batch; there are {sorted(known)}"

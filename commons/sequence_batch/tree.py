@@ -303,11 +303,6 @@ def fields_of(tree: Part) -> dict[str, FieldValue]:
     return fields
 
 
-def paths(tree: Part) -> set[str]:
-    """Returns the paths of all parts of a batch."""
-    return {part.path for part in tree.each() if part.path}
-
-
 def check_replaceable(tree: Part) -> None:
     """Checks that rebuilding a batch's containers, as every move does, neither changes nor loses anything.
 
