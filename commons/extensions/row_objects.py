@@ -119,7 +119,7 @@ def join(
     num_rows: int,
     shared: Collection[str],
     whose: str,
-    field_lists: Collection[str] = (),
+    field_lists: Collection[str] | None = None,
 ) -> Any:
     """Joins batches of one kind. With jagged fields, the host waits once for the device.
 
@@ -131,7 +131,7 @@ def join(
         shared: paths of the values that all samples share.
         whose: name of the function that received the batches, for messages.
         field_lists: paths of lists of tensors that are known to be fields. All others with an entry for each
-            row of every part are refused.
+            row of every part are refused. None means that all lists of tensors are refused.
 
     Raises:
         ValueError: a batch has the wrong number of rows; the batches differ in their fields, or in a value
@@ -148,6 +148,8 @@ def join(
                 f"batch {number} has {view.num_rows} rows, expected {expected}: give {whose} a row for each "
                 "row of the part, padding rows included"
             )
+        if field_lists is None:
+            check_no_samples(view.tree)
         check_replaceable(view.tree)
         views.append(view)
         if difference := views[0].schema.difference(view.schema):
@@ -156,7 +158,8 @@ def join(
             )
         positions[samples] = first + np.arange(len(samples))
         first += view.num_rows
-    _check_lists([view for view in views if view.num_rows], field_lists)
+    if field_lists is not None:
+        _check_lists([view for view in views if view.num_rows], field_lists)
     parts = [jagged_parts(view.fields, view.schema) for view in views]
     on_host = iter(read_together([part for of_view in parts for part in of_view]))
     sources = []

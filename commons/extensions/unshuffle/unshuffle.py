@@ -110,7 +110,7 @@ class Unshuffle(Extension):
         held, at_home = plan.computed_by(rank), plan.rows.loaded_by(rank)
         fields = dict(sorted(values.fields.items()))  # the same order on every rank
         rows = _check_rows(fields, int(plan.num_placed[rank]), int(plan.num_rows[rank]))
-        check_no_samples(values.tree, rows)
+        check_no_samples(values.tree)
         check_replaceable(values.tree)
         schema = Schema.of(fields)
         if not self._shuffler.exchanges:
