@@ -84,15 +84,15 @@ def hash_leaves(leaves: Mapping[str, Any]) -> dict[str, int]:
 def check_no_samples(tree: Part, num_rows: int | None = None) -> None:
     """Raises a TypeError if a list of `tensor_lists` may hold samples: if it has an entry for each row.
 
-    Without `num_rows`, any list may, so that an error does not depend on how many rows a rank happens to have.
+    Without `num_rows`, any list may: an error must not depend on how many rows a rank happens to have.
     """
     for path, entries in tensor_lists(tree).items():
         if num_rows in (None, len(entries)):
-            of_rows = f", in a batch of {num_rows} rows" if num_rows else ""
+            of = f", in a batch of {num_rows} rows" if num_rows else ""
             raise TypeError(
-                f"{path or 'the batch'} is a {type_name(entries)} of {len(entries)} similar entries{of_rows}: "
-                "they may be fields or samples. Make it a tuple, or a dict with names, "
-                "if they are fields. If they are samples, collate them to tensors, or divide them by parts = "
+                f"{path or 'the batch'} is a {type_name(entries)} of {len(entries)} similar entries{of}: "
+                "they may be fields or samples. Make it a tuple, or a dict with names, if they are fields. If "
+                "they are samples, collate them to tensors with a row each, or divide them by parts = "
                 f"{NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
             )
 
