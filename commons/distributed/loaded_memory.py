@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..sequence_batch.leaf_fields import tensors_of
-from ..sequence_batch.row_schema import flattened
+from ..sequence_batch.row_schema import flattened, parts_of
 from ..sequence_batch.rows import Rows
 
 _SAMPLED = 64  # least number of evenly spread elements to compare in a large tensor
@@ -38,16 +37,20 @@ class LoadedBatch:
 
 
 def _contents(rows: Rows) -> dict[str, bytes]:
-    """Returns fewer than 2 × `_SAMPLED` elements of each host tensor, including the first and the last."""
+    """Returns the bytes of some elements of each host tensor, by its path."""
     found = {}
-    parts = [(name + part, tensor) for name, of in rows.fields.items() for part, tensor in tensors_of(of)]
-    for name, tensor in parts:
-        if tensor.device.type == "cpu":
-            if not tensor.is_contiguous():
-                ends = torch.linspace(0, tensor.numel() - 1, _SAMPLED, device="cpu", dtype=torch.float64)
-                tensor = tensor[torch.unravel_index(ends.long(), tensor.shape)]
-            elements = flattened(tensor)[:, None].view(torch.uint8)
-            # `cat` makes a copy for NumPy: torch never resizes memory that NumPy has seen.
-            sampled = torch.cat([elements[:: max(len(elements) // _SAMPLED, 1)], elements[-1:]])
-            found[name] = sampled.numpy().tobytes()
+    for path, field in rows.fields.items():
+        for part, tensor in parts_of(field).items():
+            if tensor.device.type == "cpu":
+                found[path if tensor is field else f"{path}.{part}()"] = _sample_of(tensor)
     return found
+
+
+def _sample_of(tensor: torch.Tensor) -> bytes:
+    """Returns the bytes of fewer than 2 × `_SAMPLED` elements, including the first and the last."""
+    if not tensor.is_contiguous():
+        evenly = torch.linspace(0, tensor.numel() - 1, _SAMPLED, device="cpu", dtype=torch.float64).long()
+        tensor = tensor[torch.unravel_index(evenly, tensor.shape)]
+    elements = flattened(tensor)[:, None].view(torch.uint8)
+    # `cat` makes a copy for NumPy: torch never resizes memory that NumPy has seen.
+    return torch.cat([elements[:: max(len(elements) // _SAMPLED, 1)], elements[-1:]]).numpy().tobytes()

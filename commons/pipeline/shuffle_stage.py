@@ -18,7 +18,7 @@ from ..distributed.loss_reduction import check_reduction, in_32_bits, loss_sum, 
 from ..distributed.rank_group import RankGroup
 from ..distributed.step import Step
 from ..named_ranges import named_range
-from ..sequence_batch.container_types import type_name
+from ..sequence_batch.row_schema import type_name
 
 P = ParamSpec("P")
 T = TypeVar("T")
