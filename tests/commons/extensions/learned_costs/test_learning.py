@@ -223,9 +223,7 @@ MISSING = r".*for 50 plans, and learns nothing from them; they are missing from 
         ({}, 40, (1.0, 1.0), [MISSING]),
     ],
 )
-def test_slow_ranks_and_missing_times_are_said_once(
-    pools, settings, recorded, speeds, expected
-):
+def test_slow_ranks_and_missing_times_are_said_once(pools, settings, recorded, speeds, expected):
     told, *others = pools(len(speeds)).run(_warnings, settings, recorded, speeds)
     assert others == [[]] * len(others) and len(told) == len(expected)
     assert all(map(re.match, expected, sorted(told, reverse=True)))
