@@ -20,7 +20,7 @@ KARMARKAR_KARP = "karmarkar_karp"
 CHOSEN = ("partitioner", "equal_rows", "split")
 # `balance_cost` for learned costs, and the default of `balance_speed_limit`, which only learned costs use.
 LEARNED, SPEED_LIMIT = "learned", 2.0
-# Modules of extensions that need no packages except numpy and numba.
+# Modules of extensions that need no packages except numpy and numba. Each has a `compile_search`.
 _SEARCHES = {"pieces": "cut_search", "sample_groups": "groups"}
 _EXTENSIONS = f"{__package__.rpartition('.')[0]}.extensions"
 
@@ -74,7 +74,7 @@ class Strategy:
             return
         compile_placement(self.settings)
         extension = self._import_extension()
-        if extension is not None and self.group_feature is not None:
+        if extension is not None:
             extension.compile_search()
 
     def _import_extension(self) -> ModuleType | None:

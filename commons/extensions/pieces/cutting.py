@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 COLUMN = "pieces"
 # A piece with fewer tokens than this, one tile of attention, is not worth a row of its own.
 MIN_TOKENS = 32
+# The costs before these shares of a sample's items are computed, and those in between are interpolated.
+GRID = 128
+SHARES = np.linspace(0, 1, GRID + 1)
 _WORKLOADS = Cost.sum_of_columns(1)
 
 Counts = Mapping[str, np.ndarray]
@@ -66,6 +69,42 @@ class Cutting:
         even = np.maximum((counts["tokens"] - self.rules.head_tokens(counts)) // MIN_TOKENS, 1)
         return np.minimum(np.minimum(most, even), last_cut + 1)
 
+    def least_costs(self, samples: RowTable, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the least costs at which pieces of the samples `numbers` have `MIN_TOKENS`.
+
+        Later tokens cost more, so a piece that costs as much as the last `MIN_TOKENS` has at least as many.
+
+        Returns:
+            The least cost of a sample's first piece, and that of any other piece, int64 `[numbers]` each. The
+            second is the cost of the whole sample if the sample cannot be cut.
+        """
+        counts = _select(self.counts(samples), numbers)
+        thrice = {name: np.concatenate([counts_of_all] * 3) for name, counts_of_all in counts.items()}
+        thrice |= self.rules.fixed_tokens(thrice)
+        items = np.concatenate([*self._useful_cuts(counts), self.rules.num_items(counts)])
+        tokens = self.rules.tokens_before(items, thrice)
+        tokens[2 * len(numbers) :] = counts["tokens"]
+        work, costs = self._prefixes(tokens, thrice)
+        at_end, expected = work[2 * len(numbers) :], samples.work[numbers]
+        for number in np.flatnonzero((at_end != expected).any(1))[:1]:
+            raise ValueError(
+                f"prefix_cost is {_text(at_end[number])} at the end of a sample of "
+                f"{counts['tokens'][number]} tokens, and get_workloads {_text(expected[number])}; expected "
+                "the same"
+            )
+        through_first, before_last, _ = np.split(costs, 3)
+        return through_first, samples.workloads[numbers] - before_last
+
+    def _useful_cuts(self, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
+        """Returns how many items precede the first and the last cut that leave `MIN_TOKENS` on either side.
+
+        The second number is 0 if the sample cannot be cut.
+        """
+        num_items, last_cut = self.rules.num_items(counts), self.rules.last_cut(counts)
+        after_head = np.maximum(counts["tokens"] - self.rules.head_tokens(counts), 1)
+        few = np.minimum(-(-MIN_TOKENS * num_items // after_head), num_items)
+        return few, np.minimum(num_items - few, last_cut)
+
     def even_cuts(self, samples: RowTable, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the `numbers` and `items` for `cut` that divide samples into at most `num_pieces` pieces,
         int64 `[samples]`, with numbers of items as equal as the rules allow."""
@@ -77,6 +116,42 @@ class Cutting:
         items = np.clip(items, 1, np.maximum(self.rules.last_cut(counts), 1))
         is_new = np.append(True, (numbers[1:] != numbers[:-1]) | (items[1:] > items[:-1]))[: len(items)]
         return numbers[is_new], items[is_new]
+
+    def items_before(self, samples: RowTable, numbers: np.ndarray, costs: np.ndarray) -> np.ndarray:
+        """Finds the cuts with the given costs before them, as closely as whole items allow.
+
+        Args:
+            samples, numbers: arguments of `cut`, with at least one number.
+            costs: cost before each cut, int64 `[cuts]`, ascending within a sample.
+
+        Returns:
+            The number of items before each cut, int64 `[cuts]`. At least `MIN_TOKENS` are on either side.
+        """
+        chosen, owner = np.unique(numbers, return_inverse=True)
+        counts = _select(self.counts(samples), chosen)
+        first, last = self._useful_cuts(counts)
+        points = np.rint(SHARES * self.rules.num_items(counts)[:, None]).ravel()
+        to_points = np.arange(len(chosen)).repeat(GRID + 1)
+        counts = _select({**counts, **self.rules.fixed_tokens(counts)}, to_points)
+        tokens = self.rules.tokens_before(points.astype(np.int64), counts)
+        work, known = self._prefixes(tokens, counts)
+        decreases = (work[1:] < work[:-1]).any(1) & (to_points[1:] == to_points[:-1])
+        for point in np.flatnonzero(decreases)[:1]:
+            raise ValueError(
+                f"prefix_cost decreases from {_text(work[point])} at {tokens[point]} tokens to "
+                f"{_text(work[point + 1])} at {tokens[point + 1]}; expected the cost of the first tokens' "
+                "queries"
+            )
+        # All samples share one ascending array: the costs of sample k lie between k and k + 1.
+        whole = np.maximum(samples.workloads[chosen], 1)
+        ascending = to_points + known / whole[to_points]
+        wanted = owner + costs / whole[owner]
+        after = np.searchsorted(ascending, wanted)
+        after = np.minimum(np.maximum(after, owner * (GRID + 1) + 1), owner * (GRID + 1) + GRID)
+        step = ascending[after] - ascending[after - 1]
+        part = np.minimum((wanted - ascending[after - 1]) / np.where(step > 0, step, 1), 1)
+        items = np.rint(points[after - 1] + part * (points[after] - points[after - 1])).astype(np.int64)
+        return np.minimum(np.maximum(items, first[owner]), last[owner])
 
     def cut(self, samples: RowTable, numbers: np.ndarray, items: np.ndarray) -> RowTable:
         """Returns the samples, with pieces in place of each cut sample.
@@ -160,25 +235,18 @@ class Cutting:
         Both are differences of prefixes, so the pieces of a sample add up to the sample. In `whole`, each row
         has the counts of its sample.
         """
-        counts = _select(self.counts(whole), chosen)
-        through, costs = self._prefixes(pieces["last_token"], {**counts, **self.rules.fixed_tokens(counts)})
-        is_first, is_last = pieces["first_item"] == 0, pieces["last_item"] == pieces["num_items"]
-        expected = whole.work[chosen]
-        for piece in np.flatnonzero(is_last & (through != expected).any(1))[:1]:
-            raise ValueError(
-                f"prefix_cost is {_text(through[piece])} at the end of a sample of "
-                f"{pieces['num_tokens'][piece]} tokens, and get_workloads {_text(expected[piece])}; expected "
-                "the same"
-            )
-        costs = np.where(is_last, whole.workloads[chosen], costs)
-        work, workloads = (_differences(prefixes, is_first) for prefixes in (through, costs))
+        later = np.flatnonzero(pieces["first_item"])
+        counts = _select(self.counts(whole), chosen[later])
+        tokens = pieces["first_token"][later]
+        work_before, costs_before = self._prefixes(tokens, {**counts, **self.rules.fixed_tokens(counts)})
+        work = _differences(whole.work[chosen], work_before, later)
         for piece in np.flatnonzero((work < 0).any(1))[:1]:
             raise ValueError(
                 f"prefix_cost decreases by {_text(-work[piece])} from {pieces['first_token'][piece]} to "
                 f"{pieces['last_token'][piece]} of {pieces['num_tokens'][piece]} tokens; expected the cost "
-                "of the first tokens' queries"
+                "of the first tokens' queries, and that of get_workloads at a sample's end"
             )
-        return work, workloads
+        return work, _differences(whole.workloads[chosen], costs_before, later)
 
     def _prefixes(self, tokens: np.ndarray, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
         """Returns the `get_workloads` columns of samples' first tokens, int64 `[cuts, columns]`, and their
@@ -214,11 +282,12 @@ def _select(counts: Counts, numbers: np.ndarray) -> dict[str, np.ndarray]:
     return {name: counts_of_all[numbers] for name, counts_of_all in counts.items()}
 
 
-def _differences(through: np.ndarray, is_first: np.ndarray) -> np.ndarray:
-    """Returns the values of pieces, from those of their samples through each piece, `[pieces, ...]`."""
-    before = np.roll(through, 1, axis=0)
-    before[is_first] = 0
-    return through - before
+def _differences(through: np.ndarray, before: np.ndarray, later: np.ndarray) -> np.ndarray:
+    """Returns the values of pieces, given those of their whole samples, `through`, `[rows, ...]`, and those
+    before each cut, `before`, `[cuts, ...]`. `later` lists the rows after the cuts."""
+    start, end = np.zeros_like(through), through.copy()
+    start[later] = end[later - 1] = before
+    return end - start
 
 
 def _text(work: np.ndarray) -> str:

@@ -25,7 +25,7 @@ from ...sequence_batch.row_schema import type_name
 from ...sequence_batch.rows import Rows
 from .cut_batch import check_cut, cut_rows
 from .cut_rules import CutRules
-from .cut_search import cut_and_place
+from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost
 from .key_fetch import PlacedPieces
 
@@ -85,6 +85,10 @@ class Pieces(Extension):
             raise ValueError(f"Pieces needs {name}: give {type(shuffler).__name__} this method")
         self._shuffler, self._prefix_cost, self._cut_rules = shuffler, prefix_cost, cut_rules
         self._checks_cuts = any(extension.verifies for extension in shuffler.extensions)
+
+    def warm_up(self) -> None:
+        """Compiles the search for cuts."""
+        compile_search()
 
     def agree(self, batch: Any, row_format: Format) -> CutRules:
         """Returns the rules for cutting batches."""

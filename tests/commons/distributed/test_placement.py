@@ -192,5 +192,5 @@ def test_no_step_compiles(settings):
     """A shuffler compiles at its start all that its settings reach, and nothing that only others do."""
     before, after = before_and_after_placing(**settings)
     assert before == after and len(before) >= 3
-    assert "place_units" not in before  # of groups
+    assert "_level" not in before and "_placed" not in before  # pieces and groups
     assert ("settle" in before) == (settings.get("partitioner") in (None, "refined"))

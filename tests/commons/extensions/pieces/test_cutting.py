@@ -116,15 +116,19 @@ def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
     assert moved["rebalance", 0.1] <= moved["rebalance", None] < moved["refined", None] / 2
 
 
-def test_tokens_of_pieces_are_evened_out_within_the_tolerance():
+@pytest.mark.parametrize("partitioner", ["refined", "rebalance"])
+def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
     fewer = 0
     for seed in range(12):
         lengths = np.random.default_rng(seed).lognormal(5, 1.4, 128).clip(1, 4096).astype(np.int64)
         samples, cutting = loaded_by([16] * 8, batch_of("history", lengths))
-        plans = [placed(samples, cutting, token_tolerance=each) for each in (None, 0.1)]
+        plans = [
+            placed(samples, cutting, partitioner=partitioner, token_tolerance=each) for each in (None, 0.1)
+        ]
+        loads = [plan.loads.max() for plan in plans]
         tokens = [np.bincount(plan.destination, plan.rows.tokens).max() for plan in plans]
         if is_cut(plans[0]):
-            assert imbalance_of(plans[1]) <= 1.01 and tokens[1] <= tokens[0]
+            assert loads[1] <= loads[0] and tokens[1] <= tokens[0]
             fewer += tokens[1] < tokens[0]
     assert fewer >= 6
 
@@ -159,13 +163,8 @@ def test_samples_without_cost_stay_whole_and_a_cost_that_decreases_is_named():
     free = replace(samples, workloads=0 * samples.workloads, work=0 * samples.work)
     assert not is_cut(placed(free, cutting))
     doubled = replace(cutting, prefix_cost=lambda tokens, counts: 2 * flops(tokens, counts))
-    with pytest.raises(ValueError, match="at the end of a sample of 1000 tokens, and get_workloads"):
-        doubled.cut(samples, np.array([0]), np.array([400]))
-    until_end = replace(
-        cutting, prefix_cost=lambda tokens, of: (1 + (tokens < of["tokens"])) * flops(tokens, of)
-    )
     with pytest.raises(ValueError, match="prefix_cost decreases"):
-        until_end.cut(samples, np.array([0]), np.array([400]))
+        doubled.cut(samples, np.array([0]), np.array([400]))
     with pytest.raises(ValueError, match="cut 0 of sample 0 is after 500 items; expected 1 to 499"):
         cutting.cut(samples, np.array([0]), np.array([500]))
 
@@ -182,7 +181,7 @@ def test_nothing_is_compiled_after_the_warm_up():
     pool = ProcessPool(1)  # a new process, in which warm_up has run and nothing else
     ((before, after),) = pool.run(_compiled_before_and_after_cutting)
     pool.close()
-    assert before == after and "settle" in before
+    assert before == after and "_level" in before
 
 
 def test_columns_that_add_up_to_one_are_cut_as_it_is(pools):
