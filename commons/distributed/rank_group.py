@@ -46,8 +46,6 @@ _TOGETHER = (
     "rank that keeps its samples makes the same shuffler in a group of itself, as in own, _ = "
     "dist.new_subgroups_by_enumeration([[0, 1], [2]]), because an identity shuffler takes no part"
 )
-_OF_ALL = "making one for all ranks, or a pipeline, is collective over them"
-_IF_LATE = "If they are only late, have all ranks wait for them first, as in dist.barrier()"
 
 
 class RankGroup:
@@ -217,10 +215,6 @@ class _Job:
 
     Torch names a group after a count of groups that each rank keeps. So ranks outside a group take part in
     making it. Otherwise, later groups would have different names on different ranks.
-
-    Attributes:
-        world: the job's default group.
-        groups: the groups that include this rank and others, by their ranks.
     """
 
     def __init__(self, world: dist.ProcessGroup | None) -> None:
@@ -229,7 +223,7 @@ class _Job:
         store = dist.distributed_c10d._get_default_store()
         self._number = store.add(f"workload_balancer/jobs_{dist.get_rank()}", 1)
         self._agreements = itertools.count()
-        self.groups: dict[Ranks, RankGroup] = {}
+        self.groups: dict[Ranks, RankGroup] = {}  # those that include this rank and others
         # Cached, so that the ranks of a set share one process group per use.
         self._connected = functools.cache(self._connect)
 
@@ -287,8 +281,12 @@ def _gather_posts(agreement: str, ranks: Ranks, uses: Uses) -> list[_Post]:
         if late:  # otherwise, the last rank has just arrived
             store.delete_key(mine)
             who = f"{ranks_text(late)} {'has' if len(late) == 1 else 'have'}"
-            why = f"{_OF_ALL if len(ranks) == num_ranks else _TOGETHER}. {_IF_LATE}"
-            raise RuntimeError(f"{who} not made a shuffler within {PATIENCE_S:g} s: {why}") from None
+            of_all = "making one for all ranks, or a pipeline, is collective over them"
+            why = of_all if ranks == everyone else _TOGETHER
+            raise RuntimeError(
+                f"{who} not made a shuffler within {PATIENCE_S:g} s: {why}. If they are only late, have all "
+                "ranks wait for them first, as in dist.barrier()"
+            ) from None
     gathered = [pickle.loads(each) for each in store.multi_get(posts)]
     return [(everyone if of is None else of, *others) for of, *others in gathered]
 
