@@ -91,8 +91,8 @@ def check_no_samples(tree: Part, num_rows: int | None = None) -> None:
             of = f", in a batch of {num_rows} rows" if num_rows else ""
             raise TypeError(
                 f"{path or 'the batch'} is a {type_name(entries)} of {len(entries)} similar entries{of}: "
-                "they may be fields or samples. Make it a tuple, or a dict with names, if they are fields. If "
-                "they are samples, collate them to tensors with a row each, or divide them by parts = "
+                "they may be fields or samples. Make it a tuple, or a dict with names, if they are fields. "
+                "If they are samples, collate them to tensors with a row each, or divide them by parts = "
                 f"{NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
             )
 
