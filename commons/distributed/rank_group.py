@@ -28,9 +28,14 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ..tried_versions import warn_of_untried
+from ..warn_once import warn_once
 from .channel import Channel, Ranks, note_if_lost
 
 logger = logging.getLogger(__name__)
+_LAUNCH_ORDER = (
+    "the exchange adds a communicator to the device, and NCCL_LAUNCH_ORDER_IMPLICIT is not 1. Set it before "
+    "the job starts: without it, communicators that wait for each other's kernels may hang"
+)
 _NEVER_SENT = 2**31 - 1  # a tag that no channel uses
 # Seconds that ranks wait for one another. The job's own timeout is many minutes, and names no rank.
 PATIENCE_S = 60.0
@@ -108,8 +113,9 @@ class RankGroup:
     def add_group(self, use: str, group: dist.ProcessGroup) -> None:
         """Adds a process group of these ranks for a use, and connects them. Collective over the group."""
         device = job_device()
-        if device.type == "cuda":
-            _warn_of_launch_order()
+        is_fixed = device.type != "cuda" or os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") == "1"
+        if not is_fixed and dist.get_rank() == 0:
+            warn_once(logger, _LAUNCH_ORDER)
         self._groups[use] = group
         # This all-to-all connects the ranks. Without it, NCCL would do so in the first step.
         nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
@@ -145,16 +151,6 @@ class RankGroup:
         if use not in self._groups:
             raise KeyError(f"no group was made for {use!r}: an extension names it in `uses`")
         return self._groups[use]
-
-
-@functools.cache
-def _warn_of_launch_order() -> None:
-    """Warns once per process if NCCL's launch order is not fixed."""
-    if os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") != "1" and dist.get_rank() == 0:
-        logger.warning(
-            "the exchange adds a communicator to the device, and NCCL_LAUNCH_ORDER_IMPLICIT is not 1. Set it "
-            "before the job starts: without it, communicators that wait for each other's kernels may hang"
-        )
 
 
 def close_connections() -> None:
