@@ -110,7 +110,7 @@ def test_plans_are_the_same_on_every_machine():
     for workloads, parts, home_of, rng in problems():
         tokens = rng.integers(0, 50, len(workloads))
         ranks += divided(workloads, tokens, parts_at(home_of["anywhere"], parts), 200)
-    assert checksum(ranks) == 2357816487
+    assert checksum(ranks) == 2540305041
     packed = (
         pack_micro_batches(workloads, rng.integers(0, 50, len(workloads)), 200, multiple_of=2)
         for workloads, _, _, rng in problems()
