@@ -111,13 +111,13 @@ def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
     moved = {}
     for partitioner, tolerance in (("refined", None), ("rebalance", None), ("rebalance", 0.1)):
         plan = placed(samples, cutting, partitioner=partitioner, tolerance=tolerance)
-        assert imbalance_of(plan) <= 1.001 * (1 + (tolerance or 0.01))  # of the bound, just above the mean
+        assert imbalance_of(plan) <= 1 + (tolerance or 0.01)
         moved[partitioner, tolerance] = (plan.rows.home != plan.destination).sum()
     assert moved["rebalance", 0.1] <= moved["rebalance", None] < moved["refined", None] / 2
 
 
 @pytest.mark.parametrize("partitioner", ["refined", "rebalance"])
-def test_tokens_of_pieces_are_evened_out_within_the_tolerance_on_loads(partitioner):
+def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
     fewer = 0
     for seed in range(12):
         lengths = np.random.default_rng(seed).lognormal(5, 1.4, 128).clip(1, 4096).astype(np.int64)
@@ -128,7 +128,7 @@ def test_tokens_of_pieces_are_evened_out_within_the_tolerance_on_loads(partition
         loads = [plan.loads.max() for plan in plans]
         tokens = [np.bincount(plan.destination, plan.rows.tokens).max() for plan in plans]
         if is_cut(plans[0]):
-            assert loads[1] <= max(loads[0], 1.011 * plans[0].loads.mean()) and tokens[1] <= tokens[0]
+            assert loads[1] <= loads[0] and tokens[1] <= tokens[0]
             fewer += tokens[1] < tokens[0]
     assert fewer >= 6
 
