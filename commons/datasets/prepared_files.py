@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 _SPILLED = re.compile(r"(run|part)-\d+\.parquet")
 
@@ -99,19 +96,3 @@ def raw_file(folders: Sequence[Path], *names: str) -> Path | None:
     """Returns the first file with one of these names in the folders, plain or gzipped, or None."""
     paths = (folder / file for folder in folders for name in names for file in (name, f"{name}.gz"))
     return next((path for path in paths if not is_absent(path)), None)
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file that becomes `path` on success, and is deleted after an error.
-
-    Raises:
-        FileExistsError: `path` exists by then. It stays unchanged.
-    """
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        part = Path(folder) / path.name
-        with part.open("wb") as file:
-            yield file
-        if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, "was created meanwhile; run this again", str(path))
-        part.rename(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commons.datasets.internals import new_file, replaced_files
+from tests.commons.datasets.internals import replaced_files
 from tests.commons.datasets.raw_files import FORMATS, error_of, write_file
 
 PREPROCESSORS = pytest.mark.parametrize("name", ["interactions", "u.data", "users"])
@@ -86,16 +86,11 @@ def test_a_raw_file_that_is_a_broken_link_stays(name, tmp_path):
 
 
 def test_what_a_user_puts_there_meanwhile_stays(tmp_path):
-    path = tmp_path / "archive.zip"
-    with pytest.raises(FileExistsError, match=r"meanwhile.*archive\.zip"), new_file(path) as file:
-        file.write(b"downloaded")
-        path.write_bytes(b"mine")
-    assert contents(tmp_path) == {"archive.zip": b"mine"}
-    out = tmp_path / "out"
+    path, out = write_file(tmp_path / "mine", b"mine"), tmp_path / "out"
     with pytest.raises(FileExistsError, match="is a link"), replaced_files(out, ("data",), []) as folder:
         (folder / "data").write_bytes(b"prepared")
         (out / "data").symlink_to(path)
-    assert contents(tmp_path) == {"archive.zip": b"mine", "out": False, "out/data": path}
+    assert contents(tmp_path) == {"mine": b"mine", "out": False, "out/data": path}
 
 
 @pytest.mark.parametrize("num_renamed", [None, 0, 1])
