@@ -49,9 +49,8 @@ def rebalance(
         sizes: Cost of moving each sample, such as its bytes, `[samples]`, non-negative. None means 1 each.
         ranks_per_node: Number of consecutive parts per node. None means 1. Samples leave their node last.
         equal_size, tokens, max_tokens, speeds: Options of `longest_processing_time`.
-        token_tolerance: Share by which the fullest part's tokens may exceed the mean. At most 4% of all
-            samples move for that. No load rises above the larger of the largest load and what `tolerance`
-            allows. Needs `tokens`; `max_tokens` is optional.
+        token_tolerance: Share by which the fullest part's tokens may exceed the mean. Needs `tokens`. At most
+            4% of all samples move for that, and no load rises above the largest, or what `tolerance` allows.
 
     Returns:
         Indices of the samples of each part, int64, ascending. If `home` keeps to the limits, the balance is
