@@ -67,7 +67,6 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 	$(RUN) -m benchmarks.tables
 
 #- attention      time of attention kernels, on the device that there is
-#- calibration    times predicted by measured costs and by FLOPs
 #- checkpoint     what a checkpoint costs a step
 #- controllers    partition functions of other trainers, beside ours
 #- dealing        imbalance and unique ids if a sampler deals a stream's global batches to ranks
@@ -77,20 +76,15 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- getting-started  the first training of docs/getting-started.md, off and on in turns
 #- groups         ranks per user, and time to plan, where samples of a user belong together
 #- kuairand       memory and time of preparing KuaiRand's logs
-#- learning       learned costs with a slow rank, and with a part that FLOPs leave out
 #- loading        imbalance if batches are loaded by length
-#- lookups        steps in which embedding lookups take a share
 #- micro-batch    micro-batches: their balance, memory and time
 #- movielens      AUC on MovieLens 100K with and without the stage
 #- padded         models that pad: computed loads of ranks, steps of two, and eight replayed
 #- partition      balance, moves and time of the partition algorithms, and plans of 8 to 4,096 ranks
 #- pieces         samples cut into pieces on several ranks
 #- public-data    what balancing gains on public data sets, by their published lengths
-#- recompute      memory and time of recomputed activations
 #- retrieval      HR@10 on MovieLens 100K with and without the stage
 #- shuffle        what the stage costs a step
-#- split          splitting a batch on a controller
-#- tokens         tokens of the fullest rank under a token tolerance
 #- without-exchange  imbalance of exchange, pieces, budgets and loading by length on public lengths
 ifeq ($(NAME),)
 bench: help  ## measure NAME; without, print this list

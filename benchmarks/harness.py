@@ -36,7 +36,6 @@ RESULTS = Path(__file__).parent / "results"
 # in `RESULTS`. The Makefile describes each benchmark in one line.
 BENCHMARKS = {
     "attention": "attention",
-    "calibration": "calibration",
     "checkpoint": "checkpoint_stall",
     "controllers": "controllers",
     "dealing": "partition.dealing",
@@ -46,20 +45,15 @@ BENCHMARKS = {
     "gather": "plan_gather",
     "groups": "partition.groups_at_size",
     "kuairand": "kuairand_preprocess",
-    "learning": "learning",
     "loading": "bucket_loading",
-    "lookups": "lookups",
     "micro-batch": "micro_batch",
     "movielens": "movielens_equivalence",
     "padded": "padded.padded",
     "partition": "partition.partition",
     "pieces": "pieces",
     "public-data": "public_data",
-    "recompute": "recompute",
     "retrieval": "movielens_retrieval",
     "shuffle": "shuffle",
-    "split": "controller_split",
-    "tokens": "token_tolerance",
     "without-exchange": "without_exchange",
 }
 _RESAMPLES = 2000

@@ -30,7 +30,7 @@ from benchmarks.micro_batch_divisions import (
     DIVISIONS,
     MAX_TOKENS,
     Ranks,
-    divide_balanced,
+    divide_evenly,
     draw_rounded,
     micro_batch_lower_bound,
 )
@@ -102,13 +102,13 @@ def _plan_for_a_pipeline(step: GlobalBatch) -> None:
     """Places samples with `rebalance`, and numbers their micro-batches as a plan of `MicroBatches` does."""
     rank_of = rebalance.part_of(step.workloads, step.home, step.ranks, sizes=step.sizes)  # type: ignore[attr-defined]
     work, tokens, cap = check_samples(step.workloads, step.tokens, MAX_TOKENS)
-    number_micro_batches(work, tokens, cap, rank_of, step.ranks, even=False)
+    number_micro_batches(work, tokens, cap, rank_of, step.ranks)
 
 
 # Planning functions by their names in the table.
 PLANNED_BY: dict[str, Callable[[GlobalBatch], Any]] = {
     "`MicroBatches`, in pipelines": _plan_for_a_pipeline,
-    "`balance_micro_batches`": partial(divide_balanced, equal_size=True),
+    "`refined`, then `pack_micro_batches`": partial(divide_evenly, equal_size=True),
 }
 
 

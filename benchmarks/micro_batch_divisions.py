@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.partition.lengths import LONGEST
 from benchmarks.partition.placements import GlobalBatch
-from commons.extensions.micro_batches import balance_micro_batches
-from commons.partition import karmarkar_karp, loads
+from commons.extensions.micro_batches import pack_micro_batches
+from commons.partition import karmarkar_karp, loads, refined
 
 MAX_TOKENS = 8192
 
@@ -29,12 +29,23 @@ def draw_rounded(rng: np.random.Generator, count: int) -> np.ndarray:
     return np.rint(rng.lognormal(5, 1.2, count).clip(1, LONGEST))
 
 
-def divide_balanced(step: GlobalBatch, equal_size: bool) -> Ranks:
-    """Divides with `balance_micro_batches`."""
+def divide_evenly(step: GlobalBatch, equal_size: bool) -> Ranks:
+    """Balances ranks with `refined`, then packs each, again if another needs more micro-batches."""
+    partition, count = refined(step.workloads, step.ranks, equal_size), 1
+
+    def pack() -> Ranks:
+        return [
+            [own[part] for part in pack_micro_batches(*of_rank, MAX_TOKENS, min_count=count)]
+            for own in partition
+            for of_rank in [(step.workloads[own], step.tokens[own])]
+        ]
+
     with warnings.catch_warnings():
         # Some samples exceed the cap on purpose, as `draw_rounded` explains.
         warnings.filterwarnings("ignore", message=".*gets a micro-batch of its own")
-        return balance_micro_batches(step.workloads, step.tokens, step.ranks, MAX_TOKENS, equal_size)
+        ranks = pack()
+        count = max(map(len, ranks))
+        return ranks if count == min(map(len, ranks)) else pack()
 
 
 def pack_as_loaded(step: GlobalBatch) -> Ranks:
@@ -63,8 +74,8 @@ def balance_flops(step: GlobalBatch) -> Ranks:
 
 
 DIVISIONS: dict[str, Divide] = {
-    "ours, equal rows": lambda step: divide_balanced(step, equal_size=True),
-    "ours, unequal rows": lambda step: divide_balanced(step, equal_size=False),
+    "ours, equal rows": lambda step: divide_evenly(step, equal_size=True),
+    "ours, unequal rows": lambda step: divide_evenly(step, equal_size=False),
     "first fit by tokens, as loaded": pack_as_loaded,
     "first fit decreasing by tokens, dealt out": pack_and_deal,
     "Karmarkar–Karp by FLOPs, no cap": balance_flops,

@@ -13,7 +13,6 @@ import torch
 from .distributed import BalanceReport
 from .distributed.rank_group import RankGroup
 from .perf_model.compute_clock import ComputeClock, ComputeSpan
-from .received_ids import ReceivedIds, received_figures
 
 # Figures of reports, and of extensions, that are summed over a window.
 _SUMMED_OF_EXTENSIONS = ("bytes_fetched", "fetch_seconds")
@@ -36,17 +35,16 @@ class BalanceMeter:
     Args:
         pipeline: pipeline that trains with the stage in it.
         window: number of steps in a window.
-        count_ids: whether to count the ids that each rank receives for its tables, as `ReceivedIds` does.
 
     Attributes:
         figures: figures of the last window, by name. Lists have one entry per rank. Empty at first.
 
     Raises:
         TypeError: the pipeline has no stage.
-        ValueError: `window` is less than 1, or `count_ids` is True and no table is sharded.
+        ValueError: `window` is less than 1.
     """
 
-    def __init__(self, pipeline: Any, window: int = 100, count_ids: bool = False) -> None:
+    def __init__(self, pipeline: Any, window: int = 100) -> None:
         if window < 1:
             raise ValueError(f"window={window}; expected a number of steps of at least 1")
         if not hasattr(pipeline, "_stage"):
@@ -59,7 +57,6 @@ class BalanceMeter:
         group = shuffler.group  # not the shuffler, whose model the clock would then keep alive
         device = torch.device(pipeline._device)
         self._clock = ComputeClock.of(pipeline._model, device, lambda: group.wait_seconds)
-        self._ids = ReceivedIds(pipeline._model) if count_ids else None
         self._channel = RankGroup.of().channel()
         self.figures: dict[str, Any] = {}
         self._loss_sum: torch.Tensor | float
@@ -111,8 +108,6 @@ class BalanceMeter:
         self.figures = window_figures(seconds, self._loss_tokens, self._reports, of_ranks)
         for name in (*self._amounts, *last):
             self.figures[name] = [sums[name] for sums in of_ranks]
-        if self._ids is not None:
-            self.figures |= received_figures([sums["ids"] for sums in of_ranks], len(self._reports))
         self._begin_window()
         return self.figures
 
@@ -141,7 +136,6 @@ class BalanceMeter:
             **{name: sum(getattr(report, name) for report in reports) for name in _SUMMED},
             **{name: _sum_of(reports, name) for name in _SUMMED_OF_EXTENSIONS},
             "compute_seconds": [span.seconds() for span in self._spans],
-            "ids": {} if self._ids is None else self._ids.take(),
         }
 
 

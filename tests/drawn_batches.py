@@ -8,7 +8,7 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.sequence_batch import BaseBatch
-from tests.commons.sequence_batch.internals import Leaf, take_apart
+from tests.commons.sequence_batch.internals import FieldValue, take_apart
 
 
 @dataclass
@@ -87,7 +87,7 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
     """Returns every tensor of a batch of any type that travels with its samples."""
     tensors = []
     travel = (
-        part for part in take_apart(batch).each() if not part.is_shared and isinstance(part.value, Leaf)
+        part for part in take_apart(batch).each() if not part.is_shared and isinstance(part.value, FieldValue)
     )
     for leaf in (part.value for part in travel):
         if isinstance(leaf, JaggedTensor | KeyedJaggedTensor):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
-import shutil
-import urllib.request
+import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 import polars as pl
+import torch
 from tqdm import tqdm
 
 from .. import NAME
@@ -24,15 +25,13 @@ from .prepared_dataset import (
     register_formats,
     tie_keys,
 )
-from .prepared_files import check_folder, check_replaceable, is_absent, new_file, raw_file, replaced_files
+from .prepared_files import check_folder, check_replaceable, is_absent, raw_file, replaced_files
 from .user_sequences import SequencesMeta
 
 ARCHIVES_URL = "https://files.grouplens.org/datasets/movielens"
 USER_ID, ITEM, RATING, TIMESTAMP = "user_id", "movie_id", "rating", "timestamp"
 _HEADER = ("userId", "movieId", "rating", "timestamp")  # header of the ratings in newer datasets
 _LARGEST_ID = 2**31 - 1
-_TIMEOUT_S = 60
-_CHUNK_BYTES = 1 << 20
 
 
 class MovieLens(PreparedDataset):
@@ -109,14 +108,11 @@ class MovieLens(PreparedDataset):
         if is_absent(archive):
             _download(f"{ARCHIVES_URL}/{archive.name}", archive, [path.name for path in absent])
         try:
-            with zipfile.ZipFile(archive) as members:
+            # A damaged member must not pass for a complete file.
+            with zipfile.ZipFile(archive) as members, TemporaryDirectory(dir=raw_dir) as folder:
                 for path in absent:
-                    # A damaged member must not pass for a complete file.
-                    with (
-                        members.open(f"{self.folder or self.name}/{path.name}") as member,
-                        new_file(path) as file,
-                    ):
-                        shutil.copyfileobj(member, file)
+                    member = members.extract(f"{self.folder or self.name}/{path.name}", folder)
+                    Path(member).rename(path)
         except Exception as error:  # a damaged archive raises nearly any type of error
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise  # such as a full disk
@@ -215,17 +211,14 @@ MOVIELENS = register_formats(
 
 def _download(url: str, archive: Path, absent: Sequence[str]) -> None:
     """Downloads an archive. Errors name the `absent` raw files that it would provide."""
-    with new_file(archive) as file:  # an interrupted download must not pass for an archive
-        try:
-            with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
-                total = int(response.headers.get("Content-Length", 0)) or None
-                with tqdm.wrapattr(file, "write", total, desc=archive.name, disable=None) as shown:
-                    shutil.copyfileobj(response, shown, _CHUNK_BYTES)
-        except OSError as error:
-            raise ConnectionError(
-                f"{archive.parent} has no {' and no '.join(absent)}; could not download {url} ({error}): put "
-                f"the raw files there; or fetch the archive by hand, put it at {archive} and run this again"
-            ) from error
+    try:
+        # It writes a file of another name first, so an interrupted download does not pass for an archive.
+        torch.hub.download_url_to_file(url, str(archive), progress=sys.stderr.isatty())
+    except OSError as error:
+        raise ConnectionError(
+            f"{archive.parent} has no {' and no '.join(absent)}; could not download {url} ({error}): put the "
+            f"raw files there; or fetch the archive by hand, put it at {archive} and run this again"
+        ) from error
 
 
 def _sequences(ratings: pl.DataFrame) -> pl.DataFrame:

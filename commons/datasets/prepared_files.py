@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
-
-_SPILLED = re.compile(r"(run|part)-\d+\.parquet")
 
 
 @contextmanager
@@ -21,34 +15,20 @@ def replaced_files(out_dir: Path, names: Sequence[str], inputs: Sequence[Path]) 
 
     Readers never see files of two runs together: all old files are deleted before the new files are moved in,
     in the order of `names`. An error leaves the old files unchanged. The folder is in `out_dir`, and the
-    caller may also spill data to it. A later run removes files that a killed run left there.
+    caller may also spill data to it.
 
     Raises:
-        FileExistsError: `check_replaceable` raises it, or `out_dir` has an `.unfinished` that no run left.
+        FileExistsError: `check_replaceable` raises it.
     """
     check_replaceable(out_dir, names, inputs)
-    unfinished = out_dir / ".unfinished"
-    if unfinished.is_symlink() or (unfinished.exists() and not unfinished.is_dir()):
-        raise FileExistsError(
-            f"{unfinished} is not a folder, but temporary files go there: move it elsewhere"
-        )
-    if unfinished.exists():
-        for path in unfinished.iterdir():
-            if path.name not in names and not _SPILLED.fullmatch(path.name):
-                raise FileExistsError(
-                    f"{path} is not of an earlier run: move it out of this temporary folder"
-                )
-        shutil.rmtree(unfinished)
-    unfinished.mkdir(parents=True)
-    try:
-        yield unfinished
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=out_dir) as folder:
+        yield Path(folder)
         check_replaceable(out_dir, names, inputs)
         for name in names:
             (out_dir / name).unlink(missing_ok=True)
         for name in names:
-            (unfinished / name).rename(out_dir / name)
-    finally:
-        shutil.rmtree(unfinished)
+            (Path(folder) / name).rename(out_dir / name)
 
 
 def check_replaceable(out_dir: Path, names: Sequence[str], inputs: Sequence[Path]) -> None:
@@ -99,19 +79,3 @@ def raw_file(folders: Sequence[Path], *names: str) -> Path | None:
     """Returns the first file with one of these names in the folders, plain or gzipped, or None."""
     paths = (folder / file for folder in folders for name in names for file in (name, f"{name}.gz"))
     return next((path for path in paths if not is_absent(path)), None)
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file that becomes `path` on success, and is deleted after an error.
-
-    Raises:
-        FileExistsError: `path` exists by then. It stays unchanged.
-    """
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        part = Path(folder) / path.name
-        with part.open("wb") as file:
-            yield file
-        if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, "was created meanwhile; run this again", str(path))
-        part.rename(path)

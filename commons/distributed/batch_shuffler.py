@@ -12,9 +12,8 @@ import torch.distributed as dist
 
 from ..checks import require_type
 from ..perf_model.cost import Cost
-from ..sequence_batch.container_types import type_name
 from ..sequence_batch.packed_rows import PackedRows
-from ..sequence_batch.row_schema import FieldValue
+from ..sequence_batch.row_schema import FieldValue, type_name
 from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import check_attributes
 from .balance_report import WORKLOAD_UNITS

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sequence_batch.leaf_fields import tensors_of
 from ..sequence_batch.packed_rows import read_lengths
-from ..sequence_batch.row_schema import FieldValue, Schema
+from ..sequence_batch.row_schema import FieldValue, Schema, parts_of
 from ..sequence_batch.rows import NARROW_INTEGERS, Rows
 from .batch_format import Format
 from .row_table import RowTable
@@ -110,7 +109,7 @@ def _call(count: Callable[[Rows], Any], shown: Rows, whose: str) -> Any:
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:
     """Raises a ValueError if a field requires a gradient, which could not flow back through the exchange."""
     for name, value in fields.items():
-        if any(tensor.requires_grad for _, tensor in tensors_of(value)):
+        if any(tensor.requires_grad for tensor in parts_of(value).values()):
             raise ValueError(
                 f"field {name!r} requires a gradient, which does not travel with its samples: detach it in "
                 "the loader, and call requires_grad_ after the exchange if the model needs it"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import weakref
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from ..warn_once import warn_once
 from .rank_group import RankGroup
 from .shuffle_plan import ShufflePlan
 
@@ -19,6 +19,16 @@ logger = logging.getLogger(__name__)
 LOSS_REDUCTIONS = ("sum", "mean", "global_mean")
 # A loop may exchange batches ahead, and all batches of an optimizer step before it scales a loss.
 _MOST_OUTSTANDING = 8
+WITHOUT_TOKENS = (
+    "no rank has loss tokens in a step, so that its gradient is zero: check the labels, and what "
+    "get_loss_tokens, or the batch's num_loss_tokens, returns"
+)
+_NOT_SCALED = (
+    "batches were exchanged, and their losses may not have been scaled; ranks have different numbers of loss "
+    "tokens, so the mean of their gradients is not the gradient of the mean loss. Call loss = "
+    "shuffler.scale(loss, plan, reduction) before backward, with reduction=None if you scale it yourself; in "
+    "evaluation exchange under torch.no_grad()"
+)
 
 
 def check_reduction(reduction: object) -> None:
@@ -84,26 +94,6 @@ def loss_sum(
     return total.masked_fill(torch.ones_like(total, dtype=torch.bool), 0.0)  # 0 × NaN would be NaN
 
 
-@functools.cache
-def warn_without_tokens() -> None:
-    """Warns once that a step trains nothing."""
-    logger.warning(
-        "no rank has loss tokens in a step, so that its gradient is zero: check the labels, and what "
-        "get_loss_tokens, or the batch's num_loss_tokens, returns"
-    )
-
-
-@functools.cache
-def _warn_of_losses() -> None:
-    """Warns once that a loop may train without scaled losses."""
-    logger.warning(
-        "batches were exchanged, and their losses may not have been scaled; ranks have different numbers of "
-        "loss tokens, so the mean of their gradients is not the gradient of the mean loss. Call loss = "
-        "shuffler.scale(loss, plan, reduction) before backward, with reduction=None if you scale it "
-        "yourself; in evaluation exchange under torch.no_grad()"
-    )
-
-
 def in_32_bits(losses: torch.Tensor) -> torch.Tensor:
     """Returns losses in float32 or wider. In a narrower dtype, their sum could be off by several percent."""
     return losses.to(torch.promote_types(losses.dtype, torch.float32))
@@ -130,7 +120,7 @@ class LossScale:
             return
         self._outstanding += 1
         if self._outstanding > _MOST_OUTSTANDING and (not dist.is_initialized() or dist.get_rank() == 0):
-            _warn_of_losses()
+            warn_once(logger, _NOT_SCALED)
 
     def check_exchanged(self, plan: ShufflePlan) -> None:
         """Raises a ValueError if the samples of a plan should have moved, and have not."""
@@ -191,7 +181,7 @@ class LossScale:
         if self._group.num_ranks == self._num_ranks:
             total = math.fsum(plan.num_loss_tokens for plan in plans)
             if not total and self._group.rank == 0:
-                warn_without_tokens()
+                warn_once(logger, WITHOUT_TOKENS)
             return torch.full((), total, dtype=torch.float64, device="cpu")
         if self._counted is None or list(map(id, self._counted[0])) != list(map(id, plans)):
             rank_tokens = math.fsum(plan.loss_tokens_on(self._group.rank) for plan in plans)

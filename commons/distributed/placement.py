@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..partition import lower_bound, rebalance, refine, refined
+from ..partition import karmarkar_karp, lower_bound, rebalance, refine, refined
 from ..partition.problem import indices_of_parts, number_of_part, token_goal
 from ..partition.workloads import MOST_TOKENS
 from .extension import Extension
@@ -276,7 +276,6 @@ def compile_placement(settings: ShufflerSettings, extensions: Sequence[Extension
         compile_from_scratch()
     elif settings.partitioner not in ("karmarkar_karp", "longest_processing_time"):
         rebalance(work, home, 2, tolerance=0.0)
-    if token_tolerance(rows, settings) is not None:
         rebalance(ones, np.arange(2), 2, tokens=3 * np.arange(2), token_tolerance=0.0)
     lower_bound(ones, 2)  # for reports
     indices_of_parts(home, 2)  # for plans
@@ -287,7 +286,8 @@ def compile_from_scratch() -> None:
     work, parts = np.array([2, 5, 7, 2, 5, 1, 5]), [np.array([1, 2, 4, 5, 6]), np.array([0, 3])]
     for speeds in (None, [1.0, 0.5]):
         refine(work, parts, equal_size=False, speeds=speeds)
-    refined(work, 2)
+    for place_all in (refined, karmarkar_karp):
+        place_all(work, 2)
 
 
 def check_tokens(rows: RowTable, max_tokens: int | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import queue
 import threading
@@ -18,6 +17,7 @@ import torch
 
 from ..named_ranges import named_range
 from ..sequence_batch.rows import Rows
+from ..warn_once import warn_once
 from .channel import raised_on
 from .loaded_memory import LoadedBatch
 from .plan_gather import View
@@ -35,6 +35,10 @@ _STEPS_AHEAD = 1
 # Batches of an epoch that are watched for changes while they wait. A loader that fills batches again does so
 # from the first ones on.
 _WATCHED = 16
+_ON_DEVICE = (
+    "the loader gives batches on the device: planning copies each to the host, and waits for the device. "
+    "Give batches in pinned host memory, so that planning costs the step nothing"
+)
 
 
 class PlanAhead:
@@ -159,9 +163,9 @@ class PlanAhead:
                 loaded = LoadedBatch(self._view(batch), watched)
                 for _, waiting, _ in self._planned:
                     if waiting is not None:
-                        waiting.check_unchanged(loaded)
+                        waiting.check_unchanged()
                 if loaded.on_host is not loaded.rows and self._planner.ranks.rank == 0:
-                    _warn_of_device_batches()
+                    warn_once(logger, _ON_DEVICE)
                 return loaded, None
         except Exception as error:  # planning this step tells the other ranks
             return None, error
@@ -176,15 +180,6 @@ class PlanAhead:
             return None
         rows = None if loaded is None else loaded.rows  # rows that were loaded on the device stay there
         return Step(self._prepare(rows, plan), plan)
-
-
-@functools.cache
-def _warn_of_device_batches() -> None:
-    """Warns once per process, even if it runs several loops."""
-    logger.warning(
-        "the loader gives batches on the device: planning copies each to the host, and waits for the device. "
-        "Give batches in pinned host memory, so that planning costs the step nothing"
-    )
 
 
 class _PlanningThread(threading.Thread):

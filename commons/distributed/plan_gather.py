@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..sequence_batch.rows import Rows
+from ..warn_once import warn_once
 from .batch_format import Format
 from .channel import Channel, from_bytes, to_bytes
 from .extension import Extension
@@ -110,7 +110,11 @@ class PlanGather:
             try:
                 pickled = to_bytes(self._padding_of(counted).batch)
             except Exception as error:  # not raised, because others wait
-                _warn_of_old_padding(f"{type(error).__name__}: {error}")
+                warn_once(
+                    logger,
+                    "ranks without a batch compute samples with the numbers and texts of an earlier step, "
+                    f"because those of this step cannot be sent: {type(error).__name__}: {error}",
+                )
         pickled = self._channel.broadcast(pickled, sender)
         if pickled is not None and self.format is not None:
             padding = self._with_real_row(self._view(from_bytes(pickled)), self.format)
@@ -194,12 +198,3 @@ class PlanGather:
         if agreed.pads:
             return padding
         return self._view(padding.replaced(dict(agreed.real_row), 1, 1).batch)
-
-
-@functools.cache
-def _warn_of_old_padding(reason: str) -> None:
-    """Warns once per reason."""
-    logger.warning(
-        "ranks without a batch compute samples with the numbers and texts of an earlier step, because those "
-        f"of this step cannot be sent: {reason}"
-    )

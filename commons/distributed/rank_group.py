@@ -28,9 +28,14 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ..tried_versions import warn_of_untried
+from ..warn_once import warn_once
 from .channel import Channel, Ranks, note_if_lost
 
 logger = logging.getLogger(__name__)
+_LAUNCH_ORDER = (
+    "the exchange adds a communicator to the device, and NCCL_LAUNCH_ORDER_IMPLICIT is not 1. Set it before "
+    "the job starts: without it, communicators that wait for each other's kernels may hang"
+)
 _NEVER_SENT = 2**31 - 1  # a tag that no channel uses
 # Seconds that ranks wait for one another. The job's own timeout is many minutes, and names no rank.
 PATIENCE_S = 60.0
@@ -46,8 +51,6 @@ _TOGETHER = (
     "rank that keeps its samples makes the same shuffler in a group of itself, as in own, _ = "
     "dist.new_subgroups_by_enumeration([[0, 1], [2]]), because an identity shuffler takes no part"
 )
-_OF_ALL = "making one for all ranks, or a pipeline, is collective over them"
-_IF_LATE = "If they are only late, have all ranks wait for them first, as in dist.barrier()"
 
 
 class RankGroup:
@@ -110,8 +113,9 @@ class RankGroup:
     def add_group(self, use: str, group: dist.ProcessGroup) -> None:
         """Adds a process group of these ranks for a use, and connects them. Collective over the group."""
         device = job_device()
-        if device.type == "cuda":
-            _warn_of_launch_order()
+        is_fixed = device.type != "cuda" or os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") == "1"
+        if not is_fixed and dist.get_rank() == 0:
+            warn_once(logger, _LAUNCH_ORDER)
         self._groups[use] = group
         # This all-to-all connects the ranks. Without it, NCCL would do so in the first step.
         nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
@@ -147,16 +151,6 @@ class RankGroup:
         if use not in self._groups:
             raise KeyError(f"no group was made for {use!r}: an extension names it in `uses`")
         return self._groups[use]
-
-
-@functools.cache
-def _warn_of_launch_order() -> None:
-    """Warns once per process if NCCL's launch order is not fixed."""
-    if os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") != "1" and dist.get_rank() == 0:
-        logger.warning(
-            "the exchange adds a communicator to the device, and NCCL_LAUNCH_ORDER_IMPLICIT is not 1. Set it "
-            "before the job starts: without it, communicators that wait for each other's kernels may hang"
-        )
 
 
 def close_connections() -> None:
@@ -217,10 +211,6 @@ class _Job:
 
     Torch names a group after a count of groups that each rank keeps. So ranks outside a group take part in
     making it. Otherwise, later groups would have different names on different ranks.
-
-    Attributes:
-        world: the job's default group.
-        groups: the groups that include this rank and others, by their ranks.
     """
 
     def __init__(self, world: dist.ProcessGroup | None) -> None:
@@ -229,7 +219,7 @@ class _Job:
         store = dist.distributed_c10d._get_default_store()
         self._number = store.add(f"workload_balancer/jobs_{dist.get_rank()}", 1)
         self._agreements = itertools.count()
-        self.groups: dict[Ranks, RankGroup] = {}
+        self.groups: dict[Ranks, RankGroup] = {}  # those that include this rank and others
         # Cached, so that the ranks of a set share one process group per use.
         self._connected = functools.cache(self._connect)
 
@@ -287,8 +277,12 @@ def _gather_posts(agreement: str, ranks: Ranks, uses: Uses) -> list[_Post]:
         if late:  # otherwise, the last rank has just arrived
             store.delete_key(mine)
             who = f"{ranks_text(late)} {'has' if len(late) == 1 else 'have'}"
-            why = f"{_OF_ALL if len(ranks) == num_ranks else _TOGETHER}. {_IF_LATE}"
-            raise RuntimeError(f"{who} not made a shuffler within {PATIENCE_S:g} s: {why}") from None
+            of_all = "making one for all ranks, or a pipeline, is collective over them"
+            why = of_all if ranks == everyone else _TOGETHER
+            raise RuntimeError(
+                f"{who} not made a shuffler within {PATIENCE_S:g} s: {why}. If they are only late, have all "
+                "ranks wait for them first, as in dist.barrier()"
+            ) from None
     gathered = [pickle.loads(each) for each in store.multi_get(posts)]
     return [(everyone if of is None else of, *others) for of, *others in gathered]
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torchrec.streamable import Pipelineable
 
-from ..sequence_batch.container_types import type_name
+from ..sequence_batch.row_schema import type_name
 from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import take_apart, tensors_and_arrays
 from .shuffle_plan import ShufflePlan

@@ -9,7 +9,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ..sequence_batch.leaf_fields import num_rows
 from ..sequence_batch.packed_rows import PackedRows, checked_lengths, jagged_parts, read_together, select_rows
 from ..sequence_batch.row_lists import (
     PlainList,
@@ -20,7 +19,7 @@ from ..sequence_batch.row_lists import (
     is_list,
     tensor_lists,
 )
-from ..sequence_batch.row_schema import FieldValue, hash_bytes
+from ..sequence_batch.row_schema import FieldValue, hash_bytes, num_rows
 from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import Part, check_replaceable, take_apart, tensors_and_arrays
 

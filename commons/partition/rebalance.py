@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,8 @@ from .workloads import as_integers, as_workloads, check_count, check_each, check
 
 # Bits of the sum of all sizes. Sums of this many bits, times ACROSS_NODES, stay below 2**63.
 SIZE_BITS = 50
-# Default tolerance, and those that loads may reach if tokens would otherwise leave their tolerance. Less
-# than the first moves more for nothing; "plans at size" shows both.
-TOLERANCE, FOR_TOKENS = 0.002, (0.005, 0.01)
+# Tolerances on loads by default, and if tokens would otherwise leave their tolerance: "plans at size".
+TOLERANCES = (0.002, 0.005, 0.01)
 
 
 @in_lists
@@ -26,7 +26,7 @@ def rebalance(
     workloads: ArrayLike,
     home: ArrayLike,
     num_partitions: int,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     sizes: ArrayLike | None = None,
     ranks_per_node: int | None = None,
     *,
@@ -42,15 +42,15 @@ def rebalance(
         workloads: Cost of each sample, `[samples]`, non-negative.
         home: Current part of each sample, `[samples]`.
         num_partitions: Number of parts, at least 1.
-        tolerance: Share by which the largest load may exceed the lower bound. If no placement that close is
-            found, the largest load is about (1 + 1.1 · tolerance) × that of `refined`. It is then never above
-            that of equal-size `karmarkar_karp` under the same limits.
+        tolerance: Share by which the largest load may exceed the lower bound. None means 0.002, or 0.005 or
+            0.01 if tokens would otherwise exceed `token_tolerance`. If no placement is that close, the
+            largest load is about (1 + 1.1 · tolerance) × that of `refined`, and never above that of
+            equal-size `karmarkar_karp` under the same limits.
         sizes: Cost of moving each sample, such as its bytes, `[samples]`, non-negative. None means 1 each.
         ranks_per_node: Number of consecutive parts per node. None means 1. Samples leave their node last.
         equal_size, tokens, max_tokens, speeds: Options of `longest_processing_time`.
-        token_tolerance: Share by which the fullest part's tokens may exceed the mean. At most 4% of all
-            samples move for that. No load rises above the larger of the largest load and what `tolerance`
-            allows, or, if tokens need more, 0.005, or else 0.01. Needs `tokens`; `max_tokens` is optional.
+        token_tolerance: Share by which the fullest part's tokens may exceed the mean. Needs `tokens`. At most
+            4% of all samples move for that, and no load rises above the largest, or what `tolerance` allows.
 
     Returns:
         Indices of the samples of each part, int64, ascending. If `home` keeps to the limits, the balance is
@@ -62,7 +62,9 @@ def rebalance(
             tolerance or a size is negative; or `ranks_per_node` is below 1.
     """
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
-    return FromHome.of(problem, home, tolerance, sizes, ranks_per_node).place()
+    first, *for_tokens = TOLERANCES if tolerance is None else (tolerance,)
+    start = FromHome.of(problem, home, first, sizes, ranks_per_node)
+    return start.place([problem.target_from(more) for more in for_tokens])
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,9 @@ class FromHome:
         tolerance, per_node = check_tolerance(tolerance), min(int(per_node or 1), num_parts)
         return FromHome(problem, samples, tolerance, problem.target_from(tolerance), per_node)
 
-    def place(self) -> np.ndarray:
-        """Returns each sample's part as `rebalance` places it, int64 `[samples]`, in the caller's order."""
+    def place(self, for_tokens: Sequence[int] = ()) -> np.ndarray:
+        """Returns each sample's part, int64 `[samples]`, in the caller's order."""
         part_of = self.move()
-        for_tokens = [self.problem.target_from(max(more, self.tolerance)) for more in FOR_TOKENS]
         level_tokens(self.problem, self.samples, part_of, [self.target, *for_tokens], self.per_node)
         return self.problem.unsort(part_of)
 

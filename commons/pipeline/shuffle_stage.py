@@ -14,15 +14,20 @@ import torch
 from ..distributed import BalanceReport, BatchShuffler
 from ..distributed.empty_rank import check_runs_copies
 from ..distributed.extension import chain
-from ..distributed.loss_reduction import check_reduction, in_32_bits, loss_sum, warn_without_tokens
+from ..distributed.loss_reduction import WITHOUT_TOKENS, check_reduction, in_32_bits, loss_sum
 from ..distributed.rank_group import RankGroup
 from ..distributed.step import Step
 from ..named_ranges import named_range
-from ..sequence_batch.container_types import type_name
+from ..sequence_batch.row_schema import type_name
+from ..warn_once import warn_once
 
 P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+_OF_COPIES = (
+    "a rank without samples evaluates a copy of a row, which is in its output: count only "
+    "output[: pipeline.num_samples], as all ranks may"
+)
 
 
 def _ends_no_epoch(method: Callable[P, T]) -> Callable[P, T]:
@@ -147,9 +152,9 @@ class ShuffleStage:
         check_planned(step)
         if self._shuffler.planner.ranks.rank == 0:
             if self._model.training and not step.plan.whole.num_loss_tokens:
-                warn_without_tokens()
+                warn_once(logger, WITHOUT_TOKENS)
             elif not (self._model.training or step.rows.pads or step.plan.whole.num_placed.all()):
-                _warn_of_copies()
+                warn_once(logger, _OF_COPIES)
         loss, total, output = self._forward(step)
         for extension in self._shuffler.extensions:
             extension.check_ran(step.plan)
@@ -258,25 +263,12 @@ def note_on_static_graphs() -> Iterator[None]:
         raise
 
 
-@functools.cache
-def _warn_of_copies() -> None:
-    """Warns once per process."""
-    logger.warning(
-        "a rank without samples evaluates a copy of a row, which is in its output: count only "
-        "output[: pipeline.num_samples], as all ranks may"
-    )
-
-
 def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
     """Returns a model's losses and output. Raises a TypeError unless they are a tensor and one more value."""
     if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[0], torch.Tensor):
         return returned[0], returned[1]
-    if isinstance(returned, tuple | list):
-        got = f"{type(returned).__name__} of {', '.join(type(value).__name__ for value in returned)}"
-    else:
-        shape = f" of shape {tuple(returned.shape)}" if isinstance(returned, torch.Tensor) else ""
-        got = f"{type(returned).__name__}{shape}"
     raise TypeError(
-        f"the model returned a {got}; a pipeline expects (losses, output), losses a tensor and output "
-        "whatever metrics need, or None: return loss, None for a loss alone, and add up a dict of losses"
+        f"the model returned a {type_name(returned)}; a pipeline expects (losses, output), losses a tensor "
+        "and output whatever metrics need, or None: return loss, None for a loss alone, and add up a dict of "
+        "losses"
     )

@@ -12,11 +12,18 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.streamable import Pipelineable
 
-from .container_types import DECLARE_SHARED
-from .leaf_fields import Leaf, num_rows, pinned, remedy_for_field
 from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import facts_of, is_list
-from .row_schema import FieldValue, Schema, lengths_of, with_parts
+from .row_schema import (
+    DECLARE_SHARED,
+    FieldValue,
+    Schema,
+    lengths_of,
+    num_rows,
+    pinned,
+    remedy_for_field,
+    with_tensors,
+)
 from .tree import Part, fields_of, is_rebuilding, move_to, rebuild, take_apart, transform
 
 
@@ -145,7 +152,7 @@ class BaseBatch(Pipelineable):
         schema = Schema.of(fields)
         packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, self.batch_size))
         sizes = {"batch_size": out_rows, "actual_batch_size": num_real}
-        return rebuild(tree, select_rows([packed], rows, out_rows), sizes)
+        return rebuild(tree, {**select_rows([packed], rows, out_rows), **sizes})
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the number of sparse-feature ids to look up for each row, `[batch_size]` int64."""
@@ -156,7 +163,7 @@ class BaseBatch(Pipelineable):
 
         Padding rows have none. Without labels, each sample counts as one loss token.
         """
-        has_labels = isinstance(self.labels, Leaf | KeyedTensor)
+        has_labels = isinstance(self.labels, FieldValue | KeyedTensor)
         labels = next(iter(fields_of(take_apart(self.labels)).values())) if has_labels else None
         if labels is None:
             tokens = torch.ones(self.batch_size, dtype=torch.int64, device=self.features.device())
@@ -208,7 +215,7 @@ class BaseBatch(Pipelineable):
         if all(f"features.{key}" in counts for key in keys):
             totals = [int(counts[f"features.{key}"].sum()) for key in keys]
             if sum(totals) == len(self.features.values()):  # else padding rows have ids, or counts differ
-                made.features = with_parts(self.features, length_per_key=totals)
+                made.features = with_tensors(self.features, lambda tensor: tensor, length_per_key=totals)
         return made
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:

@@ -7,7 +7,7 @@ shared, and refuses one that has an entry per row and differs.
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -15,37 +15,35 @@ import numpy as np
 import torch
 
 from .. import NAME
-from .container_types import SEQUENCE, container_type, is_plain, join_path, type_name
-from .leaf_fields import tensors_of
-from .row_schema import bytes_on_host, hash_bytes, lengths_of
-from .tree import Part, held_in_attributes, take_apart, tensors_and_arrays
+from .row_schema import bytes_on_host, hash_bytes, lengths_of, parts_of, type_name
+from .tree import (
+    SEQUENCE,
+    Part,
+    container_type,
+    held_in_attributes,
+    is_plain,
+    join_path,
+    take_apart,
+    tensors_and_arrays,
+)
 
 PlainList: TypeAlias = list | tuple | range | dict
 
 
-def facts_of(tree: Part, shared: Collection[str] = ()) -> dict[str, Any]:
+def facts_of(tree: Part) -> dict[str, Any]:
     """Returns the plain values of a batch that are not declared as shared, by path.
 
     `{"x": x, "max_len": 20, "names": ["a", "b"]}` has `max_len` and `names`. A dict of plain values with
     numeric keys counts as a list, because the keys may be numbers of samples.
-
-    Args:
-        tree: batch, taken apart.
-        shared: paths of the parts that are declared as shared.
     """
-    if tree.is_shared:
+    if tree.is_shared or isinstance(tree.value, torch.device):  # ranks differ in their devices
         return {}
-    if isinstance(tree.value, range) or (_may_be_list(tree) and is_plain_throughout(tree)):
+    is_whole = tree.container is None or _may_be_list(tree)
+    if is_whole and all(below.container is not None or is_plain(below.value) for below in tree.each()):
         return {tree.path: tree.value}
-    if tree.container is None:  # ranks differ in their devices
-        is_fact = is_plain(tree.value) and not isinstance(tree.value, torch.device)
-        return {tree.path: tree.value} if is_fact else {}
-    values = {
-        join_path(tree.path, key): of for key, of in tree.plain.items() if key not in tree.container.shared
-    }
-    found = {path: of for path, of in values.items() if path not in shared}
+    found: dict[str, Any] = {}
     for part in tree.parts.values():
-        found |= facts_of(part, shared)
+        found |= facts_of(part)
     return found
 
 
@@ -54,10 +52,9 @@ def facts_in_attributes(tree: Part) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for owner, name, attribute in held_in_attributes(tree):
         has_entries = is_list(attribute) and len(attribute) > 0
-        is_part = any(attribute is part.value for part in owner.each())
+        is_part = has_entries and any(attribute is part.value for part in owner.each())
         if (has_entries or (is_plain(attribute) and not name.startswith("_"))) and not is_part:
-            path = join_path(owner.path, name)
-            found |= {path: attribute} if is_plain(attribute) else facts_of(take_apart(attribute, path=path))
+            found |= facts_of(take_apart(attribute, path=join_path(owner.path, name)))
     return found
 
 
@@ -76,45 +73,42 @@ def hash_leaves(leaves: Mapping[str, Any]) -> dict[str, int]:
     found = {}
     for path, leaf in leaves.items():
         with suppress(TypeError, RuntimeError):
-            parts = dict(tensors_of(leaf))
+            parts = parts_of(leaf)
             if not isinstance(leaf, torch.Tensor):
-                parts.pop(".offsets()", None)  # ranks may differ in which of the two they have cached
-                parts[".lengths()"] = lengths_of(leaf).long()
+                parts.pop("offsets", None)  # ranks may differ in which of the two they have cached
+                parts["lengths"] = lengths_of(leaf).long()
             found[path] = hash_bytes(b"".join(map(_bytes_of, parts.values())))
     return found
 
 
 def check_no_samples(tree: Part, num_rows: int | None = None) -> None:
-    """Checks that no list of `tensor_lists` may hold samples: one for each of `num_rows`, if that is given.
+    """Raises a TypeError if a list of `tensor_lists` may hold samples: if it has an entry for each row.
 
-    Raises:
-        TypeError: entries may be fields or samples. Entries of tuples, and of dicts with names, are fields.
+    Without `num_rows`, any list may: an error must not depend on how many rows a rank happens to have.
     """
     for path, entries in tensor_lists(tree).items():
-        if num_rows is None or len(entries) == num_rows:
+        if num_rows in (None, len(entries)):
             of = f", in a batch of {num_rows} rows" if num_rows else ""
             raise TypeError(
                 f"{path or 'the batch'} is a {type_name(entries)} of {len(entries)} similar entries{of}: "
                 "they may be fields or samples. Make it a tuple, or a dict with names, if they are fields. "
-                "If they are samples, collate them to tensors with a row each, or divide them by "
-                f"parts = {NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
+                "If they are samples, collate them to tensors with a row each, or divide them by parts = "
+                f"{NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
             )
 
 
 def tensor_lists(tree: Part) -> dict[str, Any]:
-    """Returns the lists, and dicts with numeric keys, of two or more alike entries with tensors, by path."""
-    return {part.path: part.value for part in tree.each() if not part.is_shared and _are_alike(part)}
+    """Returns the lists, and dicts with numeric keys, of two or more alike entries with tensors, by path.
 
-
-def _are_alike(part: Part) -> bool:
-    if isinstance(part.value, tuple) or not _may_be_list(part) or not 1 < len(part.value) == len(part.parts):
-        return False
-    return len({_kind_of(entry) for entry in part.parts.values()}) == 1 and bool(tensors_and_arrays(part))
-
-
-def is_plain_throughout(part: Part) -> bool:
-    """Returns whether a part holds only plain values."""
-    return all(below.container is not None or is_plain(below.value) for below in part.each())
+    Entries that differ in their types, dtypes or dimensions are fields, and so are entries of tuples.
+    """
+    found = {}
+    for part in tree.each():
+        if _may_be_list(part) and not (isinstance(part.value, tuple) or part.is_shared):
+            kinds = {tuple(_kind_of(below.value) for below in of.each()) for of in part.parts.values()}
+            if len(kinds) == 1 < len(part.parts) and tensors_and_arrays(part):
+                found[part.path] = part.value
+    return found
 
 
 def _may_be_list(part: Part) -> bool:
@@ -124,11 +118,9 @@ def _may_be_list(part: Part) -> bool:
     return part.container is SEQUENCE
 
 
-def _kind_of(part: Part) -> Any:
-    """Returns a key that entries share if they differ only in their contents and sizes."""
-    if isinstance(part.value, torch.Tensor | np.ndarray):
-        return type(part.value), part.value.dtype, part.value.ndim
-    return type(part.value), tuple((key, _kind_of(below)) for key, below in part.parts.items())
+def _kind_of(value: Any) -> Any:
+    is_dense = isinstance(value, torch.Tensor | np.ndarray)
+    return (type(value), value.dtype, value.ndim) if is_dense else type(value)
 
 
 def _bytes_of(part: torch.Tensor) -> bytes:

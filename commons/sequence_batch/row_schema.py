@@ -1,11 +1,15 @@
-"""The fields of a row, and the layout of the tensors of words that hold packed rows."""
+"""The fields of a batch, which are tensors and jagged tensors with a row per sample.
+
+`Field` is the format of one, `Schema` of all, with the layout of the tensors of words that hold packed rows.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -14,11 +18,24 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from .. import NAME
+
 FieldValue: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor
+# Only these exact types of leaves arrive complete: subclasses may hold more.
+_EXACT_TYPES = (torch.Tensor, JaggedTensor, KeyedJaggedTensor)
 
 WORD_DTYPES: dict[int, torch.dtype] = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 LENGTH_WIDTH = 4  # lengths travel as int32, in the planning gather
 BUFFER_ALIGNMENT = max(WORD_DTYPES)
+TAKE_APART = f"take it apart with {NAME}.sequence_batch.register_batch_type"
+MORE_KINDS = (
+    f"import {NAME}.extensions.more_kinds, for TensorDicts, KeyedTensors and jagged nested tensors, or "
+    f"{TAKE_APART}"
+)
+DECLARE_SHARED = (
+    'mark a field of a dataclass with field(metadata={"per_sample": False}); for any other batch, name it in '
+    "the shuffler's shared_fields"
+)
 
 
 @dataclass(frozen=True)
@@ -51,11 +68,10 @@ class Field:
             return [Field(name, "dense", ("",), value.dtype, tuple(value.shape[1:]))]
         keyed = isinstance(value, KeyedJaggedTensor)
         kind, keys = ("keyed", tuple(value.keys())) if keyed else ("jagged", ("",))
-        parts = {False: value.values(), True: value.weights_or_none()}
         return [
-            Field(name, kind, keys, part.dtype, tuple(part.shape[1:]), lengths_of(value).dtype, is_weights)
-            for is_weights, part in parts.items()
-            if part is not None
+            Field(name, kind, keys, of.dtype, tuple(of.shape[1:]), lengths_of(value).dtype, part == "weights")
+            for part, of in parts_of(value).items()
+            if part in ("values", "weights")
         ]
 
     def __str__(self) -> str:
@@ -78,9 +94,7 @@ class Field:
 
     def to_words(self, value: FieldValue) -> torch.Tensor:
         """Returns the values, or the weights, of a field as words, `[elements, words]`."""
-        tensor = value
-        if not isinstance(tensor, torch.Tensor):
-            tensor = tensor.weights() if self.is_weights else tensor.values()
+        tensor = parts_of(value)["weights" if self.is_weights else "values"]
         flat = flattened(tensor)
         if flat.storage_offset() * self.dtype.itemsize % self.width:
             flat = flat.clone()  # a view as words must start at a multiple of their size
@@ -233,13 +247,175 @@ def lengths_of(value: JaggedTensor | KeyedJaggedTensor) -> torch.Tensor:
     return value.offsets().diff() if lengths is None else lengths
 
 
-def with_parts(value: Any, **parts: Any) -> Any:
-    """Returns a jagged value with other "values", "weights", "lengths", or further constructor arguments."""
-    parts = {"values": value.values(), "lengths": lengths_of(value)} | parts
-    weights = parts.pop("weights", value.weights_or_none())
+def type_name(value: Any) -> str:
+    """Returns the name of a value's type, including the module unless the type is a builtin."""
+    of = type(value)
+    return of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
+
+
+def check_leaf(leaf: FieldValue) -> None:
+    """Raises a TypeError if a leaf's rows cannot be sent one by one, or something in it would be lost."""
+    for part in (leaf, *parts_of(leaf).values()):
+        if type(part) not in _EXACT_TYPES:
+            plain = next(of for of in _EXACT_TYPES if isinstance(part, of)).__name__
+            raise TypeError(
+                f"a {type_name(part)} would arrive as a {plain}, without what the subclass adds; make it a "
+                f"{plain}, and make what the subclass adds fields of their own"
+            )
+        if isinstance(part, torch.Tensor):
+            _check_tensor(part)
+        elif isinstance(part, KeyedJaggedTensor) and part.inverse_indices_or_none() is not None:
+            raise TypeError(
+                "a KeyedJaggedTensor has inverse_indices, which only refer to rows of this batch; leave them "
+                "out, and deduplicate after the exchange"
+            )
+
+
+def _check_tensor(part: torch.Tensor) -> None:
+    if part.is_nested:
+        raise TypeError(
+            f"a nested tensor needs layout torch.jagged to be placed row by row, and {MORE_KINDS}"
+        )
+    if part.is_meta:
+        raise TypeError("a tensor is on the device meta, and so has no contents to send; load it on the host")
+    if part.layout != torch.strided:
+        raise TypeError(f"a tensor has layout {part.layout}, whose rows cannot be sent; make it dense")
+    if part.is_quantized or not _is_copied(part.dtype):
+        raise TypeError(
+            f"a tensor has dtype {part.dtype}, whose rows cannot be sent, because torch {torch.__version__} "
+            "does not copy them byte by byte; send quantized values as integers of at least 8 bits "
+            "(int_repr) next to their scale, and others as bytes, view(torch.uint8)"
+        )
+
+
+@functools.cache
+def _is_copied(dtype: torch.dtype) -> bool:
+    """Returns whether torch copies tensors of a dtype. Versions of torch differ, and none lists its dtypes.
+
+    Without this check, selecting or copying rows would fail later, possibly on one rank only.
+    """
+    try:
+        torch.empty(1, dtype=dtype, device="cpu").clone()
+    except RuntimeError:
+        return False
+    return True
+
+
+def num_rows(name: str, value: FieldValue) -> int:
+    """Returns the number of rows of a per-sample field.
+
+    Raises:
+        ValueError: the field has no rows, or its rows are not samples.
+    """
     if isinstance(value, KeyedJaggedTensor):
-        return KeyedJaggedTensor(keys=value.keys(), weights=weights, stride=value.stride(), **parts)
-    return JaggedTensor(weights=weights, **parts)
+        if value.variable_stride_per_key():
+            raise ValueError(
+                f"{name} is a KeyedJaggedTensor with a variable batch size per key (VBE), whose rows are not "
+                "samples; give every key one row per sample"
+            )
+        if not (value.keys() or value.stride()):
+            raise ValueError(
+                f"{name} is a KeyedJaggedTensor without keys, which does not tell its number of rows: give "
+                "it stride=, or leave it out"
+            )
+        return value.stride()
+    if isinstance(value, JaggedTensor):
+        return lengths_of(value).numel()
+    if value.dim() == 0:
+        raise ValueError(
+            f"{name} is a tensor without rows (0-d); give it one row per sample, or declare what all samples "
+            f"share: {DECLARE_SHARED}"
+        )
+    return value.shape[0]
+
+
+def common_rows(fields: Mapping[str, FieldValue]) -> int:
+    """Returns the number of rows of all fields. Raises a ValueError if the fields disagree on it."""
+    rows = {name: num_rows(name, value) for name, value in fields.items()}
+    jagged = [rows[name] for name, value in fields.items() if not isinstance(value, torch.Tensor)]
+    expected = Counter(jagged or rows.values()).most_common(1)[0][0]
+    for name in (name for name, count in rows.items() if count != expected):
+        raise ValueError(
+            f"fields have different numbers of rows: {rows}; each needs one row per sample. {name!r} has "
+            f"{rows[name]} and others {expected}. {remedy_for_field(name, fields, expected)}"
+        )
+    return expected
+
+
+def remedy_for_field(name: str, fields: Mapping[str, FieldValue], expected: int) -> str:
+    """Returns advice for a user whose field `name` does not have `expected` rows."""
+    common = "Give it a row per sample, or make it a JaggedTensor if the number of values varies by sample"
+    return (
+        f"{_fitting_form(name, fields, expected) or common}. If it holds no data of samples, declare so: "
+        f"{DECLARE_SHARED}; it then stays with its rank, and never moves"
+    )
+
+
+def _fitting_form(name: str, fields: Mapping[str, FieldValue], expected: int) -> str:
+    value = fields[name]
+    if not isinstance(value, torch.Tensor):
+        return ""
+    count = len(value)
+    sizes = [len(of if isinstance(of, torch.Tensor) else of.values()) for of in fields.values()]
+    for other, field in fields.items():
+        if isinstance(field, torch.Tensor):
+            if _are_offsets(field, sizes):
+                return (
+                    f"{other!r} has offsets, which belong to the values that they divide: make both one "
+                    "JaggedTensor(values, offsets=...)"
+                )
+            continue
+        if len(field.values()) == count:
+            return f"If it has a number for each of {other!r}, make it a JaggedTensor with the same lengths"
+        keys = field.keys() if isinstance(field, KeyedJaggedTensor) else []
+        totals = lengths_of(field).view(len(keys), -1).sum(1).tolist() if keys else []
+        for key in (key for key, total in zip(keys, totals, strict=True) if total == count):
+            return (
+                f"If it has a number for each element of {key!r} in {other!r}, make it a JaggedTensor "
+                "with that key's lengths"
+            )
+    if value.dim() > 1 and value.shape[1] == expected:
+        return "Rows are in its dim 1: transpose(0, 1) puts them first"
+    if value.dim() == 1 and count and expected and count % expected == 0:
+        each = count // expected
+        return f"If it has {each} numbers per sample, view it as [{expected}, {each}]"
+    return ""
+
+
+def _are_offsets(value: torch.Tensor, sizes: list[int]) -> bool:
+    """Returns whether numbers divide a field of one of these sizes. Sorted labels and ids look alike."""
+    if value.dim() != 1 or len(value) < 2 or value.is_floating_point() or value.dtype == torch.bool:
+        return False
+    last, divides_few = int(value[-1]), len(value) - 1 in sizes and len(value) - 1 != int(value[-1])
+    is_ascending = int(value[0]) == 0 and bool((value.diff() >= 0).all())
+    return is_ascending and last in sizes and (last > len(value) or divides_few)
+
+
+def parts_of(leaf: Any) -> dict[str, torch.Tensor]:
+    """Returns the tensors that a leaf has, by name. A tensor is its own "values"."""
+    if isinstance(leaf, torch.Tensor):
+        return {"values": leaf}
+    parts = {"values": leaf.values(), "weights": leaf.weights_or_none()}
+    parts |= {"lengths": leaf.lengths_or_none(), "offsets": leaf.offsets_or_none()}
+    return {name: tensor for name, tensor in parts.items() if tensor is not None}
+
+
+def with_tensors(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor], **more: Any) -> Any:
+    """Returns a leaf with `change` applied to its tensors, and a jagged one with `more` arguments."""
+    if isinstance(leaf, torch.Tensor):
+        return change(leaf)
+    parts = parts_of(leaf) | {"lengths": lengths_of(leaf)}
+    more |= {name: change(part) for name, part in parts.items()}
+    if isinstance(leaf, KeyedJaggedTensor):
+        return KeyedJaggedTensor(keys=leaf.keys(), stride=leaf.stride(), **more)
+    return JaggedTensor(**more)
+
+
+def pinned(leaf: Any) -> Any:
+    """Returns a leaf in pinned host memory."""
+    if isinstance(leaf, KeyedJaggedTensor):  # keeps what the leaf has cached
+        return leaf.pin_memory()
+    return with_tensors(leaf, torch.Tensor.pin_memory)
 
 
 # Batches of a training run share one schema object, and with it all cached properties.

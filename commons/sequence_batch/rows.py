@@ -12,12 +12,20 @@ import numpy as np
 import torch
 
 from .base_batch import BaseBatch
-from .container_types import MORE_KINDS, type_name
-from .leaf_fields import num_rows, pinned, remedy_for_rows, tensors_of, with_tensors
 from .packed_rows import PackedRows, read_lengths, select_rows
 from .row_lists import check_no_samples, facts_in_attributes, facts_of
-from .row_schema import FieldValue, Schema, lengths_of
-from .tree import Part, check_replaceable, fields_of, paths, rebuild, take_apart
+from .row_schema import (
+    MORE_KINDS,
+    FieldValue,
+    Schema,
+    common_rows,
+    lengths_of,
+    parts_of,
+    pinned,
+    type_name,
+    with_tensors,
+)
+from .tree import Part, check_replaceable, fields_of, rebuild, take_apart
 
 # Integer types in which squares and FLOPs of lengths overflow.
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
@@ -82,13 +90,7 @@ class Rows:
         if self.pads:
             self.batch.check_rows(self.fields)  # the batch may have changed since it was made
             return self.batch.batch_size
-        rows = {name: num_rows(name, value) for name, value in self.fields.items()}
-        if len(set(rows.values())) > 1:
-            raise ValueError(
-                f"fields have different numbers of rows: {rows}; each needs one row per sample. "
-                f"{remedy_for_rows(self.fields, rows)}"
-            )
-        return next(iter(rows.values()))
+        return common_rows(self.fields)
 
     @cached_property
     def num_samples(self) -> int:
@@ -112,7 +114,7 @@ class Rows:
 
     @property
     def _any_tensor(self) -> torch.Tensor:
-        return tensors_of(next(iter(self.fields.values())))[0][1]
+        return parts_of(next(iter(self.fields.values())))["values"]
 
     def view(self, batch: Any) -> Rows:
         """Returns the rows of another batch of the same kind."""
@@ -135,7 +137,7 @@ class Rows:
     def batch(self) -> Any:
         """The batch of these rows."""
         sizes = {"batch_size": self.num_rows, "actual_batch_size": self.num_samples} if self.pads else {}
-        return rebuild(self.tree, self.fields | self.shared_leaves | self.others(), sizes)
+        return rebuild(self.tree, {**self.fields, **self.shared_leaves, **self.others(), **sizes})
 
     def others(self) -> dict[str, Any]:
         """Returns other parts that move with the rows, by path. This class has none."""
@@ -204,7 +206,7 @@ class Rows:
 
     def facts(self) -> dict[str, Any]:
         """Returns the plain values that are not declared as shared, by path, without the numbers of rows."""
-        found = facts_of(self.tree, self._shared) | facts_in_attributes(self.tree)
+        found = facts_of(self.tree) | facts_in_attributes(self.tree)
         counts = ("batch_size", "actual_batch_size") if self.pads else ()
         return {path: value for path, value in found.items() if path not in counts}
 
@@ -220,7 +222,7 @@ class Rows:
                 f"shared_fields names {sorted(self._shared)}, and {type_name(self.batch)} is a BaseBatch: "
                 'mark what its samples share with field(metadata={"per_sample": False})'
             )
-        known = paths(self.tree) if self._shared else set()
+        known = {part.path for part in self.tree.each()} - {""} if self._shared else set()
         for path in sorted(set(self._shared) - known):
             raise ValueError(
                 f"shared_fields names {path!r}, which is not in the batch; there are {sorted(known)}"

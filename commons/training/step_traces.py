@@ -7,14 +7,14 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from tqdm import tqdm
 
 from ..named_ranges import RangeOfThread, noted_range, unfollowed_threads_through
@@ -33,76 +33,67 @@ class StepTraces:
     """
 
     def __init__(self, args: TrainerArgs, first_step: int, num_steps: int, device: torch.device) -> None:
-        self._first, self._end = args.profile_step_start, args.profile_step_end
-        self._trace: AbstractContextManager[None] | None = None  # None if nothing is left to start
-        self._profile: profile | None = None  # None if nothing is left to prepare
-        self._active, self._step_range = ExitStack(), ExitStack()
+        self._start, self._end = max(args.profile_step_start, first_step + 1), args.profile_step_end
+        self._profile: profile | None = None
+        self._traced, self._step_range = ExitStack(), ExitStack()
+        self._ranges: list[RangeOfThread] = []
+        self._path = Path(args.log_dir) / "traces" / f"rank{dist.get_rank()}.json.gz"
         if not args.profile:
             self._end = 0
-        elif self._end <= first_step + 1 or self._first > num_steps:
+        elif self._start >= self._end or self._start > num_steps:
             warn_once(
-                f"TrainerArgs.profile writes no trace: it selects steps {self._first} to {self._end - 1}, "
-                f"and this run does {first_step + 1} to {num_steps}"
+                f"TrainerArgs.profile writes no trace: it selects steps {args.profile_step_start} to "
+                f"{self._end - 1}, and this run does {first_step + 1} to {num_steps}"
             )
             self._end = 0
-        elif device.type == "cuda" and "NSYS_PROFILING_SESSION_ID" in os.environ:
-            self._trace = _nsight_capture()
-        else:
+        elif not (device.type == "cuda" and "NSYS_PROFILING_SESSION_ID" in os.environ):
             # Keeps the profiler, which reads this on first use, from printing a line at its start and end.
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
             on_device = [ProfilerActivity.CUDA] if device.type == "cuda" else []
-            self._profile = profile(activities=[ProfilerActivity.CPU, *on_device])
-            path = Path(args.log_dir) / "traces" / f"rank{dist.get_rank()}.json.gz"
-            self._trace = _torch_trace(self._profile, path)
+            # Prepares the trace a step early, because that disturbs the next step.
+            selected = schedule(wait=self._start - 1, warmup=1, active=self._end - self._start, repeat=1)
+            self._profile = profile(
+                activities=[ProfilerActivity.CPU, *on_device], schedule=selected, on_trace_ready=self._write
+            )
+            self._profile.step_num = first_step  # its steps are named as the run's are
 
     def __enter__(self) -> StepTraces:
+        if self._profile is not None:
+            self._profile.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._step_range.close()
-        self._active.close()
+        self._traced.close()
+        if self._profile is not None:
+            self._profile.stop()
 
     def before_step(self, step: int) -> None:
         """Starts, continues, or stops the trace. Call this before each step; steps count from 1."""
         self._step_range.close()
-        if step >= self._end:
-            self._active.close()
-            return
-        if step >= self._first - 1 and self._profile is not None:
-            self._profile.prepare_trace()  # a step early, because it disturbs the next step
-            self._profile = None
-        if step >= self._first:
-            if self._trace is not None:
-                self._active.enter_context(self._trace)
-                self._trace = None
-            # Trace viewers find steps by this name.
+        if step == self._end:
+            self._traced.close()
+        if self._profile is not None:
+            self._profile.step()
+        if step == self._start < self._end:
+            of_other_threads = unfollowed_threads_through(partial(noted_range, self._ranges))
+            self._traced.enter_context(of_other_threads if self._profile else _nsight_capture())
+        if self._profile is None and self._start <= step < self._end:
             self._step_range.enter_context(record_function(f"ProfilerStep#{step}"))
 
-
-@contextmanager
-def _torch_trace(prepared: profile, path: Path) -> Iterator[None]:
-    """While active, traces this rank. Then writes the trace, or warns if it cannot be written."""
-    of_other_threads: list[RangeOfThread] = []
-    prepared.start_trace()
-    with unfollowed_threads_through(partial(noted_range, of_other_threads)):
-        yield
-    prepared.stop_trace()
-    try:
-        _write(prepared, of_other_threads, path)
-    except OSError as error:  # such as a full disk, which must not end training
-        logger.warning(f"the trace {path} was not written: {error}")
-        return
-    if dist.get_rank() == 0:
-        tqdm.write(f"traces of each rank are in {path.parent}")
-
-
-def _write(stopped: profile, ranges: Sequence[RangeOfThread], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plain = path.with_suffix("")
-    stopped.export_chrome_trace(str(plain))
-    with plain.open() as lines, gzip.open(path, "wt", compresslevel=5) as compressed:
-        compressed.writelines(_with_ranges(lines, ranges))
-    plain.unlink()
+    def _write(self, stopped: profile) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            plain = self._path.with_suffix("")
+            stopped.export_chrome_trace(str(plain))
+            with plain.open() as lines, gzip.open(self._path, "wt", compresslevel=5) as compressed:
+                compressed.writelines(_with_ranges(lines, self._ranges))
+            plain.unlink()
+        except OSError as error:  # such as a full disk, which must not end training
+            logger.warning(f"the trace {self._path} was not written: {error}")
+            return
+        if dist.get_rank() == 0:
+            tqdm.write(f"traces of each rank are in {self._path.parent}")
 
 
 def _with_ranges(lines: Iterator[str], ranges: Sequence[RangeOfThread]) -> Iterator[str]:

@@ -21,7 +21,6 @@ from commons.extensions.micro_batches import MicroBatches, run_micro_batches
 from commons.extensions.unshuffle import Unshuffle
 from commons.extensions.verification import Verification
 from commons.pipeline import TrainPipelineFactory
-from commons.received_ids import ReceivedIds
 from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.container_batches import KINDS, MORE_KINDS, ContainerShuffler, make_batch
 from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
@@ -296,13 +295,13 @@ def learned(place: Place) -> Results:
 
 
 def trained(place: Place) -> Results:
-    """As in the trainer, a vote travels with each plan, and ids received are counted until a window ends."""
+    """As in the trainer, a vote travels with each plan."""
     vote = StepVote()
     pipeline, model = place.training(TokenShuffler(extensions=[vote]))
-    received, loader = ReceivedIds(model), place.load(histories(6))
+    loader = place.load(histories(6))
     stops = [vote.after_step(step, loss) for step, (loss, *_) in enumerate(steps_of(pipeline, loader), 1)]
     vote.finish()
-    return [stops, parameters(model), list(received.take().values())]
+    return [stops, parameters(model)]
 
 
 def kinds_of_fields(place: Place) -> Results:
@@ -346,6 +345,6 @@ CASES: dict[str, Callable[[Place], Results]] = {
     "forward of a batch as loaded": partial(forward_of, name="ranking", is_exchanged=False),
     "verification": lambda place: native(place, [Verification()]),
     "learned costs": learned,
-    "votes and ids received": trained,
+    "votes": trained,
     "fields": kinds_of_fields,
 }

@@ -43,9 +43,8 @@ WAITS = {
     },
     # One per step, 8 steps later, in the planning thread.
     "learned costs": {"commons/perf_model/compute_clock.py seconds Event.synchronize": 15},
-    "votes and ids received": {
+    "votes": {
         "commons/training/step_vote.py read Event.synchronize": 6,  # in the planning thread, of ended steps
-        "commons/received_ids.py take tolist": 1,  # at the end of a window
     },
 }
 # The cases that find a fault. TorchRec's two pipelines use streams in their own ways.
@@ -59,7 +58,7 @@ FOUND_BY: dict[str, tuple[str, ...]] = {
     "a tensor of TorchRec's batch is not recorded": ("TorchRec's batches",),
     "streams of its own for evaluation": ("evaluation", "prefetch, evaluation"),
     "a fetch of pieces is not waited for": ("pieces",),
-    "a vote is read early": ("votes and ids received",),
+    "a vote is read early": ("votes",),
     "times are read early": ("learned costs",),
 }
 # Faults that only the number of waits shows, or only the order of launches.

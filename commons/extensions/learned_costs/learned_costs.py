@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from ...distributed.extension import Extension, Forward, Place
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.step import Step
-from ...partition.balance import relative_to_mean
 from ...perf_model.compute_clock import ComputeClock
 from ...perf_model.cost import Cost
 from .learning import Learning
@@ -25,12 +23,8 @@ from .learning import Learning
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
 
-logger = logging.getLogger(__name__)
 SPEED_LIMIT = 2.0
 MAX_SPEED_LIMIT = 30  # so that two ranks differ by less than MAX_SPEED_RATIO
-# Speeds differ if the fastest rank is this many times as fast as the slowest. Loads lag behind if the longest
-# time of a rank exceeds the mean by more than this share. A warning follows if this many plans lag in a row.
-_DIFFERENT_SPEEDS, _FOLLOWED, _PLANS_BEHIND = 1.25, 0.05, 20
 
 
 class LearnedCosts(Extension):
@@ -63,7 +57,6 @@ class LearnedCosts(Extension):
         self.speed_limit = speed_limit
         self._restored: dict[str, bytes] = {}  # until the first plan
         self._last: ShufflePlan | None = None
-        self._plans_behind = 0
 
     def settings(self) -> Mapping[str, Any]:
         """Returns the speed limit."""
@@ -101,7 +94,6 @@ class LearnedCosts(Extension):
         if state.cost is not None:
             plan = plan.with_seconds(state.cost, state.speeds)
         learning.planned(plan, state)
-        self._warn_of_unfollowed_speeds(plan)
         return plan
 
     def join(self, model: torch.nn.Module, device: torch.device, loss_reduction: str) -> None:
@@ -171,21 +163,6 @@ class LearnedCosts(Extension):
         if state:
             self._learning.restore(state)
             self._restored = dict(state)
-
-    def _warn_of_unfollowed_speeds(self, plan: ShufflePlan) -> None:
-        """Warns once if ranks differ in speed, and loads have not followed for many plans."""
-        speeds, loads = plan.rows.speeds, plan.loads
-        if speeds is None or self._shuffler.group.rank != 0 or self._plans_behind == _PLANS_BEHIND:
-            return
-        ratio = float(speeds.max() / speeds.min())
-        follows = ratio <= _DIFFERENT_SPEEDS or relative_to_mean(loads, speeds) <= 1 + _FOLLOWED
-        self._plans_behind = 0 if follows else self._plans_behind + 1
-        if self._plans_behind == _PLANS_BEHIND:
-            logger.warning(
-                f"ranks differ in speed by {ratio:.2f} times, and loads do not follow: equal_rows=True, a "
-                "high tolerance, a tight max_tokens, a partitioner that hardly heeds speeds, such as "
-                '"karmarkar_karp", or samples too heavy for a slow rank keep them from it'
-            )
 
 
 def check_waits(

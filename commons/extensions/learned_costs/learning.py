@@ -36,13 +36,13 @@ _TIMES, _FEWEST_STEPS, _MOST_STEPS = 1024, _STEPS_OF_SPEED, 64
 # A rank posts this many numbers before the coefficients: its speed, a hash, and a time.
 _NUM_OF_STATE = 3
 _SPEED_UNIT = 2.0**-20  # speeds are posted as multiples of this unit
-# A warning names ranks that are this much slower or faster, or lack times, for this many plans.
+# A warning names ranks that are this slow relative to the median, or lack times, for this many plans.
 _NAMED_SPEED, _NAMED_PLANS = 0.8, 50
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The state of learning before a plan, equal on every rank. Arrays are float64, except `slow_since`.
+    """The state of learning before a plan, equal on every rank. Arrays are float64.
 
     Attributes:
         cost: cost of samples, in nanoseconds. None before anything was learned.
@@ -51,7 +51,6 @@ class Learned:
         seconds: `[steps, ranks]`, times of these steps.
         in_flight: `[plans, ranks, 2 + columns]`, counts of the plans whose times are not known yet.
         plans: number of plans so far.
-        slow_since: int64 `[ranks]`, the plan at which a rank became much slower or faster, or −1.
     """
 
     cost: Cost | None
@@ -60,14 +59,12 @@ class Learned:
     seconds: np.ndarray
     in_flight: np.ndarray
     plans: int
-    slow_since: np.ndarray
 
     @staticmethod
     def nothing(num_ranks: int, num_columns: int, cost: Cost | None = None, plans: int = 0) -> Learned:
         """Returns a state without times, for `num_columns` columns of `get_workloads`."""
         none = np.zeros((0, num_ranks, NUM_OTHERS + num_columns))
-        seconds, slow_since = np.zeros((0, num_ranks)), np.full(num_ranks, -1)
-        return Learned(cost, np.ones(num_ranks), none, seconds, none, plans, slow_since)
+        return Learned(cost, np.ones(num_ranks), none, np.zeros((0, num_ranks)), none, plans)
 
     @property
     def num_columns(self) -> int:
@@ -95,8 +92,8 @@ class Learning:
         self._number_of: deque[tuple[ShufflePlan, int]] = deque(maxlen=_DELAY)
         # States before the most recent plans, by plan number, also for checkpoints.
         self._states: dict[int, Learned] = {}
-        self._named: set[int] = set()
-        self._last_timed, self._named_times = 0, False  # the plan that last brought all times
+        self._slow_plans = np.zeros(num_ranks, dtype=np.int64)  # for how many plans each rank has been slow
+        self._last_timed = 0  # the plan that last brought all times
         self._looked_for_linear = False
 
     def record(self, plan: ShufflePlan, span: ComputeSpan | float) -> None:
@@ -172,7 +169,7 @@ class Learning:
             state = replace(state, in_flight=state.in_flight[1:])
         if state.plans - self._last_timed == _NAMED_PLANS:
             self._name_missing(np.flatnonzero(seconds == 0))
-        return self._with_slow_ranks(state)
+        return state
 
     def speeds(self, state: Learned) -> np.ndarray | None:
         """Returns the speeds that loads should follow, float64 `[ranks]`, or None if all are equal."""
@@ -187,6 +184,7 @@ class Learning:
         self.state = replace(state, in_flight=in_flight, plans=state.plans + 1)
         self._number_of.append((plan, state.plans))
         self._times.pop(state.plans - 3 * _DELAY, None)
+        self._name_slow(state.speeds)
 
     def learned_cost(self) -> Cost | None:
         """Returns the learned cost with its error in the last steps, or None before anything was learned, or
@@ -290,10 +288,9 @@ class Learning:
                 logger.warning(LINEAR)
 
     def _name_missing(self, ranks: np.ndarray) -> None:
-        """Warns once that these ranks have not recorded times."""
-        if self._rank != 0 or self._named_times:
+        """Warns that these ranks have not recorded times."""
+        if self._rank != 0:
             return
-        self._named_times = True
         logger.warning(
             f"LearnedCosts has not seen the times of all ranks for {_NAMED_PLANS} plans, and learns nothing "
             f"from them; they are missing from ranks {[self._names[rank] for rank in ranks.tolist()]}. In a "
@@ -301,31 +298,19 @@ class Learning:
             "step without a backward"
         )
 
-    def _with_slow_ranks(self, state: Learned) -> Learned:
-        """Updates `slow_since`, and warns once of each rank that has been much slower or faster for long."""
-        # With two ranks, the faster one is the reference.
-        usual, whose = float(np.median(state.speeds)), "the median rank"
-        if self._num_ranks == 2:
-            usual, whose = float(state.speeds.max()), "the other rank"
-        relative = state.speeds / usual
-        is_far = (relative <= _NAMED_SPEED) | (relative >= 1 / _NAMED_SPEED)
-        since = np.where(is_far, np.where(state.slow_since < 0, state.plans, state.slow_since), -1)
-        for rank in np.flatnonzero(is_far & (state.plans - since >= _NAMED_PLANS)).tolist():
-            if self._rank == 0 and rank not in self._named:
-                self._named.add(rank)
-                pace = "slower" if relative[rank] < 1 else "faster"
-                limit = self._speed_limit
-                is_beyond = not 1 / limit <= state.speeds[rank] <= limit
-                bound = f". Loads follow it only up to speed_limit={limit}" if is_beyond else ""
-                logger.warning(
-                    f"rank {self._names[rank]} on {self._hosts[rank]} computes {relative[rank]:.2f} times as "
-                    f"fast as {whose}, noticed about step {int(since[rank])} of the run: its "
-                    f"GPU or host is {pace}{bound}"
-                )
-        return replace(state, slow_since=since)
+    def _name_slow(self, speeds: np.ndarray) -> None:
+        """Warns of each rank that has been slow for long. Call it once per plan."""
+        relative = speeds / np.median(speeds)
+        self._slow_plans = np.where(relative <= _NAMED_SPEED, self._slow_plans + 1, 0)
+        for rank in np.flatnonzero(self._slow_plans == _NAMED_PLANS).tolist() if self._rank == 0 else ():
+            logger.warning(
+                f"rank {self._names[rank]} on {self._hosts[rank]} computes {relative[rank]:.2f} times as "
+                f"fast as the median rank: its GPU or host is slow. Loads follow speeds up to "
+                f"speed_limit={self._speed_limit}, if rows, tokens, and the partitioner allow it"
+            )
 
 
-_ARRAYS = ("speeds", "counts", "seconds", "in_flight", "slow_since")
+_ARRAYS = ("speeds", "counts", "seconds", "in_flight")
 
 
 def _to_bytes(**arrays: np.ndarray) -> bytes:

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from ...lazy_names import imported_on_use
 
 if TYPE_CHECKING:
-    from .division import balance_micro_batches as balance_micro_batches
-    from .division import divide_into_micro_batches as divide_into_micro_batches
     from .division import micro_batch_imbalance as micro_batch_imbalance
     from .micro_batch_forward import run_micro_batches as run_micro_batches
     from .micro_batches import MicroBatches as MicroBatches
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 __getattr__, __all__ = imported_on_use(
     __name__,
     {
-        "division": ["balance_micro_batches", "divide_into_micro_batches", "micro_batch_imbalance"],
+        "division": ["micro_batch_imbalance"],
         "micro_batch_forward": ["run_micro_batches"],
         "micro_batches": ["MicroBatches"],
         "packing": ["pack_micro_batches"],

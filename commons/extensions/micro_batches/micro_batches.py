@@ -19,7 +19,7 @@ from ...distributed.step import Step
 from ...sequence_batch import BaseBatch
 from ..row_objects import join, shared_in_results
 from .divided_batch import micro_batch_of_rows, micro_batches, rows_of_micro_batches
-from .division import divide_into_micro_batches, number_micro_batches, time_relative_to_mean
+from .division import number_micro_batches, time_relative_to_mean
 from .micro_batch_forward import check_no_hooks, run_micro_batches
 from .packing import check_samples
 
@@ -74,7 +74,7 @@ class MicroBatches(Extension):
         """Compiles the division."""
         compile_from_scratch()
         tokens = np.array([4, 4, 4, 3, 3])  # 2 × 9 tokens, yet two micro-batches cannot hold them
-        divide_into_micro_batches(tokens, tokens, [np.arange(len(tokens))], 9)
+        number_micro_batches(tokens, tokens, 9, np.zeros_like(tokens), 1)
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         """Places rows, and divides those of every rank into micro-batches, unless placement has done so."""
@@ -165,13 +165,10 @@ class MicroBatches(Extension):
 
 
 def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
-    """Returns the plan with the rows of every rank divided into micro-batches of at most `max_tokens`.
-
-    Their loads need not be even, because ranks wait for each other only once per step.
-    """
+    """Returns the plan with the rows of every rank divided into micro-batches of at most `max_tokens`."""
     rows = plan.rows
     work, tokens, cap = check_samples(rows.workloads, rows.tokens, max_tokens)
-    micro_batch, count = number_micro_batches(work, tokens, cap, plan.destination, plan.num_ranks, even=False)
+    micro_batch, count = number_micro_batches(work, tokens, cap, plan.destination, plan.num_ranks)
     columns = {**rows.columns, MICRO_BATCH: micro_batch}
     return replace(plan, rows=replace(rows, columns=columns), num_parts=count)
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import warnings
 from bisect import bisect_left, insort
-from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...partition import refine
+from ...partition import refine, refined
 from ...partition.kernels import sum_per_part
-from ...partition.problem import Problem, heaviest_first, indices_of_parts
-from ...partition.refined import place_from_scratch
+from ...partition.problem import heaviest_first, indices_of_parts
 from ...partition.workloads import (
     MOST_TOKENS,
     as_integers,
     as_tokens,
     as_workloads,
-    bits_of_loads,
     check_count,
 )
 
@@ -27,9 +24,6 @@ from ...partition.workloads import (
 SUM_BITS = 62
 # The heaviest micro-batch of a rank may exceed the lower bound by this share.
 TOLERANCE = 0.005
-# Trying a number of micro-batches takes about samples × (number + 4096) nanoseconds. Numbers are tried for
-# 0.8 seconds: in order while there is time for all that remain, and otherwise by bisection.
-OVERHEAD, MOST_EFFORT = 4096, 800_000_000
 
 
 def pack_micro_batches(
@@ -67,10 +61,13 @@ def pack_micro_batches(
     samples = check_samples(workloads, tokens, max_tokens, multiple_of, min_count)
     report_above_cap(*samples[1:], strict)
     least = int(least_counts(*samples[1:], np.zeros_like(samples[1]), 1)[0])
-    ranks = [pack(*samples, int(multiple_of), max(int(min_count), least))]
-    if strict:
-        refuse_empty(ranks)
-    return ranks[0]
+    micro_batches = pack(*samples, int(multiple_of), max(int(min_count), least))
+    if strict and len(micro_batches) > len(samples[0]):
+        raise ValueError(
+            f"{len(micro_batches)} micro-batches are needed for {len(samples[0])} samples, and some would be "
+            "empty; lower multiple_of or min_count"
+        )
+    return micro_batches
 
 
 def pack(
@@ -87,34 +84,23 @@ def pack(
 
 
 def _share(work: np.ndarray, tokens: np.ndarray, max_tokens: int, count: int, step: int) -> list[np.ndarray]:
-    """Returns parts under the cap: the fewest of count, count + step, … for which a partition is found."""
-    # `Problem.of` would do the same, but check the samples again for each rank and count.
-    most_parts = count + step * len(work)
-    coarse = np.maximum(work >> (SUM_BITS - bits_of_loads(max(len(work), most_parts))), 1)
-    heaviest = heaviest_first(coarse)
-    given = heaviest, coarse[heaviest], tokens[heaviest], 0, len(work), max_tokens
+    """Returns parts under the cap: count, count + step, …, as few as a bisection finds."""
 
     def attempt(count: int) -> list[np.ndarray] | None:
-        problem = Problem(np.ones(count), *given)
         with suppress(ValueError):  # no placement was found
-            return indices_of_parts(problem.unsort(place_from_scratch(problem, TOLERANCE)), count)
+            return [*refined(work, count, False, tolerance=TOLERANCE, tokens=tokens, max_tokens=max_tokens)]
         return None
 
-    effort = len(work) * (count + OVERHEAD)
-    found = attempt(count) if effort <= MOST_EFFORT else None
+    found = attempt(count)
     if found is not None:
         return found
-    # 1. Best-fit decreasing needs at most `high` more steps. Try up to that many.
+    # 1. Best-fit decreasing needs at most `high` more steps.
     order, part_of = heaviest_first(tokens), np.empty_like(tokens)
     part_of[order] = _best_fit(tokens[order].tolist(), max_tokens)
     low, high = 1, max(-(-(int(part_of.max()) + 1 - count) // step), 0)
     most = count + high * step
     while low <= high:
-        left = (MOST_EFFORT - effort) // (len(work) * (most + OVERHEAD))  # attempts that time allows
-        if left <= 0:
-            break
-        trial = low if high - low < left else (low + high) // 2
-        effort += len(work) * (count + trial * step + OVERHEAD)
+        trial = (low + high) // 2
         parts = attempt(count + trial * step)
         if parts is None:
             low = trial + 1
@@ -190,18 +176,3 @@ def least_counts(tokens: np.ndarray, max_tokens: int, rank_of: np.ndarray, num_r
     by_number = -(-num_with_tokens // (max_tokens // smallest))
     by_tokens = -(-sum_per_part(shared, rank_of, num_ranks) // max_tokens)
     return num_above + np.maximum.reduce([by_tokens, num_half, by_number, np.minimum(num_shared, 1)])
-
-
-def has_empty(ranks: Sequence[Sequence[np.ndarray]]) -> bool:
-    """Returns whether some rank has a micro-batch without samples."""
-    return any(len(samples) == 0 for micro_batches in ranks for samples in micro_batches)
-
-
-def refuse_empty(ranks: Sequence[Sequence[np.ndarray]]) -> None:
-    """Raises a ValueError if some rank has a micro-batch without samples."""
-    if has_empty(ranks):
-        num_samples = [sum(map(len, micro_batches)) for micro_batches in ranks]
-        raise ValueError(
-            f"{len(ranks[0])} micro-batches per rank are needed, and ranks have {num_samples} samples: some "
-            "micro-batches would be empty; lower multiple_of or min_count, or use fewer ranks"
-        )

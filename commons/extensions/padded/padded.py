@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from ...distributed.extension import Extension, Place
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
+from ...warn_once import warn_once
 from .padded_plan import PaddedLoads, plan_padded
 from .runs import Limits, cut_into_runs, padded_costs, ranks_of_runs
 
@@ -88,9 +88,10 @@ class Padded(Extension):
         names = ("partitioner", "tolerance", "token_tolerance")
         changed = [name for name in names if getattr(settings, name) != getattr(usual, name)]
         if changed and shuffler.group.rank == 0:
-            _warn_once(
+            warn_once(
+                logger,
                 f"{', '.join(changed)}: no effect with Padded, which places samples by itself and limits "
-                "padded tokens, rows × longest, to those of the fullest rank as loaded, or to max_tokens"
+                "padded tokens, rows × longest, to those of the fullest rank as loaded, or to max_tokens",
             )
 
     def warm_up(self) -> None:
@@ -109,9 +110,10 @@ class Padded(Extension):
         shuffler, tokens = self._shuffler, rows.tokens
         alike = tokens.size and 0 < tokens.min() == tokens.max()
         if shuffler.group.rank == 0 and alike and np.ptp(rows.workloads):
-            _warn_once(
+            warn_once(
+                logger,
                 "all rows of a step have equally many tokens, and their workloads differ, so that few may "
-                "move: if the loader pads, return real lengths from get_tokens, such as (ids != 0).sum(1)"
+                "move: if the loader pads, return real lengths from get_tokens, such as (ids != 0).sum(1)",
             )
         max_tokens = shuffler.settings.max_tokens
         return plan_padded(rows, max_tokens, self.max_rows, self.max_real_tokens, shuffler.exchanges)
@@ -122,8 +124,3 @@ class Padded(Extension):
         if not (isinstance(loads, PaddedLoads) and loads.padding_before):
             return {}
         return {"padding_before": loads.padding_before, "padding_after": loads.padding_after}
-
-
-@functools.cache
-def _warn_once(warning: str) -> None:
-    logger.warning(warning)

@@ -21,7 +21,7 @@ from ...distributed.shuffler_settings import ShufflerSettings
 from ...distributed.step import MOST_ON_THEIR_WAY
 from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch
-from ...sequence_batch.container_types import type_name
+from ...sequence_batch.row_schema import type_name
 from ...sequence_batch.rows import Rows
 from .cut_batch import check_cut, cut_rows
 from .cut_rules import CutRules

@@ -17,7 +17,7 @@ from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
 from ...sequence_batch import BaseBatch
-from ...sequence_batch.container_types import type_name
+from ...sequence_batch.row_schema import type_name
 from .groups import COLUMN, MOST_MOVES, MOVES_PER_COPY, compile_search, number_groups, rebalance_groups
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ import torch
 from ...distributed.exchange import RowsOf, direct_route, transfer
 from ...distributed.extension import Extension
 from ...distributed.shuffle_plan import ShufflePlan
-from ...sequence_batch.leaf_fields import num_rows
 from ...sequence_batch.packed_rows import (
     PackedRows,
     checked_lengths,
@@ -24,9 +23,9 @@ from ...sequence_batch.packed_rows import (
     to_device_together,
 )
 from ...sequence_batch.row_lists import check_no_samples, facts_in_attributes, hash_facts
-from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes
+from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes, num_rows
 from ...sequence_batch.rows import Rows
-from ...sequence_batch.tree import check_replaceable, paths
+from ...sequence_batch.tree import check_replaceable
 from ..row_objects import check_results, lists_of
 
 if TYPE_CHECKING:
@@ -83,7 +82,8 @@ class Unshuffle(Extension):
                 only, while the others wait for it.
         """
         view, rank = Rows(values), self._group.rank
-        if named := sorted(paths(view.tree) & set(self._shuffler.shared_fields)):
+        shared = set(self._shuffler.shared_fields)
+        if named := sorted(shared.intersection(part.path for part in view.tree.each())):
             raise ValueError(
                 f"unshuffle got {named}, which the shuffler's shared_fields name: leave out what samples "
                 "share, and give a result of samples another name"

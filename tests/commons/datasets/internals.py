@@ -1,3 +1,3 @@
 """Names that `commons.datasets` does not export: the one place where tests know its files."""
 
-from commons.datasets.prepared_files import new_file, replaced_files
+from commons.datasets.prepared_files import replaced_files

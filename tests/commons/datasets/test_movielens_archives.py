@@ -1,10 +1,10 @@
 """Absent raw files come from the official archive, which is downloaded, and is whole or refused."""
 
 import urllib.error
-import urllib.request
 import zipfile
 
 import pytest
+import torch
 
 from tests.commons.datasets.raw_files import FORMATS, MOVIELENS, error_of, text_of, write_archive, write_file
 
@@ -16,8 +16,8 @@ def error_on(folder):
 
 
 def test_absent_files_are_downloaded_and_unpacked(tmp_path, monkeypatch):
-    served, open_url = write_archive(tmp_path / "ml-100k.zip").as_uri(), urllib.request.urlopen
-    monkeypatch.setattr(urllib.request, "urlopen", lambda _, **options: open_url(served, **options))
+    served, open_url = write_archive(tmp_path / "ml-100k.zip").as_uri(), torch.hub.urlopen
+    monkeypatch.setattr(torch.hub, "urlopen", lambda _: open_url(served))
     raw = tmp_path / "fresh/raw"
     mine = [write_file(raw / f"{name}.part", b"mine") for name in ("u.data", "u.user", "ml-100k.zip")]
     assert RAW.read(raw, tmp_path / "out") == RAW.rows
@@ -45,7 +45,7 @@ def test_a_failed_download_says_what_to_put_where_and_then_it_is_used(tmp_path, 
     def refuse(*_, **__):
         raise urllib.error.URLError("no route to host")
 
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(torch.hub, "urlopen", refuse)
     raw = tmp_path / "raw"
     error = error_on(raw)
     url = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commons.datasets.internals import new_file, replaced_files
+from tests.commons.datasets.internals import replaced_files
 from tests.commons.datasets.raw_files import FORMATS, error_of, write_file
 
 PREPROCESSORS = pytest.mark.parametrize("name", ["interactions", "u.data", "users"])
@@ -61,22 +61,6 @@ def test_an_input_is_never_an_output(is_link, name, tmp_path):
     refused(name, tmp_path, f"{output} is an input", "another --out")
 
 
-@PREPROCESSORS
-def test_a_users_own_temporary_folder_stays(name, tmp_path):
-    raw, unfinished = FORMATS[name], tmp_path / "out/.unfinished"
-    raw.write(tmp_path / "raw")
-    mine = write_file(unfinished / "thesis.tex", b"mine")
-    refused(name, tmp_path, f"{mine} is not of an earlier run")
-    shutil.rmtree(unfinished)
-    unfinished.symlink_to(tmp_path)
-    refused(name, tmp_path, f"{unfinished} is not a folder")
-    unfinished.unlink()
-    write_file(unfinished / "run-000003.parquet", b"of a run that was killed")
-    write_file(unfinished / raw.outputs[0], b"of a run that was killed")
-    raw.prepare(tmp_path / "raw", tmp_path / "out")
-    assert {path.name for path in unfinished.parent.iterdir()} == set(raw.outputs)
-
-
 @pytest.mark.parametrize("name", ["u.data", "ml-100k.zip"])
 def test_a_raw_file_that_is_a_broken_link_stays(name, tmp_path):
     link, gone = tmp_path / "raw" / name, tmp_path / "unmounted"
@@ -86,16 +70,11 @@ def test_a_raw_file_that_is_a_broken_link_stays(name, tmp_path):
 
 
 def test_what_a_user_puts_there_meanwhile_stays(tmp_path):
-    path = tmp_path / "archive.zip"
-    with pytest.raises(FileExistsError, match=r"meanwhile.*archive\.zip"), new_file(path) as file:
-        file.write(b"downloaded")
-        path.write_bytes(b"mine")
-    assert contents(tmp_path) == {"archive.zip": b"mine"}
-    out = tmp_path / "out"
+    path, out = write_file(tmp_path / "mine", b"mine"), tmp_path / "out"
     with pytest.raises(FileExistsError, match="is a link"), replaced_files(out, ("data",), []) as folder:
         (folder / "data").write_bytes(b"prepared")
         (out / "data").symlink_to(path)
-    assert contents(tmp_path) == {"archive.zip": b"mine", "out": False, "out/data": path}
+    assert contents(tmp_path) == {"mine": b"mine", "out": False, "out/data": path}
 
 
 @pytest.mark.parametrize("num_renamed", [None, 0, 1])

@@ -5,7 +5,7 @@ from commons.distributed.empty_rank import check_runs_copies
 from commons.distributed.exchange import route_of
 from commons.distributed.extension import Place
 from commons.distributed.loaded_memory import LoadedBatch
-from commons.distributed.loss_reduction import MeanOfNoneError, _warn_of_losses, loss_sum
+from commons.distributed.loss_reduction import MeanOfNoneError, loss_sum
 from commons.distributed.placement import (
     arguments_of,
     compile_from_scratch,

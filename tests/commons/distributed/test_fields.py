@@ -5,7 +5,7 @@ from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -251,6 +251,23 @@ class WithMask:
 
 
 @dataclass
+class WithWeights:
+    ids: torch.Tensor
+    weights: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weights = self.ids.float()
+
+
+class PairOf(NamedTuple):
+    ids: torch.Tensor
+
+
+class NamedPair(PairOf):
+    """A named tuple that takes attributes."""
+
+
+@dataclass
 class OfSomethingElse:
     ids: torch.Tensor
     factor: InitVar[int] = 1
@@ -367,6 +384,12 @@ REFUSED_BATCHES: Mapping[str, tuple[Callable[[], Any], str]] = {
         lambda: _with_private(WithDefault(IDS)),
         "TypeError: _scale changes .*register_batch_type",
     ),
+    "from a loader": (
+        lambda: _with_attribute(WithSum, "a mask", ids=IDS),
+        "TypeError: mask changes .*make it a field",
+    ),
+    "of a named tuple": (lambda: _with_attribute(NamedPair, 2, ids=IDS), "TypeError: mask changes"),
+    "not in __init__": (lambda: WithWeights(IDS), "TypeError: weights changes .*field that __init__ takes"),
     "doubled": (lambda: Doubling(IDS), "TypeError: ids changes .*register_batch_type"),
     "an InitVar": (lambda: OfSomethingElse(IDS), "TypeError: .*other than its fields; .*register_batch_type"),
     "a reserved name": (lambda: _base(Pieced, pieces=IDS), "TypeError: .*Pieced .*'pieces'.*rename it"),
@@ -446,24 +469,24 @@ def test_tensors_that_are_fields_are_taken():
 
 
 @dataclass
-class WithWeights:
-    """Works weights out of its ids, and tells when it was made."""
+class WithSum:
+    """Works numbers out of its ids, and tells when it was made."""
 
     ids: torch.Tensor
     names: list[str] = field(default_factory=list)
-    weights: torch.Tensor = field(init=False)
+    count: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.ids, self.names = self.ids.long(), [*self.names]  # changes nothing the second time
-        self.weights = self.ids.float()
+        self.count, self.total = len(self.ids), int(self.ids.sum())
         self.made = np.random.default_rng().random()
 
 
 @on_ranks(2)
 def test_what_a_batch_works_out_of_its_fields_is_worked_out_again_and_equal_texts_stay():
-    moved = HeavyOnRank1().shuffle(WithWeights(own_ids().int()))
+    moved = HeavyOnRank1().shuffle(WithSum(own_ids().int()))
     check_some_moved(moved.ids)
-    assert moved.weights.equal(moved.ids.float())
+    assert (moved.count, moved.total) == (len(moved.ids), int(moved.ids.sum()))
     moved = HeavyOnRank1().shuffle(_with_attribute(SubclassedDict, ["a", "b"], ids=IDS))
     assert moved.mask == ["a", "b"]
 

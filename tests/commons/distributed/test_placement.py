@@ -193,4 +193,4 @@ def test_no_step_compiles(settings):
     before, after = before_and_after_placing(**settings)
     assert before == after and len(before) >= 3
     assert "_level" not in before and "_placed" not in before  # pieces and groups
-    assert ("settle" in before) == (settings.get("partitioner") in (None, "refined"))
+    assert ("settle" in before) == ("partitioner" not in settings)

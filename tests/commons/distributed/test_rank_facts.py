@@ -1,7 +1,6 @@
 """Plain values that stay with a rank when samples move, and loaded data, compared between ranks."""
 
-import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -37,22 +36,6 @@ def _warnings(case: str, enabled: bool = True) -> list[str]:
         for step in range(3):
             shuffler.shuffle((DIFFERING | LOADED)[case](dist.get_rank(), step))
     return list(told)
-
-
-@dataclasses.dataclass
-class Drawn:
-    x: torch.Tensor
-    of_rank: int
-    temperature: ClassVar[float] = 1.0
-
-
-class Named(NamedTuple):
-    x: torch.Tensor
-    of_rank: int
-
-
-class Seeded(Named):
-    """A named tuple with attributes."""
 
 
 def _attributed(rank: int, step: int) -> dict[str, Any]:
@@ -97,24 +80,6 @@ def test_lists_with_an_entry_per_row_are_refused_in_any_step():
     error = error_of(shuffler.plan, _batch(rank, texts=[f"{rank}"] * 4))
     assert "texts is a list with an entry for each row of rank 0" in error and "shared_fields" in error
     assert shuffler.plan(_batch(rank, texts=["b"] * 4)).has_batch
-
-
-class XShuffler(ValueShuffler):
-    def get_workloads(self, batch):
-        return batch.x**2
-
-
-@pytest.mark.parametrize("kind", [Drawn, Seeded])
-@on_ranks(2)
-def test_plain_attributes_that_a_loader_sets_stay_and_are_compared(kind):
-    rank = dist.get_rank()
-    batch = kind(torch.arange(4) + 10 * rank, rank)
-    batch.temperature, batch.longest, batch._seen = 0.5, 20 + rank, 4
-    shuffler = XShuffler()
-    with warnings_of(MODULE) as told:
-        moved = shuffler.shuffle(batch)
-    assert (moved.temperature, moved.longest, hasattr(moved, "_seen")) == (0.5, 20 + rank, False)
-    assert len(told) == (rank == 0) and all("longest (20 on rank 0, 21 on rank 1)" in line for line in told)
 
 
 def _loaded(rank: int, ids: int, weights: Any) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import IdentityShuffler
+from commons.warn_once import warn_once
 from tests.commons.distributed.counted_collectives import no_synchronization
 from tests.commons.distributed.errors_and_warnings import warnings_of
-from tests.commons.distributed.internals import _warn_of_losses
 from tests.commons.pipeline.scored_samples import (
     ScoredShuffler,
     Scorer,
@@ -108,7 +108,7 @@ def test_wrong_calls_are_refused():
 @on_ranks(2)
 def test_one_warning_on_rank_0_tells_of_a_forgotten_scale(how):
     shuffler, plans = ScoredShuffler("dict"), []
-    _warn_of_losses.cache_clear()
+    warn_once.cache_clear()
     with warnings_of("commons.distributed.loss_reduction") as messages:
         for step in range(12):
             batch = draw("dict", samples_of(dist.get_rank(), ROWS, step))

@@ -42,8 +42,7 @@ def test_tokens_are_evened_out_within_limits_and_target(name, data, tolerance, t
     assert keeps(partition, options)
     speeds = options.get("speeds")
     reached, before = imbalance(workloads, partition, speeds), imbalance(workloads, without, speeds)
-    allowed = max(tolerance, FOR_TOKENS) if name == "rebalance" else tolerance
-    assert reached <= max(before, allowed_imbalance(problem, allowed)) * ROUNDING
+    assert reached <= max(before, allowed_imbalance(problem, tolerance)) * ROUNDING
     if as_lists(partition) != as_lists(without):
         most, most_without = (loads(tokens, each).max() for each in (partition, without))
         assert most < most_without

@@ -1,12 +1,12 @@
 """Evaluation counts every sample once."""
 
-from commons.pipeline import shuffle_stage
+from commons.warn_once import warn_once
 from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.commons.pipeline.runs import check_summed, summed_outputs
 
 
 def _summed_with_warnings() -> tuple[list[float], list[str]]:
-    shuffle_stage._warn_of_copies.cache_clear()
+    warn_once.cache_clear()
     with warnings_of("commons.pipeline.shuffle_stage") as messages:
         return summed_outputs({}), messages
 

@@ -13,7 +13,7 @@ from tests.commons.pipeline.runs import Squares
 from tests.on_ranks import on_ranks
 
 CALLS: Counter[str] = Counter()
-STEPS, WARM_UP = 8, 3
+STEPS, WARM_UP = 24, 18  # the first 16 batches are watched for changes
 
 
 class Costs:

@@ -1,6 +1,5 @@
 """Names that `commons.sequence_batch` does not export: the one place where tests know its files."""
 
-from commons.sequence_batch.leaf_fields import Leaf
 from commons.sequence_batch.packed_rows import (
     PackedRows,
     Selection,

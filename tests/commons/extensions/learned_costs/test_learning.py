@@ -209,26 +209,21 @@ def _warnings(settings: dict[str, Any], recorded: int, speeds: Sequence[float]) 
     return list(told)
 
 
-SLOWER, FASTER = "rank 1 on .* times as fast as .* is slower$", "rank 2 on .* times as fast as .* is faster"
-BEHIND = "ranks differ in speed by .* and loads do not follow"
+SLOWER = "rank 1 on .* times as fast as the median rank: its GPU or host is slow"
 MISSING = r".*for 50 plans, and learns nothing from them; they are missing from ranks \[0, 1\]"
 
 
 @pytest.mark.parametrize(
     ("settings", "recorded", "speeds", "expected"),
     [
-        ({"equal_rows": True}, 120, (1.0, 0.5), [BEHIND, SLOWER]),
-        ({"max_tokens": ROWS * 1200}, 120, (1.0, 0.5), [BEHIND, SLOWER]),
-        ({"partitioner": "karmarkar_karp"}, 120, (1.0, 0.5), [BEHIND, SLOWER]),
+        ({"equal_rows": True}, 120, (1.0, 0.5), [SLOWER]),
         ({}, 120, (1.0, 0.5), [SLOWER]),
-        ({"partitioner": "refined"}, 120, (1.0, 1.0, 2.0), [FASTER]),
+        ({"partitioner": "refined"}, 120, (1.0, 1.0, 2.0), []),
         ({}, 0, (1.0, 0.5), [MISSING]),
         ({}, 40, (1.0, 1.0), [MISSING]),
     ],
 )
-def test_slow_and_fast_ranks_loads_that_do_not_follow_and_missing_times_are_said_once(
-    pools, settings, recorded, speeds, expected
-):
+def test_slow_ranks_and_missing_times_are_said_once(pools, settings, recorded, speeds, expected):
     told, *others = pools(len(speeds)).run(_warnings, settings, recorded, speeds)
     assert others == [[]] * len(others) and len(told) == len(expected)
     assert all(map(re.match, expected, sorted(told, reverse=True)))

@@ -5,22 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.extensions.micro_batches import (
-    balance_micro_batches,
-    divide_into_micro_batches,
-    micro_batch_imbalance,
-    pack_micro_batches,
-)
-from commons.partition import imbalance, loads, lower_bound, refined
+from commons.extensions.micro_batches import micro_batch_imbalance, pack_micro_batches
+from commons.partition import imbalance, loads, refined
+from commons.partition.problem import indices_of_parts, number_of_part
 from commons.perf_model import HSTUFlops
 from tests.commons.extensions.micro_batches.divided import best_fit_decreasing, fewest_for
+from tests.commons.extensions.micro_batches.internals import check_samples, number_micro_batches
 from tests.commons.partition.arguments import check_kinds_of_arguments, check_wrong_arguments
 from tests.commons.partition.checks import as_lists, check_partition, is_even, parts_at
 from tests.commons.partition.drawn_workloads import WORKLOADS, homes, per_sample
 from tests.commons.partition.every_function import Function, check_properties, problems_of
 from tests.commons.partition.recorded_plans import checksum, problems
 
-RANKS, SAMPLES, CAP, SEEDS = 8, 256, 8192, 20
+SAMPLES, CAP, SEEDS = 256, 8192, 20
 pytestmark = pytest.mark.filterwarnings("ignore:samples .* have more than max_tokens")
 
 
@@ -67,6 +64,15 @@ def drawn_histories(seed, hidden_size=128, longest=4096):
     return flops.per_sample(tokens), tokens
 
 
+def divided(workloads, tokens, partition, max_tokens):
+    """The micro-batches into which plans divide the samples of each rank."""
+    rank_of = number_of_part(partition, len(workloads))
+    samples = check_samples(workloads, tokens, max_tokens)
+    number, count = number_micro_batches(*samples, rank_of, len(partition))
+    parts = indices_of_parts(rank_of * count + number, len(partition) * count)
+    return [parts[start : start + count] for start in range(0, len(parts), count)]
+
+
 def _tokens(workloads):
     return {"tokens": 1 + np.arange(len(workloads)) % 5, "max_tokens": 9}
 
@@ -78,23 +84,9 @@ FUNCTIONS = {
         ),
         parts_each=None,
     ),
-    "balance": Function(
-        lambda workloads, home, parts, equal_size: joined(
-            balance_micro_batches(
-                workloads, num_partitions=parts, equal_size=equal_size, **_tokens(workloads)
-            )
-        ),
-        parts_each=None,
-    ),
-    "balance, ranks": Function(
-        lambda workloads, home, parts, equal_size, **options: on_ranks(
-            balance_micro_batches(workloads, np.ones(len(workloads)), parts, 1000, equal_size, **options)
-        ),
-        frozenset(("speeds",)),
-    ),
     "divide": Function(
         lambda workloads, home, parts, equal_size: joined(
-            divide_into_micro_batches(workloads, partition=parts_at(home, parts), **_tokens(workloads))
+            divided(workloads, partition=parts_at(home, parts), **_tokens(workloads))
         ),
         parts_each=None,
     ),
@@ -107,9 +99,7 @@ def test_each_sample_once_whatever_the_unit(name, data):
     check_properties(FUNCTIONS[name], data.draw(problems_of(FUNCTIONS[name])))
 
 
-@pytest.mark.parametrize(
-    "function", [pack_micro_batches, balance_micro_batches, divide_into_micro_batches, micro_batch_imbalance]
-)
+@pytest.mark.parametrize("function", [pack_micro_batches, micro_batch_imbalance])
 def test_wrong_arguments_are_named_and_their_kind_does_not_matter(function):
     check_wrong_arguments(function)
     check_kinds_of_arguments(function)
@@ -118,16 +108,14 @@ def test_wrong_arguments_are_named_and_their_kind_does_not_matter(function):
 def test_plans_are_the_same_on_every_machine():
     ranks = []
     for workloads, parts, home_of, rng in problems():
-        given = workloads, rng.integers(0, 50, len(workloads))
-        for equal_size in (True, False):
-            ranks += balance_micro_batches(*given, parts, 200, equal_size, multiple_of=2)
-        ranks += divide_into_micro_batches(*given, parts_at(home_of["anywhere"], parts), 200)
-    assert checksum(ranks) == 239756357
+        tokens = rng.integers(0, 50, len(workloads))
+        ranks += divided(workloads, tokens, parts_at(home_of["anywhere"], parts), 200)
+    assert checksum(ranks) == 2540305041
     packed = (
         pack_micro_batches(workloads, rng.integers(0, 50, len(workloads)), 200, multiple_of=2)
         for workloads, _, _, rng in problems()
     )
-    assert checksum(packed) == 1003774839
+    assert checksum(packed) == 1397651758
 
 
 @given(drawn=drawn_samples(), multiple=st.integers(1, 4), fewest=st.integers(1, 12))
@@ -143,36 +131,11 @@ def test_pack_keeps_the_cap_with_few_micro_batches(drawn, multiple, fewest):
     assert multiple > 1 or count == max(needed, fewest)
 
 
-@given(
-    drawn=drawn_samples(),
-    num_ranks=st.integers(1, 5),
-    multiple=st.integers(1, 4),
-    fewest=st.integers(1, 4),
-    equal_size=st.booleans(),
-)
-def test_balance_keeps_the_cap_on_every_rank_with_few_micro_batches(
-    drawn, num_ranks, multiple, fewest, equal_size
-):
-    workloads, tokens, cap = drawn
-    options = {"equal_size": equal_size, "min_count": fewest, "multiple_of": multiple}
-    ranks = balance_micro_batches(workloads, tokens, num_ranks, cap, **options)
-    assert len(ranks) == num_ranks
-    check_ranks(workloads, tokens, ranks, cap, equal_size)
-    count = len(ranks[0])
-    assert count % multiple == 0 and count >= max(fewest, -(-fewest_for(tokens, cap) // num_ranks))
-    # Never more than where the ranks are balanced without a thought of the cap.
-    free = refined(workloads, num_ranks, equal_size)
-    needed = max(best_fit_decreasing(np.array(tokens, np.int64)[samples], cap) for samples in free)
-    assert count <= rounded_up(max(needed, fewest), multiple)
-    for rank in ranks:
-        assert sum(len(samples) > 0 for samples in rank) == min(sum(map(len, rank)), count)
-
-
 @given(data=st.data(), drawn=drawn_samples(), num_ranks=st.integers(1, 5))
 def test_divide_keeps_every_sample_on_its_rank(data, drawn, num_ranks):
     workloads, tokens, cap = drawn
     partition = parts_at(data.draw(homes(len(workloads), num_ranks, even=False)), num_ranks)
-    ranks = divide_into_micro_batches(workloads, tokens, partition, cap)
+    ranks = divided(workloads, tokens, partition, cap)
     assert as_lists(on_ranks(ranks)) == as_lists(partition)
     check_ranks(workloads, tokens, ranks, cap)
     # The rank that needs most decides.
@@ -181,45 +144,15 @@ def test_divide_keeps_every_sample_on_its_rank(data, drawn, num_ranks):
     assert len(ranks[0]) <= max(1, *(best_fit_decreasing(of_rank, cap) for of_rank in of_ranks))
 
 
-@pytest.mark.parametrize("max_tokens", [150, 300])
-def test_fewer_micro_batches_do_not_cost_speeds(max_tokens):
-    tokens = np.full(60, 10)
-    fast, slow = balance_micro_batches(tokens, tokens, 2, max_tokens, equal_size=False, speeds=[1.0, 0.5])
-    assert [sum(len(batch) for batch in rank) for rank in (fast, slow)] == [40, 20]
-
-
-@pytest.mark.parametrize("multiple", [1, 4])
-def test_a_rank_with_a_giant_has_a_sample_for_each_micro_batch(multiple):
-    tokens = np.array([90, *[10] * 30])
-    ranks = balance_micro_batches(tokens**2, tokens, 2, 100, equal_size=False, multiple_of=multiple)
-    assert all(len(samples) for samples in joined(ranks))
-
-
-@pytest.mark.parametrize(("function", "ranks"), [(pack_micro_batches, ()), (balance_micro_batches, (2,))])
-def test_strict_refuses_what_is_above_the_cap_and_what_is_empty(function, ranks):
+def test_strict_refuses_what_is_above_the_cap_and_what_is_empty():
     tokens = [9, 2, 3, 1]
     with pytest.raises(ValueError, match=r"samples \[0\] .* max_tokens=8 .*raise max_tokens"):
-        function(tokens, tokens, *ranks, max_tokens=8, strict=True)
+        pack_micro_batches(tokens, tokens, max_tokens=8, strict=True)
     with pytest.raises(ValueError, match=r"6 micro-batches .* empty; lower multiple_of or min_count"):
-        function(tokens, tokens, *ranks, max_tokens=9, min_count=6, strict=True)
+        pack_micro_batches(tokens, tokens, max_tokens=9, min_count=6, strict=True)
     options = {"max_tokens": 9, "multiple_of": 2}
-    result = function(tokens, tokens, *ranks, **options, strict=True)
-    assert as_lists(result) == as_lists(function(tokens, tokens, *ranks, **options))
-
-
-@pytest.mark.parametrize("equal_size", [True, False])
-def test_heavy_tails_are_balanced_at_the_smallest_count(equal_size):
-    gaps = []
-    for seed in range(SEEDS):
-        workloads, tokens = drawn_histories(seed)
-        ranks = balance_micro_batches(workloads, tokens, RANKS, CAP, equal_size=equal_size)
-        check_ranks(workloads, tokens, ranks, CAP, equal_size)
-        assert RANKS * len(ranks[0]) == rounded_up(fewest_for(tokens, CAP), RANKS)
-        gaps.append(imbalance(workloads, on_ranks(ranks)) / lower_bound(workloads, RANKS, equal_size))
-        if equal_size:  # with a micro-batch more, they are as balanced as without a cap
-            ranks = balance_micro_batches(workloads, tokens, RANKS, CAP, min_count=5)
-            assert as_lists(on_ranks(ranks)) == as_lists(refined(workloads, RANKS))
-    assert np.mean(gaps) <= 1.02
+    result = pack_micro_batches(tokens, tokens, **options, strict=True)
+    assert as_lists(result) == as_lists(pack_micro_batches(tokens, tokens, **options))
 
 
 @pytest.mark.parametrize("longest", [4095, 512])
@@ -247,25 +180,20 @@ def test_a_cap_changes_nothing_where_it_is_far_away():
     packed = pack_micro_batches(workloads, tokens, far, min_count=5)
     assert imbalance(workloads, packed) <= imbalance(workloads, expected) * 1.01
     assert as_lists(pack_micro_batches(workloads, tokens, far)) == [list(range(SAMPLES))]
-    ranks = balance_micro_batches(workloads, tokens, RANKS, far)
-    assert as_lists(on_ranks(ranks)) == as_lists(refined(workloads, RANKS)) and len(ranks[0]) == 1
 
 
 def test_samples_above_the_cap_are_alone_and_named_where_it_was_called():
     workloads, tokens = [3, 1, 4, 1, 5, 9], [2, 12, 3, 1, 30, 4]
     with pytest.warns(UserWarning, match=r"\[1, 4\] .* max_tokens=10 .*sample 4 has 30") as named:
         assert as_lists(pack_micro_batches(workloads, tokens, 10)) == [[1], [4], [0, 2, 3, 5]]
-        balance_micro_batches(workloads, tokens, 2, 10)
-        divide_into_micro_batches(workloads, tokens, parts_at([0, 1] * 3, 2), 10)  # which names none
-    assert [warning.filename for warning in named] == [__file__] * 2
+        divided(workloads, tokens, parts_at([0, 1] * 3, 2), 10)  # which names none
+    assert [warning.filename for warning in named] == [__file__]
 
 
 def test_corner_cases():
-    ranks = balance_micro_batches([2, 1, 1], [1, 1, 1], 2, 9, min_count=3)
-    assert as_lists(ranks) == [[[], [], [0]], [[], [1], [2]]]
+    assert as_lists([pack_micro_batches([], [], 5, min_count=2)]) == [[[], []]]
     for num_ranks in (1, 3):
-        assert as_lists(balance_micro_batches([], [], num_ranks, 5, min_count=2)) == [[[], []]] * num_ranks
-        assert as_lists(divide_into_micro_batches([], [], [[]] * num_ranks, 5)) == [[[]]] * num_ranks
-    assert as_lists(divide_into_micro_batches([0, 0], [9, 9], [[0, 1]], 5)) == [[[0], [1]]]
-    ranks = balance_micro_batches([0] * 12, [2] * 12, 3, 4)  # what costs nothing is spread evenly
-    assert [[len(samples) for samples in rank] for rank in ranks] == [[2, 2]] * 3
+        assert as_lists(divided([], [], [[]] * num_ranks, 5)) == [[[]]] * num_ranks
+    assert as_lists(divided([0, 0], [9, 9], [[0, 1]], 5)) == [[[0], [1]]]
+    packed = pack_micro_batches([0] * 4, [2] * 4, 4)  # what costs nothing is spread evenly
+    assert [len(samples) for samples in packed] == [2, 2]

@@ -62,7 +62,9 @@ def test_plans_are_the_same_on_every_machine(options, expected):
 
 
 def test_without_groups_it_is_rebalance():
-    plans = (from_home(function, tolerance=0.01, **FREE, **CAPPED) for function in (rebalance, rebalance_groups))
+    plans = (
+        from_home(function, tolerance=0.01, **FREE, **CAPPED) for function in (rebalance, rebalance_groups)
+    )
     assert checksum(next(plans)) == checksum(next(plans))
 
 
