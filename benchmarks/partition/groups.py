@@ -25,7 +25,6 @@ LENGTHS: dict[str, Lengths] = {
 }
 SAMPLES_PER_USER, RANKS, HIDDEN_SIZE = (4, 16), (8, 64), 128
 SHARED = 0.9  # share of a sample's ids that all samples of its user contain
-TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,9 @@ class UserMajorBatch(GlobalBatch):
 Place = Callable[[UserMajorBatch], list[np.ndarray]]
 USERS_TOGETHER: dict[str, Place] = {
     "refined": PLACEMENTS["refined"],
-    "rebalance": lambda batch: batch.rebalance(tolerance=TOLERANCE),
+    "rebalance": PLACEMENTS["rebalance"],
     "rebalance, groups": lambda batch: rebalance_groups(
-        batch.workloads, batch.home, batch.ranks, TOLERANCE, batch.sizes, groups=batch.user
+        batch.workloads, batch.home, batch.ranks, sizes=batch.sizes, groups=batch.user
     ),
 }
 
@@ -93,12 +92,6 @@ def _assess(batch: UserMajorBatch, partition: list[np.ndarray]) -> dict[str, flo
 
 def tabulate_groups(groups: list[Record]) -> str:
     """Returns a table with a column for each placement."""
-    # The committed figures also contain other placements and tolerances.
-    shown = [
-        record
-        for record in groups
-        if record["placement"] in USERS_TOGETHER and record.get("tolerance") in (None, TOLERANCE)
-    ]
     rows = {"lengths": "{lengths}", "samples per user": "{samples_per_user}", "ranks": "{ranks}"}
     cell = "{unique_ids:.2f} / {unique_ids_of_most:.2f} / {percent_of_bytes_moved:.0f}%"
-    return pivot(shown, rows, "{placement}", cell)
+    return pivot(groups, rows, "{placement}", cell)

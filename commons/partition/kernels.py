@@ -46,7 +46,7 @@ class Samples(NamedTuple):
     work: np.ndarray
     other: np.ndarray  # a second measure with limits of its own, or zeros
     home: np.ndarray  # home part of each sample; NONE if it has none
-    price: np.ndarray  # cost of leaving home, all 0 or all above; ACROSS_NODES times as much for another node
+    price: np.ndarray  # cost of leaving home, all 0 or all above 0; times ACROSS_NODES for another node
 
 
 class Limits(NamedTuple):
@@ -296,10 +296,10 @@ def cost_of(home: np.ndarray, price: np.ndarray, node_of: np.ndarray, sample: in
 def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, only_surplus: bool) -> bool:
     """Takes samples out of their parts by writing NONE to `part_of`. Returns whether any sample leaves.
 
-    1. Surplus samples leave: the lightest of a part, and as many of the heaviest as its load limit demands.
-    2. Without `only_surplus`, parts above their limit lose the heaviest samples that another part has room
-       for. In return, with equal sizes, as many of the lightest samples leave parts below their limit on the
-       same node, up to a quarter of each part. If these are too few, samples of all nodes follow.
+    1. Samples beyond a part's size leave: the lightest, and as many of the heaviest as the limit demands.
+    2. Parts above their limit lose the heaviest samples that another part has room for. With `only_surplus`,
+       they do so only next to a giant, and under MUCH_ROOM. In return, with equal sizes, as many of the
+       lightest leave parts below their limit, up to a quarter of each, of the same node and then of all.
 
     Example: the limit is 100, and parts of 4 rows have [97, 5, 4, 3] and [40, 30, 2, 1]. The giant of 97
     stays, and 5, 4, and 3 leave. In return, a quarter of the other part leaves, its 1.
@@ -476,7 +476,7 @@ def _level(
     keys = np.empty(count, dtype=np.int64)  # parts are counted from `first`
     for at in range(count):
         keys[at] = (_fullness(limits, lists, first + at) << bits) | at
-    heap, at_of = sorted_keys(keys), np.empty(count, dtype=np.int64)
+    heap, at_of = sorted_keys(keys), np.empty(count, dtype=np.int64)  # the emptiest part is on top
     queue, read, write = np.empty(count + 1, dtype=np.int64), ZERO, ZERO
     partners = np.empty(min(count, MANY_PARTNERS), dtype=np.int64)
     visits, is_queued = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
@@ -601,25 +601,25 @@ def settle(samples: Samples, limits: Limits, part_of: np.ndarray) -> bool:
     1. Surplus samples leave their parts, and are placed near home.
     2. Swaps level parts, first inside each node, and then over all parts.
     3. If a part is stuck, samples of parts still above a limit are placed again, longest first, together with
-       those of as many of the emptiest parts, then of four times as many, and so on.
+       those of twice as many of the emptiest parts, then of four times as many, and so on.
     4. Last, samples return home if the limits allow it.
     """
     num_parts, factor, no_cap = len(limits.load), ONE + 1, ZERO + NO_CAP
     lists = make_lists(samples, part_of, num_parts)
-    is_placed, is_last, near_home = True, False, len(part_of) > 0
+    is_placed, is_done, near_home = True, False, len(part_of) > 0  # no literals
     for only_surplus in (True, False):
-        if not is_last and _evict(samples, limits, part_of, lists, only_surplus):
+        if not is_done and _evict(samples, limits, part_of, lists, only_surplus):
             is_placed = place(samples, limits, part_of, near_home)
             _list_again(samples, lists, part_of)
-        if not is_last:
-            is_last = _level_nodes(samples, limits, part_of, lists, no_cap) == 0 and is_placed
-    while not is_last:
-        is_last = _take_out(limits, lists, part_of, factor)
+        if not is_done:
+            is_done = _level_nodes(samples, limits, part_of, lists, no_cap) == 0 and is_placed
+    while not is_done:
+        is_done = _take_out(limits, lists, part_of, factor)
         factor *= 2
         is_placed = place(samples, limits, part_of, not near_home)
         _list_again(samples, lists, part_of)
         stuck, _ = _level(samples, limits, part_of, lists, ZERO, num_parts, ONE, no_cap)
-        is_last = is_last or (is_placed and stuck == 0)
+        is_done = is_done or (is_placed and stuck == 0)
     _send_home(samples, limits, part_of, lists, samples.home)
     is_settled, num_placed = True, ZERO
     for part in range(num_parts):

@@ -17,7 +17,7 @@ from .workloads import as_integers, as_workloads, check_count, check_each, check
 
 # Bits of the sum of all sizes. Sums of this many bits, times ACROSS_NODES, stay below 2**63.
 SIZE_BITS = 50
-# Tolerances on loads by default, and if tokens would otherwise leave their tolerance: "plans at size".
+# Tolerances on loads by default, and if tokens would otherwise leave theirs. "What moves cost" decides them.
 TOLERANCES = (0.002, 0.005, 0.01)
 
 
@@ -114,7 +114,7 @@ class FromHome:
             return part_of
         # The next target is (1 + 1.1 · tolerance) × the time of a partition from scratch, but never above
         # differencing. Without the extra tenth, the last step would take more moves than all before.
-        found = [each for each in (part_of, samples.home) if problem.fault(each) is None]
+        found = [each for each in (part_of, samples.home) if problem.fault(each) is None]  # home last
         try:
             scratch = [place_from_scratch(problem, 0.0)]
         except ValueError:  # no partition was found under the token cap

@@ -69,7 +69,7 @@ def refined(
 ) -> np.ndarray:
     """Runs `longest_processing_time`, then `refine`, for the best balance of all functions here.
 
-    If that misses the tolerance, the result is equal-size `karmarkar_karp` where that is better.
+    If that misses the tolerance, equal-size `karmarkar_karp` is refined as well, and the better one counts.
 
     Arguments, result, and errors are those of the two functions; `token_tolerance` is that of `rebalance`.
     """
