@@ -41,8 +41,8 @@ class ShufflerSettings:
             "refined" gets as close to the lower bound as it can, but moves nearly every sample.
             "longest_processing_time" and "karmarkar_karp" are the usual heuristics.
         tolerance: allowed excess of the largest load, which may reach (1 + tolerance) × the lower bound. None
-            means 0 for "refined". For "rebalance", it means 0.01 with groups, and else 0.002, or 0.005 or 0.01
-            if tokens would otherwise exceed `token_tolerance`. The other partitioners have no tolerance.
+            means 0 for "refined". For "rebalance", it means 0.01 with groups, and else 0.002, but 0.005 or
+            0.01 if tokens would otherwise exceed `token_tolerance`. The other partitioners have no tolerance.
         equal_rows: whether all ranks compute the same number of rows, with numbers of real rows that differ
             by at most one. If False, the number of rows follows the load.
         max_tokens: limit on the tokens of a rank, as `get_tokens` counts them. None means no limit. If a

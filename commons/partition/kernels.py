@@ -21,20 +21,19 @@ NONE, ZERO, ONE = cast(tuple[int, int, int], tuple(np.arange(-1, 2)))
 NO_CAP = 2**62
 # A byte to another node costs as much as this many bytes within a node, so samples leave their node last.
 ACROSS_NODES = 1000
-# Number of parts that leveling tries as partners: of the emptiest, then from all parts. A part with a giant
-# and the lightest samples is as full as others, but may be the only partner that helps. "plans at size"
-# (lognormal, 1,024 ranks) decides both, and how often leveling may halve what a swap must take off. Fewer
-# halvings are enough inside a node, because leveling over all parts follows.
+# Number of parts that leveling tries as partners, of the emptiest, then of all: a part with a giant may be as
+# full as others, but the only one that helps. Then how often it may halve what a swap must take off: over all
+# parts, and inside a node. "What moves cost" (lognormal, nodes of 8) decides all four.
 FEW_PARTNERS, MANY_PARTNERS, HALVINGS, FEW_HALVINGS = 7, 63, 7, 2
 # Once pushed above its limit this often, a part no longer pushes partners above theirs. Parts could otherwise
-# pass work on for a long time, for example if samples are sorted by work over the parts.
+# pass work on for long. "Movement" (lognormal, d = 1024) decides that partners may be pushed at all.
 MOST_VISITS = 3
-# Number of samples tried in return for one, if the lightest would break the limit of the other measure.
+# Number of samples tried in return for one, if the lightest would break the other limit. More take longer.
 TRIES = 4
 # Work below this share of all limits leaves much room. Samples next to a giant then leave at once, because
-# swaps take longer. "plans at size" (lognormal, 1,024 ranks) decides it.
+# swaps take longer. "Plans at size" (lognormal, 64 ranks) decides it.
 MUCH_ROOM = 0.9
-# Leveling may look at each sample this many times on average. Ending too soon costs more time.
+# Leveling may look at each sample this many times on average, so that hard problems end, too.
 LOOKS = 2048
 # Fullness is a fixed-point number of at most 2**10, with 32 bits after the point.
 _SHARE, _MOST_SHARE = 2.0**32, 2.0**10

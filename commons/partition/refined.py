@@ -13,9 +13,10 @@ from .problem import Problem, are_unequal, in_lists, indices_of_parts, number_of
 from .token_levels import level_tokens
 from .workloads import check_tolerance
 
-# Largest number of target times to try.
+# Largest number of target times to try, so that a search for a target out of reach ends.
 MAX_TRIED_TIMES = 5
-# Shares of a time. The first try is NEXT_TO above the target. The search ends within RESOLUTION of a failure.
+# Shares of a time: a search first tries NEXT_TO above the target, and ends within RESOLUTION of a failure.
+# "Plans at size" (Yambda-5B, 1,024 ranks, refined) decides both.
 NEXT_TO, RESOLUTION = 3e-5, 1e-4
 
 

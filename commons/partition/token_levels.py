@@ -13,7 +13,7 @@ import numpy as np
 from .kernels import Samples, level, settle, sum_per_part
 from .problem import Problem, token_goal
 
-# Percentage of the samples that may leave home in addition, to level tokens.
+# Percentage of samples that may also leave home for tokens. At 1, some ranks keep 1.6 × the mean (lognormal).
 MORE_MOVED = 4
 
 
