@@ -24,7 +24,7 @@ ACROSS_NODES = 1000
 # Number of parts that leveling tries as partners, of the emptiest, then of all: a part with a giant may be as
 # full as others, but the only one that helps. Then how often it may halve what a swap must take off: over all
 # parts, and inside a node. "What moves cost" (lognormal, nodes of 8) decides all four.
-FEW_PARTNERS, MANY_PARTNERS, HALVINGS, FEW_HALVINGS = 7, 63, 7, 2
+FEW_PARTNERS, MANY_PARTNERS, HALVINGS, FEW_HALVINGS = 7, 127, 7, 2
 # Once pushed above its limit this often, a part no longer pushes partners above theirs. Parts could otherwise
 # pass work on for long. "Movement" (lognormal, d = 1024) decides that partners may be pushed at all.
 MOST_VISITS = 3

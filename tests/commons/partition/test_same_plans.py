@@ -93,8 +93,8 @@ CASES: dict[str, tuple[int, Callable[[], Iterator[list[np.ndarray]]]]] = {
     "refined, capped": (2168221655, partial(from_scratch, refined, **FREE, **CAPPED)),
     "refine": (1018996232, partial(from_home_refined, tolerance=0.01)),
     "rebalance": (2354175167, partial(from_home, rebalance)),
-    "rebalance, giants": (1235722548, from_home_with_giants),
-    "rebalance, giants, nodes": (3335129080, partial(from_home_with_giants, ranks_per_node=8)),
+    "rebalance, giants": (3972639652, from_home_with_giants),
+    "rebalance, giants, nodes": (2349342089, partial(from_home_with_giants, ranks_per_node=8)),
     "rebalance, uneven": (163088084, from_uneven_homes),
     "rebalance, uneven, speeds": (2307622173, partial(from_uneven_homes, **SPEEDS, **SIZES_OF)),
     "rebalance, uneven, even tokens, nodes": (

@@ -115,7 +115,7 @@ def test_plans_are_the_same_on_every_machine():
         pack_micro_batches(workloads, rng.integers(0, 50, len(workloads)), 200, multiple_of=2)
         for workloads, _, _, rng in problems()
     )
-    assert checksum(packed) == 1397651758
+    assert checksum(packed) == 103655596
 
 
 @given(drawn=drawn_samples(), multiple=st.integers(1, 4), fewest=st.integers(1, 12))

@@ -54,7 +54,7 @@ GROUPS = {"groups": lambda workloads, parts, rng: rng.integers(0, len(workloads)
         (GROUPS, 3070841435),
         ({**FREE, **GROUPS, **SPEEDS}, 285727933),
         ({**FREE, **GROUPS, **CAPPED}, 290034308),
-        ({**GROUPS, **EVEN_TOKENS, "ranks_per_node": 4}, 353886989),
+        ({**GROUPS, **EVEN_TOKENS, "ranks_per_node": 4}, 2815565205),
     ],
 )
 def test_plans_are_the_same_on_every_machine(options, expected):
