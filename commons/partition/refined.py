@@ -143,8 +143,6 @@ def best_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
 
     The result meets the target, or is no worse than equal-size differencing, if that keeps to the limits.
     """
-    if len(problem.work) == 0:
-        return problem.work
     target = problem.target(tolerance)
     part_of = place_longest_first(problem, target)
     time = problem.time_within_limits(part_of)
@@ -158,8 +156,10 @@ def best_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
             time = lower_within(problem, part_of, target)
     if time > max(target, bound_differencing(problem.work, problem.num_parts)):
         start = difference(problem, problem.num_parts)
-        if problem.fault(start) is None and lower_within(problem, start, target) < time:
-            return start
+        if problem.fault(start) is None:
+            is_stuck = time > (1 + RESOLUTION) * target
+            if (lower_within(problem, start, target) if is_stuck else problem.time(start)) < time:
+                return start
     return part_of
 
 
