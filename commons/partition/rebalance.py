@@ -63,8 +63,7 @@ def rebalance(
     """
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
     first, *for_tokens = TOLERANCES if tolerance is None else (tolerance,)
-    start = FromHome.of(problem, home, first, sizes, ranks_per_node)
-    return start.place([problem.target_from(more) for more in for_tokens])
+    return FromHome.of(problem, home, first, sizes, ranks_per_node).place(for_tokens)
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,11 @@ class FromHome:
         tolerance, per_node = check_tolerance(tolerance), min(int(per_node or 1), num_parts)
         return FromHome(problem, samples, tolerance, problem.target_from(tolerance), per_node)
 
-    def place(self, for_tokens: Sequence[int] = ()) -> np.ndarray:
-        """Returns each sample's part, int64 `[samples]`, in the caller's order."""
+    def place(self, for_tokens: Sequence[float] = ()) -> np.ndarray:
+        """Returns each sample's part, int64 `[samples]`, in the caller's order. Tokens may take more time."""
         part_of = self.move()
-        level_tokens(self.problem, self.samples, part_of, [self.target, *for_tokens], self.per_node)
+        targets = (self.problem.target_from(each) for each in (self.tolerance, *for_tokens))
+        level_tokens(self.problem, self.samples, part_of, targets, self.per_node)
         return self.problem.unsort(part_of)
 
     def move(self) -> np.ndarray:

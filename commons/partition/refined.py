@@ -154,7 +154,7 @@ def best_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
             number[by_load] = np.argsort(-problem.speeds, kind="stable")
             part_of = number[part_of]
             time = lower_within(problem, part_of, target)
-    if time > max(target, bound_differencing(problem.work, problem.num_parts)):
+    if time > target and time > bound_differencing(problem.work, problem.num_parts):
         start = difference(problem, problem.num_parts)
         if problem.fault(start) is None:
             is_stuck = time > (1 + RESOLUTION) * target

@@ -6,7 +6,7 @@ tokens for their load, so parts with many short samples have the most. Most plac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -21,13 +21,13 @@ def keep_to_tokens(problem: Problem, samples: Samples, part_of: np.ndarray, per_
     """Rebalances `part_of` by tokens if a part exceeds `max_tokens`, so that, if possible, no part does."""
     if sum_per_part(problem.tokens, part_of, problem.num_parts).max() > problem.max_tokens:
         by_tokens = problem.by_tokens()
-        exchanged, part = _exchanged(by_tokens, samples, part_of)
-        settle(exchanged, by_tokens.limits(problem.max_tokens, per_node), part)
+        part = part_of[by_tokens.order]
+        settle(_exchanged(by_tokens, samples), by_tokens.limits(problem.max_tokens, per_node), part)
         part_of[:] = by_tokens.unsort(part)
 
 
 def level_tokens(
-    problem: Problem, samples: Samples, part_of: np.ndarray, targets: Sequence[int], per_node: int = 1
+    problem: Problem, samples: Samples, part_of: np.ndarray, targets: Iterable[int], per_node: int = 1
 ) -> None:
     """Changes `part_of` so that, as far as possible, no part exceeds the tolerance on tokens.
 
@@ -48,10 +48,11 @@ def level_tokens(
     if most <= goal:
         return
     loads, time = sum_per_part(samples.work, part_of, num_parts), problem.time(part_of)
+    exchanged = _exchanged(by_tokens, samples)
     for target in targets:
         most_load = np.maximum(problem.limits(max(target, time)).load, loads)
         limits = by_tokens.limits(goal, per_node)._replace(other=most_load)
-        exchanged, part = _exchanged(by_tokens, samples, part_of)
+        part = part_of[by_tokens.order]
         level(exchanged, limits, part, MORE_MOVED * len(part) // 100)
         leveled = by_tokens.unsort(part)
         reached = sum_per_part(tokens, leveled, num_parts).max()
@@ -61,8 +62,7 @@ def level_tokens(
         part_of[:] = leveled
 
 
-def _exchanged(by_tokens: Problem, samples: Samples, part_of: np.ndarray) -> tuple[Samples, np.ndarray]:
-    """Returns samples with tokens as work, and work as the other measure, and their parts in that order."""
+def _exchanged(by_tokens: Problem, samples: Samples) -> Samples:
+    """Returns the samples in the order of `by_tokens`, with tokens as work, and work as the other measure."""
     order = by_tokens.order
-    exchanged = Samples(by_tokens.work, samples.work[order], samples.home[order], samples.price[order])
-    return exchanged, part_of[order]
+    return Samples(by_tokens.work, samples.work[order], samples.home[order], samples.price[order])

@@ -267,8 +267,12 @@ def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
     """Returns a model's losses and output. Raises a TypeError unless they are a tensor and one more value."""
     if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[0], torch.Tensor):
         return returned[0], returned[1]
+    if isinstance(returned, tuple | list):
+        got = f"{type(returned).__name__} of {', '.join(type(value).__name__ for value in returned)}"
+    else:
+        shape = f" of shape {tuple(returned.shape)}" if isinstance(returned, torch.Tensor) else ""
+        got = f"{type(returned).__name__}{shape}"
     raise TypeError(
-        f"the model returned a {type_name(returned)}; a pipeline expects (losses, output), losses a tensor "
-        "and output whatever metrics need, or None: return loss, None for a loss alone, and add up a dict of "
-        "losses"
+        f"the model returned a {got}; a pipeline expects (losses, output), losses a tensor and output "
+        "whatever metrics need, or None: return loss, None for a loss alone, and add up a dict of losses"
     )

@@ -169,9 +169,9 @@ def _make_plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
     targets = np.concatenate([_adapt_to_speeds(step_targets, speeds) for step_targets in targets])
     # A part that should take more work in the same time is a faster part.
     longest = max(int(np.ceil(targets.max())), 1)
-    as_speeds = replace(problem, speeds=np.maximum(targets / longest, LEAST_SPEED))
-    part_of = place_longest_first(as_speeds, longest)
-    lower_within(as_speeds, part_of, longest)
+    by_targets = replace(problem, speeds=np.maximum(targets / longest, LEAST_SPEED))
+    part_of = place_longest_first(by_targets, longest)
+    lower_within(by_targets, part_of, longest)
     if are_unequal(problem.speeds):
         return [part_of]
     loads = sum_per_part(problem.work, part_of, problem.num_parts)

@@ -52,8 +52,18 @@ def test_the_smallest_samples_move_and_stay_in_their_node_if_they_can():
 
 
 @pytest.mark.parametrize("ranks", [8, 64])
-@pytest.mark.parametrize(("lengths", "across_nodes"), [("lognormal", 0.01), ("zipf", 0.13)])
-def test_few_samples_and_bytes_move_for_nearly_all_that_can_be_gained(lengths, across_nodes, ranks):
+@pytest.mark.parametrize(
+    ("lengths", "tolerance", "most_moved", "across_nodes"),
+    [
+        ("lognormal", 0.01, 0.2, 0.01),
+        ("zipf", 0.01, 0.2, 0.08),
+        ("lognormal", None, 0.26, 0.01),
+        ("zipf", None, 0.26, 0.13),
+    ],
+)
+def test_few_samples_and_bytes_move_for_nearly_all_that_can_be_gained(
+    lengths, tolerance, most_moved, across_nodes, ranks
+):
     rng = np.random.default_rng(0)
     home = np.repeat(np.arange(ranks), ROWS)
     moved, worse, crossed = {1: [], 8: []}, [], {1: [], 8: []}
@@ -61,13 +71,13 @@ def test_few_samples_and_bytes_move_for_nearly_all_that_can_be_gained(lengths, a
         tokens = draw_tokens(lengths, rng, len(home))
         workloads, sizes = FLOPS.per_sample(tokens), BYTES_PER_TOKEN * tokens
         for per_node in moved:
-            partition = rebalance(workloads, home, ranks, sizes=sizes, ranks_per_node=per_node)
+            partition = rebalance(workloads, home, ranks, tolerance, sizes, per_node)
             away, abroad = part_of(partition) != home, part_of(partition) // 8 != home // 8
             moved[per_node].append([away.mean(), sizes[away].sum() / sizes.sum()])
             crossed[per_node].append(sizes[abroad].sum() / sizes.sum())
             worse.append(imbalance(workloads, partition) / imbalance(workloads, refined(workloads, ranks)))
-    assert (np.mean(moved[1], 0) <= 0.26).all()
-    assert np.max(worse) <= 1.003
+    assert (np.mean(moved[1], 0) <= most_moved).all()
+    assert np.max(worse) <= 1.002 + (tolerance or 0.001)
     assert np.mean(crossed[8]) <= across_nodes
     assert ranks == 8 or np.mean(crossed[8]) < np.mean(crossed[1])
 

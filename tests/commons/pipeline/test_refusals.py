@@ -147,7 +147,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "a loss alone": (
         lambda: run("none", Returning(lambda loss: loss)),
-        ["TypeError", "Parameter", "a pipeline expects (losses, output)", "return loss, None"],
+        ["TypeError", "a Parameter of shape ()", "a pipeline expects (losses, output)", "return loss, None"],
     ),
     "a StopIteration of the model": (
         ended_by_the_model,
