@@ -296,20 +296,21 @@ def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, 
     """Takes samples out of their parts by writing NONE to `part_of`. Returns whether any sample leaves.
 
     1. Samples beyond a part's size leave: the lightest, and as many of the heaviest as the limit demands.
-    2. Parts above their limit lose the heaviest samples that another part has room for. With `only_surplus`,
-       they do so only next to a giant, and under MUCH_ROOM. In return, with equal sizes, as many of the
-       lightest leave parts below their limit, up to a quarter of each, of the same node and then of all.
+    2. Parts above their limit lose their heaviest samples, but with equal sizes no giant, which is too heavy
+       for the room of any part. In return, as many of the lightest leave parts below their limit, up to a
+       quarter of each, of the same node and then of all. `only_surplus` allows this step only next to a
+       giant, and under MUCH_ROOM.
 
-    Example: the limit is 100, and parts of 4 rows have [97, 5, 4, 3] and [40, 30, 2, 1]. The giant of 97
-    stays, and 5, 4, and 3 leave. In return, a quarter of the other part leaves, its 1.
+    Example: the limit is 100, and parts of 4 samples have [97, 5, 4, 3] and [40, 30, 2, 1]. The giant of 97
+    stays. In step 2, 5, 4, and 3 leave, and in return a quarter of the other part, its 1.
     """
     work, members, start, size, load = samples.work, lists.members, lists.start, lists.size, lists.load
-    num_parts, has_nodes, room, total, most = len(limits.load), limits.per_node > 1, ZERO, 0.0, 0.0
+    num_parts, has_nodes, room, total, limit = len(limits.load), limits.per_node > 1, ZERO, 0.0, 0.0
     for part in range(num_parts):
         room = max(room, limits.load[part] - load[part])
         total += load[part]
-        most += limits.load[part]
-    has_room = total < MUCH_ROOM * most
+        limit += limits.load[part]
+    has_room = total < MUCH_ROOM * limit
     spare = len(work) - num_parts * limits.fewest
     wanted = np.zeros(num_parts, dtype=np.int64)  # samples in return, per node
     num_out, num_wanted = ZERO, ZERO
@@ -320,25 +321,25 @@ def _evict(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lists, 
         surplus = max(count - limits.fewest - kept, 0)
         # The lightest sample that no earlier part gets in return.
         lightest = work[max(len(work) - 1 - num_wanted, 0)] if limits.fewest > 0 and count > 0 else 0
-        relief, skipped, changes = ZERO, ZERO, ZERO
+        relief, giants, changes = ZERO, ZERO, ZERO
         for at in range(surplus):
             relief += work[members[first + count - 1 - at]]
-        while relief < over and skipped + changes < count:
-            heaviest = work[members[first + skipped + changes]]
+        while relief < over and giants + changes < count:
+            heaviest = work[members[first + giants + changes]]
             if changes == 0 and limits.fewest > 0 and heaviest - lightest > room:
-                skipped += 1
+                giants += 1
                 continue
             # This sample leaves instead of a light surplus sample, or in return for one of the lightest.
             relief += heaviest - (
                 work[members[first + count - surplus + changes]] if changes < surplus else lightest
             )
             changes += 1
-        skipped = min(skipped, count - surplus)
-        if only_surplus and not (has_room and skipped > 0):
+        giants = min(giants, count - surplus)
+        if only_surplus and not (has_room and giants > 0):
             changes = min(changes, surplus)
         light = max(surplus - changes, 0)
         for at in range(changes):
-            part_of[members[first + skipped + at]] = NONE
+            part_of[members[first + giants + at]] = NONE
         for at in range(light):
             part_of[members[first + count - 1 - at]] = NONE
         num_out += changes + light
@@ -469,7 +470,7 @@ def _level(
     is 15. So a swap must take off at least half the excess, 7, and may put up to 10 + 6 on the partner.
     Swapping a sample of 25 for one of 10 levels the part, and leaves the partner 5 above its limit.
     """
-    home, size, load = samples.home, lists.size, lists.load
+    home, size, load, members = samples.home, lists.size, lists.load, lists.members
     count, bits, looks = end - first, num_bits(end - first), LOOKS * len(home)
     mask = (ONE << bits) - 1
     keys = np.empty(count, dtype=np.int64)  # parts are counted from `first`
@@ -485,7 +486,7 @@ def _level(
         if load[first + number] > limits.load[first + number]:
             queue[write], is_queued[number] = first + number, 1
             write += 1
-    num_stuck, halvings = ZERO, HALVINGS if count == len(limits.load) else FEW_HALVINGS
+    num_stuck, cap, halvings = ZERO, ZERO + NO_CAP, HALVINGS if count == len(limits.load) else FEW_HALVINGS
     while read != write and num_stuck < most_stuck:
         full = queue[read]
         read, is_queued[full - first] = (read + 1) % len(queue), 0
@@ -499,19 +500,9 @@ def _level(
                 looks -= 2 * tried * size[full]
                 for at in range(tried):
                     partners[at] = first + (heap[at * stride] & mask)
+                start, stop = lists.start[full], lists.start[full] + size[full]
                 gives, taker, returns = _find_swap(
-                    samples,
-                    limits,
-                    lists,
-                    full,
-                    lists.members,
-                    lists.start[full],
-                    lists.start[full] + size[full],
-                    partners,
-                    tried,
-                    least,
-                    beyond,
-                    ZERO + NO_CAP,
+                    samples, limits, lists, full, members, start, stop, partners, tried, least, beyond, cap
                 )
                 if taker == NONE:
                     halving += 1
@@ -560,9 +551,9 @@ def _send_home(samples: Samples, limits: Limits, part_of: np.ndarray, lists: Lis
             for to in range(first, min(first + limits.per_node, len(load))):
                 partners[count] = to
                 count += 1
-            gain = samples.price[sample] * (1 - ACROSS_NODES)
+            change = samples.price[sample] * (1 - ACROSS_NODES)
             _, taker, returns = _find_swap(
-                samples, limits, lists, part, giver, ZERO, ONE, partners, count, least, ZERO, gain // 2
+                samples, limits, lists, part, giver, ZERO, ONE, partners, count, least, ZERO, change // 2
             )
         if taker != NONE:
             move(samples, lists, part_of, sample, taker)
@@ -593,29 +584,29 @@ def level(samples: Samples, limits: Limits, part_of: np.ndarray, most_moved: int
 
 @compiled
 def settle(samples: Samples, limits: Limits, part_of: np.ndarray) -> bool:
-    """Brings parts within their limits, near home if samples have one.
+    """Brings parts within their limits. Samples with a home stay near it.
 
     Returns True only if all samples have a part, and no part is above a limit.
 
-    1. Surplus samples leave their parts, and are placed near home.
-    2. Swaps level parts, first inside each node, and then over all parts.
-    3. If a part is stuck, samples of parts still above a limit are placed again, longest first, together with
-       those of twice as many of the emptiest parts, then of four times as many, and so on.
+    1. Surplus samples leave their parts, and are placed near home. Swaps level parts, in each node, then all.
+    2. If a part is stuck, heavy samples leave full parts in return for light ones, and swaps level again.
+    3. If it still is, samples of parts above a limit are placed again, longest first, together with those of
+       twice as many of the emptiest parts, then of four times as many, and so on.
     4. Last, samples return home if the limits allow it.
     """
     num_parts, factor, no_cap = len(limits.load), ONE + 1, ZERO + NO_CAP
     lists = make_lists(samples, part_of, num_parts)
-    is_placed, is_done, near_home = True, False, len(part_of) > 0  # no literals
+    is_placed, is_done, yes = True, False, len(part_of) > 0  # a bool that is no literal
     for only_surplus in (True, False):
         if not is_done and _evict(samples, limits, part_of, lists, only_surplus):
-            is_placed = place(samples, limits, part_of, near_home)
+            is_placed = place(samples, limits, part_of, yes)
             _list_again(samples, lists, part_of)
         if not is_done:
             is_done = _level_nodes(samples, limits, part_of, lists, no_cap) == 0 and is_placed
     while not is_done:
         is_done = _take_out(limits, lists, part_of, factor)
         factor *= 2
-        is_placed = place(samples, limits, part_of, not near_home)
+        is_placed = place(samples, limits, part_of, not yes)
         _list_again(samples, lists, part_of)
         stuck, _ = _level(samples, limits, part_of, lists, ZERO, num_parts, ONE, no_cap)
         is_done = is_done or (is_placed and stuck == 0)

@@ -94,7 +94,7 @@ class Problem:
         # `limits` rounds loads down. This much more time makes up for that.
         return target + (int(1 / self.speeds.min()) + 1 if are_unequal(self.speeds) else 0)
 
-    def target_from(self, tolerance: float) -> int:
+    def target_near_home(self, tolerance: float) -> int:
         """Returns `target` with room for samples of no cost, which count as 1, to stay in their parts."""
         return self.target(tolerance) + int(np.count_nonzero(self.work == 1) / self.speeds.min())
 

@@ -15,9 +15,10 @@ from .refined import place_from_scratch
 from .token_levels import keep_to_tokens, level_tokens
 from .workloads import as_integers, as_workloads, check_count, check_each, check_tolerance
 
-# Bits of the sum of all sizes. Sums of this many bits, times ACROSS_NODES, stay below 2**63.
-SIZE_BITS = 50
-# Tolerances on loads by default, and if tokens would otherwise leave theirs. "What moves cost" decides them.
+# Bits of the sum of all prices of moves. Sums of this many bits, times ACROSS_NODES, stay below 2**63.
+PRICE_BITS = 50
+# Tolerances on loads: the default, and those allowed if tokens would otherwise exceed `token_tolerance`.
+# "What moves cost" decides them.
 TOLERANCES = (0.002, 0.005, 0.01)
 
 
@@ -35,7 +36,7 @@ def rebalance(
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
     token_tolerance: float | None = None,
-) -> np.ndarray:
+) -> np.ndarray:  # `in_lists` makes lists of it
     """Balances parts that already have samples, and moves as few samples as it can.
 
     Args:
@@ -63,7 +64,7 @@ def rebalance(
     """
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
     first, *for_tokens = TOLERANCES if tolerance is None else (tolerance,)
-    return FromHome.of(problem, home, first, sizes, ranks_per_node).place(for_tokens)
+    return FromHome.of(problem, home, first, sizes, ranks_per_node).parts(for_tokens)
 
 
 @dataclass(frozen=True)
@@ -91,29 +92,30 @@ class FromHome:
             is_part &= homes == np.floor(homes)
         check_each("home", homes, is_part, f"a part from 0 to {num_parts - 1}")
         to_move = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes", num_samples)
-        price = problem.sort(as_integers(to_move, SIZE_BITS))
+        price = problem.sort(as_integers(to_move, PRICE_BITS))
         samples = Samples(problem.work, problem.tokens, problem.sort(homes), price)
         if per_node is not None:
             check_count("ranks_per_node", per_node)
         tolerance, per_node = check_tolerance(tolerance), min(int(per_node or 1), num_parts)
-        return FromHome(problem, samples, tolerance, problem.target_from(tolerance), per_node)
+        return FromHome(problem, samples, tolerance, problem.target_near_home(tolerance), per_node)
 
-    def place(self, for_tokens: Sequence[float] = ()) -> np.ndarray:
+    def parts(self, for_tokens: Sequence[float] = ()) -> np.ndarray:
         """Returns each sample's part, int64 `[samples]`, in the caller's order. Tokens may take more time."""
-        part_of = self.move()
-        targets = (self.problem.target_from(each) for each in (self.tolerance, *for_tokens))
+        part_of = self.near_home()
+        targets = (self.problem.target_near_home(each) for each in (self.tolerance, *for_tokens))
         level_tokens(self.problem, self.samples, part_of, targets, self.per_node)
         return self.problem.unsort(part_of)
 
-    def move(self) -> np.ndarray:
+    def near_home(self) -> np.ndarray:
         """Returns parts near home, int64 `[samples]`, within the limits and, if possible, the target."""
         problem, samples, target, per_node = self.problem, self.samples, self.target, self.per_node
         part_of = samples.home.copy()
         keep_to_tokens(problem, samples, part_of, per_node)
         if settle(samples, problem.limits(target, per_node), part_of):
             return part_of
-        # The next target is (1 + 1.1 · tolerance) × the time of a partition from scratch, but never above
-        # differencing. Without the extra tenth, the last step would take more moves than all before.
+        # The next target is (1 + 1.1 · tolerance) × the time of a partition from scratch, but never above the
+        # time of differencing, or of a valid start. Without the extra tenth, the last few swaps would move
+        # more samples than all before.
         found = [each for each in (part_of, samples.home) if problem.fault(each) is None]  # home last
         try:
             scratch = [place_from_scratch(problem, 0.0)]
@@ -130,6 +132,6 @@ class FromHome:
         if settle(samples, limits, near):
             return near
         best = min([*found, *scratch], key=problem.time).copy()
-        # `time` rounds down, as `limits` does: with one more, all parts are within their limits.
+        # `best` is within these limits, so its samples only go home. `time` rounds down, as `limits` does.
         settle(samples, problem.limits(max(relaxed, problem.time(best) + 1), per_node), best)
         return best

@@ -110,7 +110,7 @@ def refine(
     fault = problem.fault(part_of)
     if fault is not None:
         raise ValueError(fault)
-    lower_within(problem, part_of, problem.target_from(tolerance))
+    lower_within(problem, part_of, problem.target_near_home(tolerance))
     return indices_of_parts(problem.unsort(part_of), problem.num_parts)
 
 
@@ -181,9 +181,9 @@ def lower_within(problem: Problem, part_of: np.ndarray, target: int) -> int:
     If the target is out of reach, the middle between it and the best time is tried next, and so on.
     """
     samples, time = without_home(problem), problem.time(part_of)
-    tried, failed = target + int(NEXT_TO * max(time, 0)), target
+    tried, failed = target + int(NEXT_TO * time), target
     for number in range(MAX_TRIED_TIMES):
-        if time <= target or (number > 0 and time - failed <= RESOLUTION * abs(time)):
+        if time <= target or (number > 0 and time - failed <= RESOLUTION * time):
             break
         tried = min(tried, time - 1)
         found = part_of.copy()

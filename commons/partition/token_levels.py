@@ -48,7 +48,7 @@ def level_tokens(
     if most <= goal:
         return
     loads, time = sum_per_part(samples.work, part_of, num_parts), problem.time(part_of)
-    exchanged = _exchanged(by_tokens, samples)
+    exchanged, best = _exchanged(by_tokens, samples), part_of
     for target in targets:
         most_load = np.maximum(problem.limits(max(target, time)).load, loads)
         limits = by_tokens.limits(goal, per_node)._replace(other=most_load)
@@ -56,10 +56,11 @@ def level_tokens(
         level(exchanged, limits, part, MORE_MOVED * len(part) // 100)
         leveled = by_tokens.unsort(part)
         reached = sum_per_part(tokens, leveled, num_parts).max()
-        if reached <= goal:
+        if reached < most:
+            best, most = leveled, reached
+        if most <= goal:
             break
-    if reached < most:
-        part_of[:] = leveled
+    part_of[:] = best
 
 
 def _exchanged(by_tokens: Problem, samples: Samples) -> Samples:

@@ -79,7 +79,7 @@ def rebalance_groups(
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
     start = FromHome.of(problem, home, tolerance, sizes, ranks_per_node)
     together = None if groups is None else _bring_together(start, groups, moves_per_copy)
-    return start.place() if together is None else problem.unsort(together)
+    return start.parts() if together is None else problem.unsort(together)
 
 
 def compile_search() -> None:
@@ -110,7 +110,7 @@ def _bring_together(start: FromHome, groups: ArrayLike, moves_per_copy: float) -
     part_of = search.run(target)
     if problem.time_within_limits(part_of) > target:
         try:
-            alone = start.move()
+            alone = start.near_home()
         except ValueError:  # no partition was found under the token cap
             if problem.fault(part_of) is not None:
                 raise

@@ -107,12 +107,12 @@ CASES: dict[str, tuple[int, Callable[[], Iterator[list[np.ndarray]]]]] = {
     "rebalance, speeds": (3959369073, partial(from_home, rebalance, **SPEEDS)),
     "rebalance, nodes": (1605550342, partial(from_home, rebalance, ranks_per_node=2, **SIZES_OF)),
     "rebalance, nodes, speeds": (
-        1319622963,
+        477413558,
         partial(from_home, rebalance, ranks_per_node=4, **SPEEDS, **EVEN_TOKENS),
     ),
-    "rebalance, even tokens": (823911280, partial(from_home, rebalance, **EVEN_TOKENS)),
+    "rebalance, even tokens": (3810078557, partial(from_home, rebalance, **EVEN_TOKENS)),
     "rebalance, even tokens, nodes": (
-        1119797906,
+        294126228,
         partial(from_home, rebalance, ranks_per_node=4, **EVEN_TOKENS, **SIZES_OF),
     ),
     "rebalance, capped": (2060703752, partial(from_home, rebalance, **FREE, **CAPPED)),

@@ -74,6 +74,15 @@ def test_long_histories_leave_room_for_both(ranks, hidden_size, equal_size):
                 assert more <= 0.02
 
 
+def test_giving_way_on_loads_never_adds_tokens():
+    rng = np.random.default_rng(0)
+    for _ in range(100):  # few samples on few ranks, so that tokens often miss their tolerance
+        tokens = 1 + np.minimum(rng.lognormal(5, 1.2, 32), 4096).astype(np.int64)
+        near = partial(rebalance, tokens**2 + 100 * tokens, np.repeat(np.arange(4), 8), 4)
+        first, last = (near(tolerance, tokens=tokens, token_tolerance=0.05) for tolerance in (0.002, None))
+        assert loads(tokens, last).max() <= loads(tokens, first).max()
+
+
 def test_tokens_follow_no_speeds():
     tokens = np.ones(400, dtype=np.int64)
     tokens[:10] = 100
