@@ -86,37 +86,39 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
         "tokens": lambda rows: shuffler.get_tokens(rows.batch),
         "loss tokens": lambda rows: shuffler.get_loss_tokens(rows.batch),
     }
-    counted, row_format = count_rows(shuffler.view(batch), count, {})
-    per_rank = np.zeros((num_ranks, 2 + row_format.schema.num_keys), dtype=np.int64)
-    per_rank[:, :2] = batch.batch_size // num_ranks  # rows and real rows
-    rows = row_format.decode(row_format.encode(counted), per_rank)
-    rows = replace(rows, arguments=arguments_of(shuffler.extensions))
+    counted = count_rows(shuffler.view(batch), count, {})
+    each = batch.batch_size // num_ranks
+    messages = np.zeros(num_ranks, dtype=counted.format.message(0, each))
+    messages["num_rows"] = messages["num_real"] = each
+    messages["rows"] = counted.numbers.reshape(num_ranks, each)
+    rows = replace(counted.format.table(messages), arguments=arguments_of(shuffler.extensions))
     if shuffler.cost is not None:
         rows = rows.with_cost(shuffler.cost)
-    names = row_format.count_names
     if any(isinstance(extension, Pieces) for extension in shuffler.extensions):
         rules = shuffler.cut_rules(batch)
-        cutting = Cutting(rules, row_format.schema, names, shuffler.prefix_cost, rows.cost)
+        known = counted.format
+        cutting = Cutting(rules, known.schema, known.count_names, shuffler.prefix_cost, rows.cost)
         plan = make_plan(*cut_and_place(rows, shuffler.settings, cutting))
         if COLUMN in plan.rows.columns:
             cut = cut_rows(Rows(batch), plan.rows.columns[COLUMN], rules)
             batch = cut.batch
     else:
         plan = place(rows, shuffler.settings)
-    return [_take_rank(batch, plan, rank, names) for rank in range(num_ranks)]
+    return [_take_rank(batch, plan, rank) for rank in range(num_ranks)]
 
 
-def _take_rank(batch: BaseBatch, plan: ShufflePlan, rank: int, count_names: Sequence[str]) -> BaseBatch:
+def _take_rank(batch: BaseBatch, plan: ShufflePlan, rank: int) -> BaseBatch:
     """Returns a rank's rows of a batch that is already cut as planned."""
     own = plan.computed_by(rank)
-    counts = dict(zip(count_names, plan.rows.row_counts[own].T, strict=True))
-    part = batch.index_select(own).with_row_counts(counts)
+    assert plan.rows.format is not None  # the rows were counted
+    counts = plan.rows.format.row_counts(plan.rows, own)
+    part: BaseBatch = Rows(batch.index_select(own)).with_counts(counts).batch
     if COLUMN not in plan.rows.columns:
         return part
     group: Any = SimpleNamespace(
         num_ranks=plan.num_ranks, rank=rank, group_for=lambda use, device: None, wait_seconds=0.0
     )
-    part.pieces = PlacedPieces(plan, group, count_names)
+    part.pieces = PlacedPieces(plan, group)
     return part
 
 

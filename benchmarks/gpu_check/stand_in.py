@@ -67,6 +67,7 @@ class KeyedJaggedTensor(_Jagged):
         *,
         lengths: torch.Tensor,
         stride: int,
+        length_per_key: Sequence[int] | None = None,
     ) -> None:
         super().__init__(values, weights, lengths=lengths)
         self.keys, self.stride = (lambda: list(keys)), (lambda: stride)

@@ -38,7 +38,6 @@ def load_rows(lengths: np.ndarray, workloads: np.ndarray, **arguments: Any) -> R
         loss_tokens=lengths,
         key_lengths=none,
         sample_bytes=BYTES_PER_TOKEN * lengths,
-        row_counts=none,
         arguments=arguments,
         ranks_per_node=RANKS_PER_NODE if len(per_rank) > RANKS_PER_NODE else None,
     )

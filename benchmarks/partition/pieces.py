@@ -94,15 +94,14 @@ def count_fetched_tokens(plan: ShufflePlan) -> int:
 def load_histories(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Format]:
     """Returns the rows that ranks load, and their format. A history has a user and an action per item."""
     lengths = lengths.astype(np.int64)
-    schema, names = Schema.of(_EXAMPLE.per_sample_fields()), tuple(_EXAMPLE.row_counts())
+    schema = Schema.of(_EXAMPLE.per_sample_fields())
     users, tokens = np.ones_like(lengths), 2 * lengths + 1
-    counts = np.stack([users if name == "features.user" else lengths for name in names], 1)
     keys = [key for field in schema.jagged_fields for key in field.keys]
     key_lengths = np.stack([users if key == "user" else lengths for key in keys], 1)
     per_rank = np.full(ranks, len(lengths) // ranks)
     workloads, num_bytes = make_flops(hidden_size).per_sample(tokens), schema.row_bytes(key_lengths)
-    rows = RowTable(per_rank, per_rank, workloads, tokens, lengths, key_lengths, num_bytes, counts)
-    return rows, Format(schema, 1, names, ())
+    rows = RowTable(per_rank, per_rank, workloads, tokens, lengths, key_lengths, num_bytes)
+    return rows, Format(schema, 1)
 
 
 def load_samples(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Cutting]:

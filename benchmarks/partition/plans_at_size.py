@@ -85,31 +85,33 @@ class GatheredStep:
     """The numbers of a step that every rank holds after the planning gather.
 
     Attributes:
-        numbers: encoded rows, int64 `[ranks, rows, width]`.
-        batch_sizes: number of rows of each rank, all of them real, int64 `[ranks]`.
-        row_format: format of the numbers.
+        messages: messages of all ranks, as the gather returns them.
+        row_format: format of the messages.
         samples: the same rows, as a partitioner's input.
     """
 
-    numbers: np.ndarray
-    batch_sizes: np.ndarray
+    messages: np.ndarray
     row_format: Format
     samples: GlobalBatch
 
     @staticmethod
     def of(lengths: np.ndarray, ranks: int) -> GatheredStep:
-        """Returns encoded histories of these lengths."""
+        """Returns gathered histories of these lengths."""
         rows, row_format = load_histories(lengths, HIDDEN_SIZE, ranks)
-        numbers = row_format.encode(rows).reshape(ranks, ROWS_PER_RANK, -1)
+        messages = np.zeros(ranks, dtype=row_format.message(0, ROWS_PER_RANK))
+        messages["num_rows"] = messages["num_real"] = ROWS_PER_RANK
+        gathered = messages["rows"]
+        gathered["work"] = rows.work.reshape(ranks, ROWS_PER_RANK, -1)
+        for name in ("tokens", "loss_tokens"):
+            gathered[name] = getattr(rows, name).reshape(ranks, ROWS_PER_RANK)
+        num_keys = rows.key_lengths.shape[1]
+        gathered["key_lengths"][..., :num_keys] = rows.key_lengths.reshape(ranks, ROWS_PER_RANK, num_keys)
         samples = GlobalBatch(ranks, rows.workloads, rows.tokens, rows.sample_bytes, rows.home)
-        return GatheredStep(numbers, rows.batch_sizes, row_format, samples)
+        return GatheredStep(messages, row_format, samples)
 
     def decode(self) -> RowTable:
         """Returns the rows of all ranks, as the gather does."""
-        sizes, real = self.batch_sizes, self.numbers.reshape(-1, self.row_format.width)
-        per_rank = np.zeros((len(sizes), 2 + self.row_format.schema.num_keys), dtype=np.int64)
-        per_rank[:, :2] = sizes[:, None]  # rows and real rows
-        return self.row_format.decode(real, per_rank)
+        return self.row_format.table(self.messages)
 
     def plan(self, settings: ShufflerSettings) -> ShufflePlan:
         """Returns the plan of a job on nodes of 8 ranks."""

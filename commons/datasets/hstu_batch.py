@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ..sequence_batch import BaseBatch
 from ..unbounded_ids import NO_ID
@@ -155,13 +154,8 @@ class HSTUBatch(BaseBatch):
         return self.num_candidates * (1 if self.action_feature_name is None else 2)
 
     def row_counts(self) -> dict[str, torch.Tensor]:
-        """Returns the feature and label lengths and the candidates of each row, which size the sequences."""
-        counts = self.feature_row_counts()
-        if isinstance(self.labels, KeyedJaggedTensor):
-            counts["labels"] = self.labels.lengths().view(-1, self.batch_size).sum(0)
-        if self.num_candidates is not None:
-            counts["num_candidates"] = self.num_candidates
-        return counts
+        """Returns the number of candidates of each row, which sizes the sequences."""
+        return {} if self.num_candidates is None else {"num_candidates": self.num_candidates}
 
 
 class HSTUSource(SampleSource):

@@ -148,10 +148,6 @@ class SIDBatch(BaseBatch):
         """Returns the candidate codes of each row, `[batch_size]` int64; 0 for padding rows."""
         return self.feature_lengths(self.candidate_feature_name)
 
-    def row_counts(self) -> dict[str, torch.Tensor]:
-        """Returns the feature lengths of each row, which size the sequences."""
-        return self.feature_row_counts()
-
 
 class SIDSource(SampleSource):
     """Samples by index. An index gives the same sample in every process.

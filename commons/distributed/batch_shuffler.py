@@ -13,25 +13,21 @@ import torch.distributed as dist
 from ..checks import require_type
 from ..perf_model.cost import Cost
 from ..sequence_batch.packed_rows import PackedRows
-from ..sequence_batch.row_schema import FieldValue, type_name
+from ..sequence_batch.row_schema import FieldValue
 from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import check_attributes
 from .balance_report import WORKLOAD_UNITS
-from .batch_format import Format
-from .count_rows import Counter, count_rows
+from .count_rows import Counter
 from .empty_rank import check_runs_copies
-from .exchange import Route, route_of, transfer
+from .exchange import transfer
 from .extension import Extension, chain, order_extensions
-from .loaded_memory import LoadedBatch
 from .loss_reduction import LossScale
 from .placement import warm_up
 from .plan_ahead import PlanAhead
 from .planner import Planner
 from .rank_group import RankGroup, job_device
-from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
 from .shuffler_settings import ShufflerSettings
-from .step import MOST_ON_THEIR_WAY, Step
+from .step import view_of
 
 Batch = TypeVar("Batch")
 
@@ -110,7 +106,6 @@ class BatchShuffler(ABC):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
         self.cost = cost
         self._process_group, self._world_size = process_group, _world_size()
-        self._routes: tuple[tuple[ShufflePlan, Route], ...] = ()  # replaced as a whole: two threads use it
         self.expects_scale = True
         self._is_taken = False  # by a pipeline or a loop over plan_ahead
         self._take(extensions)
@@ -131,7 +126,7 @@ class BatchShuffler(ABC):
         Raises:
             RuntimeError: a step was planned, or a pipeline or loop exists. See also the constructor.
         """
-        if self.format is not None or self._is_taken:
+        if self.planner.format is not None or self._is_taken:
             raise RuntimeError(
                 f"this {type(self).__name__} is, or was, in use: add {extension.name} before it plans"
             )
@@ -175,28 +170,9 @@ class BatchShuffler(ABC):
         """Whether samples move. To change this, create a new shuffler, and a new pipeline with it."""
         return self.moves_samples
 
-    @property
-    def format(self) -> Format | None:
-        """The format that the ranks agreed on at the first batch. None before that."""
-        return self.planner.format
-
-    def _agreed(self) -> Format:
-        if self.format is None:
-            raise RuntimeError("no rank of the group has had a batch yet, so its fields are unknown")
-        return self.format
-
     def view(self, batch: Any) -> Rows:
-        """Returns the rows of a batch of any supported type, to count or to move them.
-
-        Raises:
-            TypeError: `batch` is a step, which a pipeline has planned before.
-        """
-        if isinstance(batch, Step):
-            raise TypeError(
-                "a batch is a step that was planned before: a _next_batch must not repeat one of the "
-                "pipeline's batches for a rank that ran dry. Return None there: ranks may have fewer batches"
-            )
-        return Rows(batch, self.shared_fields)
+        """Returns the rows of a batch of any supported type; see `view_of`."""
+        return view_of(batch, self.shared_fields)
 
     @abstractmethod
     def get_workloads(self, batch: Any) -> torch.Tensor:
@@ -273,9 +249,8 @@ class BatchShuffler(ABC):
             self.settings,
             self.extensions,
             self.cost,
-            self._count_rows,
-            self.view,
-            type(self).__name__,
+            self.shared_fields,
+            self._counters(),
         )
         for extension in self.extensions:
             extension.setup(self)
@@ -292,47 +267,13 @@ class BatchShuffler(ABC):
         """Whether samples may leave this rank."""
         return self.moves_samples and self.group.num_ranks > 1
 
-    def _count_rows(self, loaded: Rows) -> tuple[RowTable, Format]:
-        view = loaded.on_host()
-        self._check_type(view)
-        columns = {
-            extension.name: _of_batch(extension.columns)
-            for extension in self.extensions
-            if type(extension).columns is not Extension.columns
-        }
-        # If steps are planned ahead, `PlanAhead` checks each batch when it loads the next one.
-        first = LoadedBatch(view) if self.format is None and not self._is_taken else None
-        counted = count_rows(view, self._counters(view), columns)
-        if first is not None:
-            first.check_unchanged()
-        return counted
-
-    def _counters(self, rows: Rows) -> dict[str, Counter]:
+    def _counters(self) -> dict[str, Counter]:
         """Returns the functions that count workloads, tokens, and loss tokens, by their names in messages."""
-        name = type(self).__name__
-        counters: dict[str, Counter] = {f"{name}.get_workloads": _of_batch(self.get_workloads)}
-        if type(self).get_tokens is BatchShuffler.get_tokens:
-            counters[f"{type(rows.batch).__name__}.num_tokens"] = Rows.num_tokens
-        else:
-            counters[f"{name}.get_tokens"] = _of_batch(self.get_tokens)
-        if type(self).get_loss_tokens is BatchShuffler.get_loss_tokens:
-            counters[f"{type(rows.batch).__name__}.num_loss_tokens"] = Rows.num_loss_tokens
-        else:
-            counters[f"{name}.get_loss_tokens"] = _of_batch(self.get_loss_tokens)
+        of, counters = type(self), {f"{type(self).__name__}.get_workloads": _of_batch(self.get_workloads)}
+        for name, default in (("get_tokens", Rows.num_tokens), ("get_loss_tokens", Rows.num_loss_tokens)):
+            is_default = getattr(of, name) is getattr(BatchShuffler, name)
+            counters[f"{of.__name__}.{name}"] = default if is_default else _of_batch(getattr(self, name))
         return counters
-
-    def _check_type(self, batch: Rows) -> None:
-        """Checks that the first batch can be exchanged, and that later ones have the same type."""
-        expected = None if self.format is None else self.format.batch_type
-        if expected is None:
-            batch.check()
-            return
-        check_attributes(batch.tree)
-        if type(batch.batch) is not expected:
-            raise TypeError(
-                f"a batch is a {type_name(batch.batch)}, and the first was a {expected.__qualname__}; all "
-                "must be of one type"
-            )
 
     def plan(self, batch: Any) -> ShufflePlan:
         """Places the samples of one global batch, on the host. Collective over the ranks that plan together.
@@ -375,38 +316,34 @@ class BatchShuffler(ABC):
             self._loss_scale.expect(plan)
         rows = self.view(batch)
         if self.exchanges:
-            prepared = self._prepare(rows, plan)
+            prepared = self.planner.prepare(rows, plan)
             rows = prepared if prepared.device == rows.device else prepared.to(rows.device)
         return self.exchange_rows(rows, plan).batch
 
     def exchange_rows(self, rows: Rows, plan: ShufflePlan) -> Rows:
         """Moves the rows of a planned step as `exchange` does, and returns this rank's new rows."""
-        batch_format, rank = self._agreed(), self.group.rank
+        rank, known = self.group.rank, plan.rows.format
+        if known is None or (self.exchanges and plan.route is None):
+            raise ValueError("exchange got a plan without a format and a route; give it one of this shuffler")
+        lengths = plan.rows.lengths_as_loaded(rank)
         if not self.exchanges:
-            return batch_format.with_row_counts(rows, plan.rows.row_counts[plan.rows.loaded_by(rank)])
-        loaded = rows.packed(plan.rows.lengths_as_loaded(rank))
-        self._check_planned(batch_format, rows, loaded, plan)
-        fields = self._move(loaded, plan)
-        own_counts = plan.rows.row_counts[plan.computed_by(rank)]
-        placed = batch_format.make_rows(rows, fields, int(plan.num_rows[rank]), own_counts)
+            counts = known.row_counts(plan.rows, plan.rows.loaded_by(rank))
+            return rows.with_totals(lengths).with_counts(counts) if rows.pads else rows
+        loaded = rows.packed(lengths)
+        self._check_planned(rows, loaded, plan)
+        fields, own, num_rows = self._move(loaded, plan), plan.computed_by(rank), int(plan.num_rows[rank])
+        if not (len(own) or rows.pads):  # a copy of a real row
+            fields, num_rows = self.planner.spare_row().to(rows.device, non_blocking=True).fields, 1
+        counts = known.row_counts(plan.rows, own)
+        placed = rows.replaced(fields, num_rows, len(own)).with_counts(counts)
         batch = placed.batch
         for extension in self.extensions:
             batch = extension.after_exchange(batch, plan)
         return placed if batch is placed.batch else self.view(batch)
 
     def _move_rows(self, loaded: PackedRows, plan: ShufflePlan) -> dict[str, FieldValue]:
-        return transfer(loaded, self.route(plan), partial(self.group.group_for, "exchange"))
-
-    def route(self, plan: ShufflePlan) -> Route:
-        """Returns what this rank sends and receives for a plan. The planning thread computes it ahead."""
-        for known, route in self._routes:
-            if known is plan:
-                return route
-        route = route_of(plan, self.group.rank, self._agreed().schema, self.settings.exchange)
-        if job_device().type == "cuda":
-            route = route.pinned()
-        self._routes = (*self._routes, (plan, route))[-MOST_ON_THEIR_WAY:]
-        return route
+        assert plan.route is not None  # `exchange_rows` has checked
+        return transfer(loaded, plan.route, partial(self.group.group_for, "exchange"))
 
     def shuffle(self, batch: Batch) -> Batch:
         """Calls `plan`, then `exchange`."""
@@ -446,7 +383,7 @@ class BatchShuffler(ABC):
             extension.check_ran(plan)
         if self.expects_scale:
             self._loss_scale.check_exchanged(plan)
-        check_runs_copies(plan.num_placed, self.format is None or self.format.pads, reduction)
+        check_runs_copies(plan.num_placed, plan.rows.format is None or plan.rows.format.pads, reduction)
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
 
     def plan_ahead(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, ShufflePlan]]:
@@ -482,38 +419,29 @@ class BatchShuffler(ABC):
     def ahead(self, device: torch.device | None = None) -> PlanAhead:
         """Returns a new `PlanAhead` for steps on a device. None means the caller's current device."""
         self._is_taken = True
-        return PlanAhead(self.planner, self.view, self._prepare, device)
-
-    def _prepare(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
-        """Returns this rank's rows to exchange in a planned step. `rows` is None if its loader ended."""
-        if self.exchanges:
-            self.route(plan)  # so that the training thread only launches copies
-        if rows is None:
-            return self._agreed().padding_rows()
-        for extension in self.extensions:
-            rows = extension.before_copy(rows, plan)
-        return rows
+        return PlanAhead(self.planner, device)
 
     def traffic(self, plan: ShufflePlan) -> tuple[int, int]:
         """Returns the bytes that `exchange` sends and receives on this rank for a plan."""
-        return self.route(plan).traffic if self.exchanges and plan.moves else (0, 0)
+        return plan.route.traffic if plan.route is not None and plan.moves else (0, 0)
 
     def padding_batch(self) -> Any:
         """Returns a host batch of one row, for a rank whose loader has ended before those of other ranks.
 
-        The row is the same on all ranks: padding, or a copy of a real row if batches do not know padding.
+        The row is padding, or a copy of a row of this rank's first batch if batches do not know padding.
 
         Raises:
             RuntimeError: no rank of the group has had a batch yet.
         """
-        return self._agreed().padding_rows().batch
+        return self.planner.spare_row().batch
 
-    def _check_planned(self, batch_format: Format, view: Rows, rows: PackedRows, plan: ShufflePlan) -> None:
+    def _check_planned(self, view: Rows, rows: PackedRows, plan: ShufflePlan) -> None:
         """Raises a ValueError unless the fields and the numbers of rows and elements fit the plan."""
         values = [field.values() for field in view.fields.values() if not isinstance(field, torch.Tensor)]
         elements, planned = [len(of) for of in values], rows.schema.num_elements(rows.lengths)
         same_elements = elements == planned or not plan.rows.batch_sizes[self.group.rank]
-        difference = batch_format.schema.difference(rows.schema)
+        expected = plan.rows.format
+        difference = "" if expected is None else expected.schema.difference(rows.schema)
         if difference or view.num_rows != len(rows.lengths) or not same_elements:
             raise ValueError(
                 f"exchange got a batch of {view.num_rows} rows with {elements} elements in its jagged "

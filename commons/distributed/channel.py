@@ -46,29 +46,37 @@ class Channel:
         return len(self.ranks)
 
     def all_gather(self, row: np.ndarray) -> np.ndarray:
-        """Gathers numbers `[n]` of each rank to `[ranks, n]`. All ranks need the same n and dtype.
+        """Gathers numbers `[n]` of each rank to `[ranks, n]`. All ranks need the same n and dtype."""
+        gathered = self._gather(row.view(np.uint8), np.full(self.num_ranks, row.nbytes))
+        return gathered.view(row.dtype).reshape(self.num_ranks, *row.shape)
+
+    def _gather(self, sent: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Gathers the bytes of all ranks, uint8, one rank after another. `sizes` has their numbers of bytes.
 
         Takes ceil(log2(ranks)) rounds of one message each, where gloo's own ring all-gather takes ranks - 1.
         The algorithm is from Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
         Message-Passing Systems", 1997.
         """
-        table = np.empty((self.num_ranks, len(row)), dtype=row.dtype)
-        table[0] = row
-        rows, there = torch.from_numpy(table), 1  # row 0 is this rank's, row 1 the next rank's
+        # This rank's block comes first, and then that of the next rank.
+        starts, there = np.append(0, np.cumsum(np.roll(sizes, -self.rank))), 1
+        buffer = np.empty(starts[-1], dtype=np.uint8)
+        buffer[: len(sent)] = sent
+        blocks = torch.from_numpy(buffer)
         while there < self.num_ranks:
             end = min(2 * there, self.num_ranks)
             source, target = ((self.rank + ahead) % self.num_ranks for ahead in (there, -there))
+            received, passed_on = blocks[starts[there] : starts[end]], blocks[: starts[end - there]]
             with note_if_lost():
-                arriving = dist.irecv(rows[there:end], group=self.group, tag=self.tag, group_src=source)
-                leaving = dist.isend(rows[: end - there], group=self.group, tag=self.tag, group_dst=target)
+                arriving = dist.irecv(received, group=self.group, tag=self.tag, group_src=source)
+                leaving = dist.isend(passed_on, group=self.group, tag=self.tag, group_dst=target)
                 for message in (arriving, leaving):
                     if message is not None:
                         message.wait()
             there = end
-        return np.roll(table, self.rank, axis=0)
+        return np.roll(buffer, -starts[-self.rank % self.num_ranks])
 
     def all_gather_objects(self, value: Any, failure: Exception | None = None) -> list[Any]:
-        """Gathers any picklable values, by one gather of sizes, and one of bytes padded to the largest size.
+        """Gathers any picklable values, by one gather of sizes, and one of bytes.
 
         Raises:
             Exception: the failure of the first rank that passes one, or whose value does not pickle. Every
@@ -82,55 +90,18 @@ class Channel:
             sent = to_bytes(value)
         except Exception as error:
             failure, sent = error, _packed(error)
-        own = np.frombuffer(sent, dtype=np.uint8)
-        header = self.all_gather(np.array([len(own), failure is not None]))
-        padded = np.zeros(header[:, 0].max(), dtype=np.uint8)
-        padded[: len(own)] = own
-        table = self.all_gather(padded)
+        header = self.all_gather(np.array([len(sent), failure is not None]))
+        gathered = self._gather(np.frombuffer(sent, dtype=np.uint8), header[:, 0])
+        of_ranks = np.split(gathered, header[:-1, 0].cumsum())
         objects = [
-            (_unpacked if has_failed else from_bytes)(row[:size].tobytes())
-            for row, (size, has_failed) in zip(table, header, strict=True)
+            (_unpacked if has_failed else from_bytes)(of_rank.tobytes())
+            for of_rank, has_failed in zip(of_ranks, header[:, 1], strict=True)
         ]
         failed = np.flatnonzero(header[:, 1])
         # An error from the rank that raised it takes precedence over copies that other ranks pass on.
         for rank in sorted(failed, key=lambda rank: raised_on(objects[rank]) != self.ranks[rank])[:1]:
             raise failure if failure is not None and rank == self.rank else objects[rank]
         return objects
-
-    def broadcast(self, batch: Any, sender: int) -> Any:
-        """Returns the batch of rank `ranks[sender]` on all ranks, by messages along a tree.
-
-        Raises:
-            TypeError: the batch does not pickle. Every rank raises it.
-        """
-        sent, failure = b"", None
-        if self.rank == sender:
-            try:
-                sent = to_bytes(batch)
-            except Exception as error:
-                failure = TypeError(
-                    f"a batch of rank {self.ranks[sender]} does not pickle ({error}), and a rank that has "
-                    "none needs it for its type and what its samples share; keep functions and handles out "
-                    "of batches"
-                )
-        size, failed = self.all_gather(np.array([len(sent), failure is not None])).max(0)
-        if failed:
-            self.all_gather_objects(None, failure)
-        received = np.empty(size, dtype=np.uint8)
-        received[: len(sent)] = np.frombuffer(sent, dtype=np.uint8)
-        buffer = torch.from_numpy(received)
-        place, there = (self.rank - sender) % self.num_ranks, 1
-        while there < self.num_ranks:  # `there` ranks have the batch
-            other = place + there if place < there else place - there
-            if place < 2 * there and other < self.num_ranks:
-                peer, move = (other + sender) % self.num_ranks, dist.isend if other > place else dist.irecv
-                partner = {"group_dst" if other > place else "group_src": peer}
-                with note_if_lost():
-                    message = move(buffer, group=self.group, tag=self.tag, **partner)
-                    if message is not None:
-                        message.wait()
-            there *= 2
-        return batch if self.rank == sender else from_bytes(received.tobytes())
 
 
 def to_bytes(value: Any) -> bytes:

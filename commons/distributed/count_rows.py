@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,16 +13,29 @@ from ..sequence_batch.packed_rows import read_lengths
 from ..sequence_batch.row_schema import FieldValue, Schema, parts_of
 from ..sequence_batch.rows import NARROW_INTEGERS, Rows
 from .batch_format import Format
-from .row_table import RowTable
 
 Counter = Callable[[Rows], Any]
 Columns = Callable[[Rows], Mapping[str, torch.Tensor]]
 
 
-def count_rows(
-    batch: Rows, counters: Mapping[str, Counter], columns: Mapping[str, Columns]
-) -> tuple[RowTable, Format]:
-    """Counts the real rows of a batch on the host, and returns them with the batch's format.
+class Counted(NamedTuple):
+    """What a rank tells of its batch, beside its number of rows.
+
+    Attributes:
+        batch: the rows of the batch.
+        format: the format of the batch and of `numbers`.
+        numbers: the numbers of the real rows, `[samples]` of dtype `format.row`.
+        padding_lengths: the summed lengths of the padding rows, int64 `[keys]`.
+    """
+
+    batch: Rows
+    format: Format
+    numbers: np.ndarray
+    padding_lengths: np.ndarray
+
+
+def count_rows(batch: Rows, counters: Mapping[str, Counter], columns: Mapping[str, Columns]) -> Counted:
+    """Counts the real rows of a batch on the host.
 
     Args:
         batch: this rank's rows.
@@ -35,15 +48,13 @@ def count_rows(
         ValueError: the batch has no rows, a count is invalid (see `check_numbers`), lengths do not match the
             values, a field requires a gradient, or a column has a wrong shape or dtype, or a name in use.
     """
-    fields = batch.fields
-    _check_detached(fields)
-    schema = Schema.of(fields)
-    num_rows, num_real = batch.num_rows, batch.num_samples
+    _check_detached(batch.fields)
+    schema, num_rows, num_real = batch.schema, batch.num_rows, batch.num_samples
     if num_rows == 0:
         raise ValueError(
             "a batch of this rank has no rows: skip it in the loader; ranks may have fewer batches"
         )
-    lengths = read_lengths(fields, schema, num_rows)
+    lengths = read_lengths(batch.fields, schema, num_rows)
     _check_lengths(lengths, schema)
     shown = batch.to_count()
     checks: tuple[Callable[..., torch.Tensor], ...]
@@ -52,36 +63,20 @@ def count_rows(
         check(_call(count, shown, whose), num_rows, num_real, whose).numpy()
         for check, (whose, count) in zip(checks, counters.items(), strict=True)
     )
-    row_counts_of = f"{type(batch.batch).__name__}.row_counts"
-    row_counts = _call(lambda rows: rows.batch.row_counts(), shown, row_counts_of) if batch.pads else {}
-    checked_row_counts = np.zeros((num_real, len(row_counts)), dtype=np.int64)
-    for column, (name, counts) in enumerate(row_counts.items()):
+    whose, of_rows = f"{type(batch.batch).__name__}.row_counts", {}
+    row_counts = _call(lambda rows: rows.batch.row_counts(), shown, whose) if batch.pads else {}
+    for name, counts in row_counts.items():
         wide = counts if counts.is_floating_point() else counts.long()
-        whose = f"{row_counts_of}()[{name!r}]"
-        checked_row_counts[:, column] = check_numbers(wide, num_rows, num_real, whose, bits=31).numpy()
-    extension_columns = _count_columns(columns, shown, num_rows, num_real)
-    table = RowTable(
-        batch_sizes=np.array([num_rows]),
-        num_loaded=np.array([num_real]),
-        workloads=tokens,  # a placeholder, like sample_bytes; `Format.decode` computes both
-        tokens=tokens,
-        loss_tokens=loss_tokens,
-        key_lengths=lengths[:num_real],
-        sample_bytes=tokens,
-        row_counts=checked_row_counts,
-        padding_lengths=lengths[num_real:].sum(0, keepdims=True),
-        work=work,
-        columns=extension_columns,
-    )
-    row_format = Format(
-        schema,
-        work.shape[1],
-        tuple(row_counts),
-        tuple(extension_columns),
-        loss_dtype=str(loss_tokens.dtype),
-        pads=batch.pads,
-    )
-    return table, row_format
+        of_rows[name] = check_numbers(wide, num_rows, num_real, f"{whose}()[{name!r}]").numpy()
+    _add_columns(of_rows, columns, shown, num_rows, num_real)
+    names, dtype = (tuple(row_counts), tuple(of_rows)), str(loss_tokens.dtype)
+    row_format = Format(schema, work.shape[1], *names, loss_dtype=dtype, pads=batch.pads)
+    numbers = np.zeros(num_real, dtype=row_format.row)
+    numbers["work"], numbers["tokens"], numbers["loss_tokens"] = work, tokens, loss_tokens
+    numbers["key_lengths"][:, : schema.num_keys] = lengths[:num_real]
+    for column, name in enumerate(of_rows):
+        numbers["columns"][:, column] = of_rows[name]
+    return Counted(batch, row_format, numbers, lengths[num_real:].sum(0))
 
 
 def _check_lengths(lengths: np.ndarray, schema: Schema) -> None:
@@ -116,21 +111,19 @@ def _check_detached(fields: Mapping[str, FieldValue]) -> None:
             )
 
 
-def _count_columns(
-    columns: Mapping[str, Columns], shown: Rows, num_rows: int, num_real: int
-) -> dict[str, np.ndarray]:
-    """Returns the columns of real rows by name; checks that each can be gathered."""
-    checked: dict[str, np.ndarray] = {}
+def _add_columns(
+    added: dict[str, np.ndarray], columns: Mapping[str, Columns], shown: Rows, num_rows: int, num_real: int
+) -> None:
+    """Adds the extensions' columns of real rows by name; checks that each can be gathered."""
     for extension, columns_of in columns.items():
         for name, column in _call(columns_of, shown, f"{extension}.columns").items():
             whose = f"{extension}.columns()[{name!r}]"
             if column.dtype != torch.int64 or column.shape != (num_rows,):
                 found = f"{column.dtype} of {tuple(column.shape)}"
                 raise ValueError(f"{whose} is {found}; expected torch.int64, one per row: ({num_rows},)")
-            if name in checked:
-                raise ValueError(f"{whose}: another extension has a column of this name, too")
-            checked[name] = column[:num_real].numpy().copy()  # it may be a tensor of the batch
-    return checked
+            if name in added:
+                raise ValueError(f"{whose}: there is another column of this name")
+            added[name] = column[:num_real].numpy()
 
 
 def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
@@ -141,26 +134,27 @@ def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch
 
 
 def check_numbers(
-    returned: Any, num_rows: int, num_real: int, whose: str, bits: int = 63, weights: bool = False
+    returned: Any, num_rows: int, num_real: int, whose: str, weights: bool = False
 ) -> torch.Tensor:
     """Returns a copy of a user's numbers of the first `num_real` rows, int64 `[samples]`.
 
     With `weights`, floats become float64, and need not be integers.
 
     Raises:
-        ValueError: there is not one integer from 0 to 2**bits - 1 per row, or with `weights`, one finite
+        ValueError: there is not one integer from 0 to 2**63 - 1 per row, or with `weights`, one finite
             non-negative number. The message calls the numbers `whose`.
     """
     real = _values_of_rows(returned, num_rows, whose)[:num_real]
-    is_float = real.is_floating_point()
-    weights = weights and is_float
+    weights = weights and real.is_floating_point()
     if weights:
         fits = real.isfinite()
-    else:  # NaN is not equal to itself; integers are compared as such, because floats would round them
-        fits = (real == real.round()) & (real < 2.0**bits) if is_float else real <= 2**bits - 1
+    elif real.is_floating_point():  # NaN is not equal to itself
+        fits = (real == real.round()) & (real < 2.0**63)
+    else:
+        fits = torch.ones_like(real, dtype=torch.bool)
     for row in torch.nonzero(~(fits & (real >= 0)))[:1, 0].tolist():
         expected = (
-            f"an integer of at least 0, below 2**{bits}; round fractions, scaled up where they are costs. "
+            "an integer of at least 0, below 2**63; round fractions, scaled up where they are costs. "
             "Compute products, which may wrap, in int64"
         )
         raise ValueError(

@@ -16,15 +16,12 @@ from typing import Any
 import torch
 
 from ..named_ranges import named_range
-from ..sequence_batch.rows import Rows
 from ..warn_once import warn_once
 from .channel import raised_on
 from .loaded_memory import LoadedBatch
-from .plan_gather import View
 from .planner import Planner
 from .rank_group import close_connections
-from .shuffle_plan import ShufflePlan
-from .step import Step
+from .step import Step, view_of
 
 logger = logging.getLogger(__name__)
 _ENDED = object()
@@ -50,22 +47,15 @@ class PlanAhead:
     iterator, because a DataLoader with persistent workers reuses one object in all epochs.
 
     Args:
-        planner, view: the shuffler's planner and its `view` method.
-        prepare: function that turns this rank's rows (None after the end) and a plan into rows to exchange.
+        planner: the shuffler's planner.
         device: device of the steps, made current in the planning thread. None means the caller's device.
 
     Attributes:
         failure: this rank's error in a step that was handed out. All ranks raise it with the next plan.
     """
 
-    def __init__(
-        self,
-        planner: Planner,
-        view: View,
-        prepare: Callable[[Rows | None, ShufflePlan], Rows],
-        device: torch.device | None = None,
-    ) -> None:
-        self._planner, self._view, self._prepare = planner, view, prepare
+    def __init__(self, planner: Planner, device: torch.device | None = None) -> None:
+        self._planner = planner
         self._thread = _PlanningThread(device)
         self._thread.start()
         weakref.finalize(self, self._thread.jobs.put, None)
@@ -160,7 +150,8 @@ class PlanAhead:
                     return None, None
                 self._num_loaded += 1
                 watched = self._num_loaded <= _WATCHED or self._planner.verifies
-                loaded = LoadedBatch(self._view(batch), watched)
+                rows = view_of(batch, self._planner.shared_fields)
+                loaded = LoadedBatch(rows, watched)
                 for _, waiting, _ in self._planned:
                     if waiting is not None:
                         waiting.check_unchanged()
@@ -179,7 +170,7 @@ class PlanAhead:
         if not plan.whole.has_batch:
             return None
         rows = None if loaded is None else loaded.rows  # rows that were loaded on the device stay there
-        return Step(self._prepare(rows, plan), plan)
+        return Step(self._planner.prepare(rows, plan), plan)
 
 
 class _PlanningThread(threading.Thread):

@@ -2,161 +2,129 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from ..sequence_batch.rows import Rows
-from ..warn_once import warn_once
 from .batch_format import Format
 from .channel import Channel, from_bytes, to_bytes
+from .count_rows import Counted
 from .extension import Extension
 from .rank_facts import RankFacts, contents_of, warn_of_contents
 from .row_table import RowTable
 
-logger = logging.getLogger(__name__)
-# A rank's message starts with a flag for failure, a hash of its batch's plain values, and its numbers of
-# rows and real rows. The lengths of its padding, its posts, and its rows follow. Every batch has at least one
-# row, so 0 rows mean that a rank has no batch.
-_FAILED, _FACTS, _NUM_ROWS, _NUM_REAL, _HEADER = range(5)
-
-# The rows of this rank's batch, their format, and the batch.
-Counted = tuple[RowTable, Format, Rows]
-View = Callable[[Any], Rows]
-
 
 class PlanGather:
-    """Gathers row tables over a group, and raises a failure of one rank on all of them.
+    """Gathers the rows of all ranks over a group, and raises a failure of one rank on all of them.
 
     In the first call, ranks agree on the format, and on the number of rows that a gather carries per rank.
     A later call takes one all-gather of equal sizes. If a rank has more rows, all ranks grow that number
-    and gather again. While some ranks have no batch, a gather and a broadcast renew the row that they run.
+    and gather again. While some ranks have no batch, one more gather tells whether their spare rows are
+    up to date.
 
     Args:
         channel, agrees: channels of the ranks whose rows are gathered, and of the ranks that agree on the
             format, which are the same or all ranks of the job.
-        extensions, view: the shuffler's extensions and its `view` method.
+        extensions: the shuffler's extensions.
         moves: whether samples may leave their ranks, so that ranks compare what stays behind.
+
+    Attributes:
+        format: the format that the ranks have agreed on. None before the first batch.
     """
 
     def __init__(
-        self, channel: Channel, agrees: Channel, extensions: Sequence[Extension], view: View, moves: bool
+        self, channel: Channel, agrees: Channel, extensions: Sequence[Extension], moves: bool
     ) -> None:
-        self._channel, self._agrees = channel, agrees
-        self._view, self._extensions = view, extensions
+        self._channel, self._agrees, self._extensions = channel, agrees, extensions
         self._moves, self._facts = moves, RankFacts(channel)
         self._capacity = 0  # rows that a gather carries per rank
+        self._spare: Rows | None = None
+        self._is_pinned = False
         self.format: Format | None = None
 
     def gather(
-        self, counted: Counted | None, failure: Exception | None, post: np.ndarray
+        self, counted: Counted | None, failure: Exception | None, posts: np.ndarray
     ) -> tuple[RowTable, np.ndarray]:
         """Gathers the rows of all ranks. Collective, even for ranks without a batch.
 
         Args:
             counted: this rank's rows. None means that its loader has ended, or that it has a `failure`.
-            post: numbers for the other ranks, int64 `[numbers]`.
+            posts: numbers for the other ranks, int64 `[numbers]`.
 
         Returns:
             The rows of all ranks, and the posts of all ranks, int64 `[ranks, numbers]`.
 
         Raises:
             ValueError: the formats of batches differ between ranks or steps.
+            TypeError: a rank without a batch needs data of another rank's batch that does not pickle.
             Exception: the failure of the first rank that has one. Every rank raises it.
         """
         if self.format is None:
-            self._agree(counted, failure, len(post))
+            self._agree(counted, failure, len(posts))
         if self.format is None:  # no rank has ever had a batch
             num_ranks = self._channel.num_ranks
-            return RowTable.empty(num_ranks), np.zeros((num_ranks, len(post)), dtype=np.int64)
-        expected, facts = self.format, 0
+            return RowTable.empty(num_ranks), np.zeros((num_ranks, len(posts)), dtype=np.int64)
+        facts = 0
         try:
             if counted is not None:
-                facts = self._facts.hash_of(counted[2]) if self._moves else 0
-                expected.check_same(None, self._channel.ranks[self._channel.rank], counted[1])
-                if expected.batch_type is None:  # this rank had no batch when ranks agreed
-                    self.format = expected = replace(expected, batch_type=type(counted[2].batch))
+                self.format.check_same(None, self._channel.ranks[self._channel.rank], counted.format)
+                facts = self._facts.hash_of(counted.batch) if self._moves else 0
         except Exception as error:
             failure = error
-        table = self._channel.all_gather(self._encode(counted, failure, expected, post, facts))
-        most = int(table[:, _NUM_ROWS].max())
-        if most > self._capacity:
+        messages = self._send(counted, failure, posts, facts)
+        if (most := int(messages["num_rows"].max())) > self._capacity:
             self._capacity = most
-            table = self._channel.all_gather(self._encode(counted, failure, expected, post, facts))
-        if table[:, _FAILED].any():
+            messages = self._send(counted, failure, posts, facts)
+        if messages["failed"].any():
             self._channel.all_gather_objects(None, failure)
-        has_batch = table[:, _NUM_ROWS] > 0
-        if len({*table[has_batch, _FACTS].tolist()}) > 1:
-            self._facts.compare(counted and counted[2])
+        has_batch = messages["num_rows"] > 0
+        if len({*messages["facts"][has_batch].tolist()}) > 1:
+            self._facts.compare(counted and counted.batch)
         if has_batch.any() and not has_batch.all():
-            self._renew_padding(int(has_batch.argmax()), counted)
-        header = _HEADER + expected.schema.num_keys
-        _, per_rank, posted, numbers = np.split(table, [_NUM_ROWS, header, header + len(post)], axis=1)
-        rows_of_all = numbers.reshape(-1, expected.width)
-        is_real = (np.arange(self._capacity) < table[:, _NUM_REAL, None]).ravel()
-        real = rows_of_all if is_real.all() else rows_of_all[is_real]
-        return expected.decode(real, per_rank), posted.copy()
+            self._renew_spare(counted, has_batch)
+        return self.format.table(messages), messages["posts"].copy()
 
-    def _renew_padding(self, sender: int, counted: Counted | None) -> None:
-        """Replaces the padding row with one from rank `sender`, which has a batch. Collective.
+    def spare_row(self) -> Rows:
+        """Returns a copy of the row that this rank computes in a step without samples.
 
-        Numbers and texts in batches, and tensors that samples share, may have changed since the first step.
+        It is padding if batches know it, or else the row of the rank's first batch with the fewest elements.
+
+        Raises:
+            RuntimeError: no rank of the group has had a batch yet.
         """
-        pickled = None
-        if counted is not None and self._channel.rank == sender:
-            try:
-                pickled = to_bytes(self._padding_of(counted).batch)
-            except Exception as error:  # not raised, because others wait
-                warn_once(
-                    logger,
-                    "ranks without a batch compute samples with the numbers and texts of an earlier step, "
-                    f"because those of this step cannot be sent: {type(error).__name__}: {error}",
-                )
-        pickled = self._channel.broadcast(pickled, sender)
-        if pickled is not None and self.format is not None:
-            padding = self._with_real_row(self._view(from_bytes(pickled)), self.format)
-            self.format = replace(self.format, padding=padding)
+        if self._spare is None:
+            raise RuntimeError("no rank of the group has had a batch yet, so its fields are unknown")
+        row = self._spare.copy()  # a model may modify its input in place
+        return row.pin_memory() if self._is_pinned else row
 
-    def _encode(
-        self,
-        counted: Counted | None,
-        failure: Exception | None,
-        expected: Format,
-        post: np.ndarray,
-        facts: int,
+    def _send(
+        self, counted: Counted | None, failure: Exception | None, posts: np.ndarray, facts: int
     ) -> np.ndarray:
-        """Returns this rank's message. It leaves out the rows themselves if they exceed the capacity."""
-        before_post = _HEADER + expected.schema.num_keys
-        header = before_post + len(post)
-        encoded = np.zeros(header + self._capacity * expected.width, dtype=np.int64)
-        encoded[_FAILED], encoded[_FACTS], encoded[before_post:header] = failure is not None, facts, post
-        if counted is None or failure is not None:
-            return encoded
-        rows = counted[0]
-        encoded[_NUM_ROWS:_HEADER] = rows.batch_sizes[0], rows.num_loaded[0]
-        if rows.batch_sizes[0] <= self._capacity:
-            encoded[_HEADER:before_post] = rows.padding_lengths[0]
-            numbers = expected.encode(rows).ravel()
-            encoded[header : header + len(numbers)] = numbers
-        return encoded
+        """Gathers the messages of all ranks. If rows exceed the capacity, a message leaves them out."""
+        assert self.format is not None  # ranks have agreed
+        sent = np.zeros(1, dtype=self.format.message(len(posts), self._capacity))
+        sent["failed"], sent["facts"], sent["posts"] = failure is not None, facts, posts
+        if counted is not None and failure is None:
+            sent["num_rows"], sent["num_real"] = counted.batch.num_rows, len(counted.numbers)
+            if counted.batch.num_rows <= self._capacity:
+                sent["padding_lengths"] = counted.padding_lengths
+                sent["rows"][0, : len(counted.numbers)] = counted.numbers
+        return self._channel.all_gather(sent)[:, 0]
 
     def _agree(self, counted: Counted | None, failure: Exception | None, num_posted: int) -> None:
         """Agrees on the format with all ranks, and sets `format` unless no rank has a batch. Collective."""
-        mine, contents, padding, pinned, num_rows = None, None, None, False, 0
+        mine, contents, num_rows = None, None, 0
         if counted is not None:
             try:
-                rows, row_format, batch = counted
-                pinned, on_host, num_rows = batch.is_pinned, batch.on_host(), int(rows.batch_sizes[0])
-                padding = self._padding_of(counted)
-                mine = replace(
-                    row_format,
-                    real_row={} if padding.pads else padding.fields,
-                    agreed={of.name: of.agree(on_host.batch, row_format) for of in self._extensions},
+                batch, num_rows = counted.batch.on_host(), counted.batch.num_rows
+                self._spare, self._is_pinned = _row_of(counted), counted.batch.is_pinned
+                agreed = {of.name: of.agree(batch.batch, counted.format) for of in self._extensions}
+                mine, contents = (
+                    replace(counted.format, agreed=agreed),
+                    contents_of(batch) if self._moves else None,
                 )
-                contents = contents_of(on_host) if self._moves else None
             except Exception as error:
                 failure = error
         agrees, names = self._agrees, self._agrees.ranks
@@ -168,33 +136,50 @@ class PlanGather:
                     f"extensions of the ranks {names[0]} and {rank} have restored different states; restore "
                     "them on every rank"
                 )
-        ranks = [rank for rank, of_rank in enumerate(formats) if of_rank is not None]
-        if not ranks:
+        has_batch = np.array([of_rank is not None for of_rank in formats])
+        if not has_batch.any():
             return
-        first: Format = formats[ranks[0]]
-        for rank in ranks:
-            first.check_same(names[ranks[0]], names[rank], formats[rank])
+        first = int(has_batch.argmax())
+        for rank in np.flatnonzero(has_batch).tolist():
+            formats[first].check_same(names[first], names[rank], formats[rank])
         if self._channel.rank == 0:  # of the ranks that exchange, not of all that agree
             of_ranks = dict(zip(names, loaded, strict=True))
             warn_of_contents({rank: held for rank in self._channel.ranks if (held := of_ranks[rank])})
-        if len(ranks) < len(formats):
-            row = agrees.broadcast(None if padding is None else padding.batch, ranks[0])
-            padding = self._view(row) if padding is None else padding
-        if padding is not None:
-            padding = self._with_real_row(padding, first)
-        self._capacity = max(rows_of_each)
-        batch_type = None if counted is None else type(counted[2].batch)
-        self.format = replace(first, padding=padding, pinned=pinned, batch_type=batch_type)
+        if not has_batch.all():
+            self._get_spare(agrees, counted, first)
+        self._capacity, self.format = max(rows_of_each), formats[first]
 
-    def _padding_of(self, counted: Counted) -> Rows:
-        """Returns a padding row, or else a copy of the row with the fewest elements, on the host."""
-        rows, _, batch = counted
-        on_host, none = batch.on_host(), np.zeros(0, dtype=np.int64)
-        row = none if batch.pads else rows.key_lengths.sum(1).argmin(keepdims=True)
-        return self._view(on_host.select([on_host.packed()], row, 1))
+    def _renew_spare(self, counted: Counted | None, has_batch: np.ndarray) -> None:
+        """Replaces the spare rows of ranks without a batch if what stays with a batch has changed.
 
-    def _with_real_row(self, padding: Rows, agreed: Format) -> Rows:
-        """Returns `padding`. If batches do not pad, its fields become those of the real row agreed on."""
-        if agreed.pads:
-            return padding
-        return self._view(padding.replaced(dict(agreed.real_row), 1, 1).batch)
+        Such are numbers, texts, and tensors that all samples share. Collective.
+        """
+        rows = self._spare if counted is None else counted.batch.on_host()
+        rest = 0 if rows is None else rows.hash_of_rest()
+        hashes, sender = self._channel.all_gather(np.array([rest]))[:, 0], int(has_batch.argmax())
+        if (hashes[~has_batch] != hashes[sender]).any():
+            self._get_spare(self._channel, counted, sender)
+
+    def _get_spare(self, channel: Channel, counted: Counted | None, sender: int) -> None:
+        """Replaces the spare row of a rank without a batch by one from the rank `sender`. Collective."""
+        sent, failure = None, None
+        if counted is not None and channel.rank == sender:
+            try:
+                sent = to_bytes(_row_of(counted))
+            except Exception as error:
+                failure = TypeError(
+                    f"a batch of rank {channel.ranks[sender]} does not pickle ({error}), and a rank that has "
+                    "none needs it for its type and what its samples share; keep functions and handles out "
+                    "of batches"
+                )
+        sent = channel.all_gather_objects(sent, failure)[sender]
+        if counted is None:
+            self._spare = from_bytes(sent)
+
+
+def _row_of(counted: Counted) -> Rows:
+    """Returns a padding row, or else a copy of the row with the fewest elements, on the host."""
+    batch = counted.batch.on_host()
+    elements = counted.numbers["key_lengths"].sum(1, dtype=np.int64)
+    row = np.zeros(0, dtype=np.int64) if batch.pads else elements.argmin(keepdims=True)
+    return batch.view(batch.select([batch.packed()], row, 1))

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
 
 from ..named_ranges import named_range
 from ..perf_model.cost import Cost
+from ..sequence_batch.row_schema import type_name
 from ..sequence_batch.rows import Rows
+from ..sequence_batch.tree import check_attributes
 from .batch_format import Format
 from .channel import Channel
-from .extension import Extension, chain
+from .count_rows import Counted, Counter, count_rows
+from .exchange import route_of
+from .extension import Extension, chain, columns_of
+from .loaded_memory import LoadedBatch
 from .placement import arguments_of, place, place_at_home
-from .plan_gather import Counted, PlanGather, View
-from .rank_group import RankGroup
+from .plan_gather import PlanGather
+from .rank_group import RankGroup, job_device
 from .row_table import RowTable
 from .shuffle_plan import JobStep, ShufflePlan, sum_loss_tokens
 from .shuffler_settings import ShufflerSettings
 
-# Columns of a rank's message to the whole job, before its posts: whether the rank failed, whether any rank of
-# its group has a batch, and how many rows and micro-batches the rank computes. The bits of its loss tokens,
-# of its load before and after the exchange, and of the group's mean load follow.
-_FAILED, _HAS_BATCH, _PLACED, _PARTS, _LOSS_TOKENS, _BEFORE, _AFTER, _MEAN, _WIDTH = range(9)
+
+def _job_message(loss_dtype: str, num_posted: int) -> np.dtype:
+    """The numbers that a rank sends to the whole job after it has planned within its set of ranks."""
+    names = ("failed", "has_batch", "num_placed", "num_parts")
+    loads = ("load_before", "load", "mean_load")  # this rank's, and the mean of its set
+    return np.dtype(
+        [
+            *((name, np.int64) for name in names),
+            ("loss_tokens", loss_dtype),
+            *((name, np.float64) for name in loads),
+            ("posts", np.int64, (num_posted,)),
+        ]
+    )
 
 
 class Planner:
@@ -37,9 +51,8 @@ class Planner:
         group: ranks that exchange samples.
         job: all ranks, if they plan in step and share a `JobStep`; None if only the group plans in step.
         exchanges: whether samples may leave this rank.
-        settings, extensions, cost, view: the shuffler's own.
-        count: function that returns the counted rows of a batch, and their format.
-        whose: name of the shuffler's class, for messages.
+        settings, extensions, cost, shared_fields: the shuffler's own.
+        counters: functions that count workloads, tokens, and loss tokens; see `count_rows`.
 
     Attributes:
         ranks: the ranks that plan in step, which are `job` or `group`.
@@ -57,24 +70,24 @@ class Planner:
         settings: ShufflerSettings,
         extensions: Sequence[Extension],
         cost: Cost | None,
-        count: Callable[[Rows], tuple[RowTable, Format]],
-        view: View,
-        whose: str,
+        shared_fields: Collection[str],
+        counters: Mapping[str, Counter],
     ) -> None:
         self.ranks, self._group = job or group, group
-        self._extensions, self._cost = extensions, cost
-        self._count, self._whose = count, whose
+        self._extensions, self._cost, self.shared_fields = extensions, cost, shared_fields
+        self._counters, self._columns = counters, columns_of(extensions)
         self.verifies = any(extension.verifies for extension in extensions)
         # Within a job, `enabled` may differ: some groups may have a single rank, or be disabled.
         enabled = {} if job is not None else {"enabled": repr(exchanges)}
         _check_same_settings(self.ranks, settings, extensions, cost, enabled)
         channel = group.channel()
         self._job = None if job is None else job.channel()
-        self._gather = PlanGather(channel, self._job or channel, extensions, view, exchanges)
+        self._gather = PlanGather(channel, self._job or channel, extensions, exchanges)
         self._place = chain(self._extensions, "place", self._place_rows)
         self._takers = [each for each in extensions if type(each).take is not Extension.take]
         self._exchanges, self._settings = exchanges, settings
         self._arguments = arguments_of(extensions)
+        self._batch_type: type | None = None
         self._reserved_by: int | None = None
 
     @property
@@ -96,8 +109,8 @@ class Planner:
         if self._reserved_by in (None, threading.get_ident()):
             return None
         return RuntimeError(
-            f"this {self._whose} plans for a pipeline, or a loop over plan_ahead, in a thread of its own: "
-            "create another shuffler, or exhaust the loaders or reset the pipeline first"
+            "this shuffler plans for a pipeline, or a loop over plan_ahead, in a thread of its own: create "
+            "another shuffler, or exhaust the loaders or reset the pipeline first"
         )
 
     def plan(self, batch: Rows | None, failure: Exception | None = None) -> ShufflePlan:
@@ -119,6 +132,18 @@ class Planner:
             failure = error
         return self._share(self._job, plan, failure, {of.name: posts[of.name] for of in self._takers})
 
+    def prepare(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
+        """Returns this rank's rows to copy and exchange in a step. `rows` is None if its loader has ended."""
+        if rows is None:
+            return self.spare_row()
+        for extension in self._extensions:
+            rows = extension.before_copy(rows, plan)
+        return rows
+
+    def spare_row(self) -> Rows:
+        """Returns the row that this rank computes in a step without samples; see `PlanGather.spare_row`."""
+        return self._gather.spare_row()
+
     def hand_out(self, plan: ShufflePlan) -> None:
         """Passes the posts of all ranks to the extensions, as the step of a plan is handed out."""
         posts = plan.rows.posts if plan.job is None else plan.job.posts
@@ -135,26 +160,57 @@ class Planner:
                 posts[extension.name][:] = extension.post()
             if batch is not None and failure is None:
                 with named_range("## plan: workloads ##"):
-                    counted = (*self._count(batch), batch)
+                    counted = self._count(batch)
         except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
             failure = failure or error
         with named_range("## plan: gather ##"):
             rows, posted = self._gather.gather(counted, failure, _joined(posts))
-        if rows.batch_sizes.any():
-            rows = replace(
-                rows,
-                posts=_by_name(posted, posts),
-                ranks=self._group.ranks,
-                ranks_per_node=self._group.ranks_per_node,
-                arguments=self._arguments,
+        if (
+            not rows.batch_sizes.any()
+        ):  # all loaders ended; a resumed run makes no such plan: extensions skip it
+            return self._with_route(place_at_home(rows))
+        rows = replace(
+            rows,
+            posts=_by_name(posted, posts),
+            ranks=self._group.ranks,
+            ranks_per_node=self._group.ranks_per_node,
+            arguments=self._arguments,
+        )
+        with named_range("## plan: placement ##"):
+            plan = self._place(self._with_cost(rows))
+        if self._cost is not None:
+            plan = plan.with_seconds(self._cost)
+        return self._with_route(plan)
+
+    def _count(self, loaded: Rows) -> Counted:
+        batch = loaded.on_host()
+        self._check_type(batch)
+        if self.format is not None or self._reserved_by is not None:  # planned ahead, `PlanAhead` checks all
+            return count_rows(batch, self._counters, self._columns)
+        first = LoadedBatch(batch)
+        counted = count_rows(batch, self._counters, self._columns)
+        first.check_unchanged()
+        return counted
+
+    def _check_type(self, batch: Rows) -> None:
+        """Checks that this rank's first batch can be exchanged, and that later ones have the same type."""
+        if self.format is None or self._batch_type is None:
+            batch.check()
+            self._batch_type = type(batch.batch)
+            return
+        check_attributes(batch.tree)
+        if type(batch.batch) is not self._batch_type:
+            raise TypeError(
+                f"a batch is a {type_name(batch.batch)}, and the first was a "
+                f"{self._batch_type.__qualname__}; all must be of one type"
             )
-            with named_range("## plan: placement ##"):
-                plan = self._place(self._with_cost(rows))
-            if self._cost is not None:
-                plan = plan.with_seconds(self._cost)
-        else:  # all loaders ended; a resumed run makes no such plan, so extensions skip it
-            plan = place_at_home(rows)
-        return plan
+
+    def _with_route(self, plan: ShufflePlan) -> ShufflePlan:
+        """Returns the plan with this rank's route, so that the training thread only launches copies."""
+        if self.format is None or not self._exchanges:
+            return plan
+        route = route_of(plan, self._group.rank, self.format.schema, self._settings.exchange)
+        return replace(plan, route=route.pinned() if job_device().type == "cuda" else route)
 
     def _share(
         self,
@@ -167,31 +223,31 @@ class Planner:
 
         If there is no plan, `failure` is the reason, and all ranks raise it. Ranks post equally many numbers.
         """
-        told = np.zeros(_WIDTH, dtype=np.int64)
+        own = _joined(posts)
+        sent = np.zeros(1, _job_message("int64" if self.format is None else self.format.loss_dtype, len(own)))
         try:
             if plan is not None:
-                self._tell(plan, told)
+                self._tell(plan, sent)
         except Exception as error:  # such as loss tokens that overflow
             failure = error
-        told[_FAILED] = failure is not None
-        table = job.all_gather(np.append(told, _joined(posts)))
-        if table[:, _FAILED].any():
+        sent["failed"], sent["posts"] = failure is not None, own
+        of_ranks = job.all_gather(sent)[:, 0]
+        if of_ranks["failed"].any():
             job.all_gather_objects(None, failure)
         assert plan is not None  # otherwise, the failure has been raised
-        columns = np.ascontiguousarray(table[:, :_WIDTH].T)
         step = JobStep(
-            has_batch=bool(columns[_HAS_BATCH].any()),
-            num_placed=columns[_PLACED],
-            num_loss_tokens=sum_loss_tokens(columns[_LOSS_TOKENS].view(plan.rows.loss_tokens.dtype)),
-            loads_before=columns[_BEFORE].view(np.float64),
-            loads=columns[_AFTER].view(np.float64),
-            posts=_by_name(table[:, _WIDTH:], posts),
-            total_load=float(columns[_MEAN].view(np.float64).sum()),
+            has_batch=bool(of_ranks["has_batch"].any()),
+            num_placed=of_ranks["num_placed"].copy(),
+            num_loss_tokens=sum_loss_tokens(of_ranks["loss_tokens"]),
+            loads_before=of_ranks["load_before"].copy(),
+            loads=of_ranks["load"].copy(),
+            posts=_by_name(of_ranks["posts"], posts),
+            total_load=float(of_ranks["mean_load"].sum()),
         )
-        return replace(plan, num_parts=int(columns[_PARTS].max()), job=step)
+        return replace(plan, num_parts=int(of_ranks["num_parts"].max()), job=step)
 
-    def _tell(self, plan: ShufflePlan, told: np.ndarray) -> None:
-        """Fills `told`, int64 `[_WIDTH]`, with this rank's numbers from a plan.
+    def _tell(self, plan: ShufflePlan, sent: np.ndarray) -> None:
+        """Fills a message to the job with this rank's numbers from a plan.
 
         Loads have the same unit on all ranks, even if groups have learned costs of their own.
         """
@@ -200,10 +256,10 @@ class Planner:
         cost = cost or Cost.sum_of_columns(rows.work.shape[1])
         workloads = cost.of(rows.starts_sample, rows.tokens, rows.work)
         alike = replace(plan, rows=replace(rows, workloads=workloads))
-        told[_HAS_BATCH:_LOSS_TOKENS] = plan.has_batch, plan.num_placed[rank], plan.num_parts
-        told[_LOSS_TOKENS:_BEFORE].view(rows.loss_tokens.dtype)[:] = plan.loss_tokens_on(rank)
-        loads = alike.loads_before[rank], alike.loads[rank], alike.total_load / alike.num_ranks
-        told[_BEFORE:].view(np.float64)[:] = loads
+        sent["has_batch"], sent["num_placed"] = plan.has_batch, plan.num_placed[rank]
+        sent["num_parts"], sent["loss_tokens"] = plan.num_parts, plan.loss_tokens_on(rank)
+        sent["load_before"], sent["load"] = alike.loads_before[rank], alike.loads[rank]
+        sent["mean_load"] = alike.total_load / alike.num_ranks
 
     def _with_cost(self, rows: RowTable) -> RowTable:
         """Returns rows with the shuffler's cost, if any. All ranks raise an error if its columns differ."""

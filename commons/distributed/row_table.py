@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ..perf_model.cost import Cost
+
+if TYPE_CHECKING:
+    from .batch_format import Format
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +32,11 @@ class RowTable:
         loss_tokens: int64 `[rows]`, loss tokens of each row; float64 if they are weights.
         key_lengths: int64 `[rows, keys]`, lengths of every key of every jagged field.
         sample_bytes: int64 `[rows]`, bytes of each row: its values, and its lengths in the planning gather.
-        row_counts: int64 `[rows, names]`, each row's `BaseBatch.row_counts`.
         padding_lengths: int64 `[ranks, keys]`, summed lengths of each rank's padding rows. None means 0.
         work: int64 `[rows, columns]`, columns of `get_workloads`. None means one column, `workloads`.
         starts_sample: bool `[rows]`, False for the second and later pieces of a sample. None means all True.
-        columns: extensions' arrays about the rows, `[rows, ...]` each, by name. A partitioner gets those that
-            its signature names.
+        columns: the batches' `row_counts`, and extensions' arrays about the rows, `[rows, ...]` each, by
+            name. A partitioner gets those that its signature names.
         posts: int64 `[ranks, numbers]` arrays of extensions' posts, by extension name.
         arguments: partitioner arguments by name, which override those from settings.
         partitioner: an extension's function that places the rows. None means the partitioner of the settings.
@@ -42,6 +44,7 @@ class RowTable:
         ranks: ranks of the job that loaded the rows. None means 0, 1, 2, and so on.
         speeds: float64 `[ranks]`, speeds that loads should be proportional to. None means that all are equal.
         ranks_per_node: consecutive ranks per node, if moves across nodes cost more. None if they do not.
+        format: format that ranks agreed on. None before their first batch, and outside a shuffler.
     """
 
     batch_sizes: np.ndarray
@@ -51,7 +54,6 @@ class RowTable:
     loss_tokens: np.ndarray
     key_lengths: np.ndarray
     sample_bytes: np.ndarray
-    row_counts: np.ndarray
     padding_lengths: np.ndarray = None  # type: ignore[assignment]  # see __post_init__
     work: np.ndarray = None  # type: ignore[assignment]
     starts_sample: np.ndarray = None  # type: ignore[assignment]
@@ -63,6 +65,7 @@ class RowTable:
     ranks: tuple[int, ...] = None  # type: ignore[assignment]
     speeds: np.ndarray | None = None
     ranks_per_node: int | None = None
+    format: Format | None = None
 
     _per_rank: ClassVar = ("batch_sizes", "num_loaded", "padding_lengths", "speeds")
 
@@ -86,7 +89,7 @@ class RowTable:
     def empty(num_ranks: int) -> RowTable:
         """Returns a table without rows."""
         none, no_batch = np.zeros(0, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
-        return RowTable(no_batch, no_batch, none, none, none, none.reshape(0, 0), none, none.reshape(0, 0))
+        return RowTable(no_batch, no_batch, none, none, none, none.reshape(0, 0), none)
 
     @property
     def num_ranks(self) -> int:

@@ -6,12 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..partition.problem import indices_of_parts
 from ..perf_model.cost import Cost, sum_counts
 from .row_table import RowTable
+
+if TYPE_CHECKING:
+    from .exchange import Route
 
 # Name of the column in `RowTable.columns` with each row's micro-batch on its rank, if `num_parts` is not 0.
 MICRO_BATCH = "micro_batch"
@@ -54,7 +58,7 @@ class JobStep:
 
 @dataclass(frozen=True, eq=False)
 class ShufflePlan:
-    """The placement of one step: plain data, equal on all ranks of the plan.
+    """The placement of one step: plain data, equal on all ranks of the plan but for `route`.
 
     Attributes:
         rows: rows that the ranks loaded. Pieces replace the samples that were cut.
@@ -65,6 +69,7 @@ class ShufflePlan:
         job: facts about the step that all ranks of the job know. None if the plan covers all ranks, or if no
             pipeline shares these facts.
         rank_loads: loads of ranks, from an extension. None if they are the sums of their rows' workloads.
+        route: rows that this rank sends and receives. None if samples never move, or outside a shuffler.
     """
 
     rows: RowTable
@@ -74,6 +79,7 @@ class ShufflePlan:
     num_parts: int = 0
     job: JobStep | None = None
     rank_loads: RankLoads | None = None
+    route: Route | None = None
 
     @property
     def num_ranks(self) -> int:

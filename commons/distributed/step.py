@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -90,3 +91,17 @@ def check_not_hidden(batch: Any) -> None:
                 f"a {type_name(batch)} has tensors in {name!r}, which TorchRec would not see, because its "
                 "step has an attribute of the same name: rename the field"
             )
+
+
+def view_of(batch: Any, shared_fields: Collection[str]) -> Rows:
+    """Returns the rows of a loaded batch of any supported type, to count or to move them.
+
+    Raises:
+        TypeError: `batch` is a step, which a pipeline has planned before.
+    """
+    if isinstance(batch, Step):
+        raise TypeError(
+            "a batch is a step that was planned before: a _next_batch must not repeat one of the pipeline's "
+            "batches for a rank that ran dry. Return None there: ranks may have fewer batches"
+        )
+    return Rows(batch, shared_fields)

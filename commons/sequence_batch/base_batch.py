@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -12,7 +11,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.streamable import Pipelineable
 
-from .packed_rows import PackedRows, read_lengths, select_rows
+from .packed_rows import PackedRows, checked_lengths, jagged_parts, read_lengths, read_together, select_rows
 from .row_lists import facts_of, is_list
 from .row_schema import (
     DECLARE_SHARED,
@@ -22,7 +21,6 @@ from .row_schema import (
     num_rows,
     pinned,
     remedy_for_field,
-    with_tensors,
 )
 from .tree import Part, fields_of, is_rebuilding, move_to, rebuild, take_apart, transform
 
@@ -176,47 +174,30 @@ class BaseBatch(Pipelineable):
         return tokens
 
     def row_counts(self) -> dict[str, torch.Tensor]:
-        """Returns the numbers per row that the model needs on the host, by name. The default is none.
+        """Returns numbers per row that the model needs on the host besides the lengths of fields, by name.
 
-        Each is a tensor of `[batch_size]` non-negative integers below 2**31. Planning gathers these numbers,
-        at 4 bytes per sample and name, so that a model can size tensors by them without reading from the
-        device. `feature_row_counts` returns the lengths of the sparse features for this purpose.
+        The default is none. Each is a tensor of `[batch_size]` non-negative integers. Planning gathers these
+        numbers, so that a model can size tensors by them without reading from the device.
         """
         return {}
 
-    def feature_row_counts(self) -> dict[str, torch.Tensor]:
-        """Returns the lengths of each key of `features`, `[batch_size]`, under the names "features.<key>",
-        for use in `row_counts`."""
-        by_key = zip(self.features.keys(), lengths_of(self.features).view(-1, self.batch_size), strict=True)
-        return {f"features.{key}": lengths for key, lengths in by_key}
-
     def row_counts_on_host(self) -> Mapping[str, np.ndarray]:
-        """Returns `row_counts` as int64 arrays `[batch_size]`, 0 for padding rows.
+        """Returns the lengths of jagged fields and the `row_counts`, by name, int64 `[batch_size]` each.
 
-        An exchanged batch has these arrays from its plan. Any other batch synchronizes host and device once.
+        Lengths are named by field and key, as in "features.item", or by field, as in "labels", for all keys
+        together. Padding rows have 0. An exchanged batch has these arrays from its plan. Any other batch
+        synchronizes host and device once.
         """
         if self._counts_on_host is not None:
             return self._counts_on_host
-        if not (counts := self.row_counts()):
-            return {}
-        together = torch.stack([row_values.long() for row_values in counts.values()])
-        together[:, self.num_samples :] = 0
-        return dict(zip(counts, together.cpu().numpy(), strict=True))
-
-    def with_row_counts(self, counts: Mapping[str, np.ndarray]) -> Self:
-        """Returns this batch with `counts` as the result of `row_counts_on_host`. The exchange calls this.
-
-        If `counts` has the lengths of all keys, and padding rows have no ids, `features` also gets its total
-        length per key, which TorchRec would otherwise read from the device.
-        """
-        made = copy.copy(self)
-        made._counts_on_host = counts
-        keys = self.features.keys()
-        if all(f"features.{key}" in counts for key in keys):
-            totals = [int(counts[f"features.{key}"].sum()) for key in keys]
-            if sum(totals) == len(self.features.values()):  # else padding rows have ids, or counts differ
-                made.features = with_tensors(self.features, lambda tensor: tensor, length_per_key=totals)
-        return made
+        fields, counts = self.per_sample_fields(), self.row_counts()
+        schema = Schema.of(fields)
+        parts = jagged_parts(fields, schema)
+        on_host = read_together([*parts, *counts.values()])
+        lengths = checked_lengths(fields, schema, self.batch_size, on_host[: len(parts)])
+        named = schema.by_name(lengths) | dict(zip(counts, on_host[len(parts) :], strict=True))
+        is_real = np.arange(self.batch_size) < self.num_samples
+        return {name: of_rows * is_real for name, of_rows in named.items()}
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Returns this batch with every tensor on `device`."""

@@ -162,7 +162,10 @@ def gather_fields(sources: Sequence[PackedRows], selection: Selection) -> dict[s
                 field.lengths_dtype, copy=True, memory_format=torch.contiguous_format
             )
             if field.kind == "keyed":
+                # Else, TorchRec reads the lengths per key from the device.
+                per_key = selection.lengths[:, schema.keys[field.name]].sum(0).tolist()
                 of_field |= {"keys": list(field.keys), "stride": len(selection.lengths)}
+                of_field["length_per_key"] = per_key
             made_of = KeyedJaggedTensor if field.kind == "keyed" else JaggedTensor
             fields[field.name] = made_of(**of_field)
     return fields

@@ -135,6 +135,10 @@ def _text(value: Any) -> str:
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, range):
         return repr(list(value))
+    if isinstance(value, np.ndarray) and value.dtype != object:  # whose text may leave out numbers
+        return f"{value.dtype} {value.shape} {value.tobytes()!r}"
+    if type(value).__repr__ is object.__repr__:  # which shows the address
+        return type_name(value)
     container = container_type(value)
     if container is None:
         return repr(value)

@@ -197,6 +197,15 @@ class Schema:
         """
         return -(self.section_bytes @ -sizes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
 
+    def by_name(self, lengths: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the lengths of rows by name, int64 `[rows]` each. `lengths` is int64 `[rows, keys]`.
+
+        Names are those of keys, as in "features.item", and of fields, as in "labels", for all keys together.
+        """
+        of_fields = {name: lengths[:, keys].sum(1) for name, keys in self.keys.items()}
+        names = (f"{field.name}.{key}" for field in self.jagged_fields for key in field.keys)
+        return dict(zip(names, lengths.T, strict=True)) | of_fields
+
     def num_elements(self, lengths: np.ndarray) -> list[int]:
         """Returns the number of elements of each jagged field in rows of these lengths."""
         return [int(lengths[:, keys].sum()) for keys in self.keys.values()]

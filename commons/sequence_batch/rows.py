@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from .base_batch import BaseBatch
 from .packed_rows import PackedRows, read_lengths, select_rows
-from .row_lists import check_no_samples, facts_in_attributes, facts_of
+from .row_lists import check_no_samples, facts_in_attributes, facts_of, hash_facts, hash_leaves
 from .row_schema import (
     MORE_KINDS,
     FieldValue,
     Schema,
     common_rows,
+    hash_bytes,
     lengths_of,
     parts_of,
     pinned,
@@ -149,6 +151,31 @@ class Rows:
         fields = select_rows(sources, positions, num_rows)
         return self.replaced(fields, num_rows, len(positions)).batch
 
+    def with_counts(self, counts: Mapping[str, np.ndarray]) -> Self:
+        """Returns the rows with a batch that holds these `row_counts_on_host` of its samples, int64
+        `[samples]` each. Returns the rows themselves if the batch is not a `BaseBatch`."""
+        if not self.pads:
+            return self
+        made = copy.copy(self)
+        made.batch = copy.copy(self.batch)
+        made.batch._counts_on_host = {
+            name: np.pad(of, (0, self.num_rows - len(of))) for name, of in counts.items()
+        }
+        return made
+
+    def with_totals(self, lengths: np.ndarray) -> Self:
+        """Returns the rows with the total length of each key, which TorchRec would read from the device.
+        `lengths`, int64 `[rows, keys]`, are those of all rows."""
+        keys = self.schema.keys
+        totals = {name: lengths[:, of_field].sum(0).tolist() for name, of_field in keys.items()}
+        fields = {
+            name: with_tensors(value, lambda tensor: tensor, length_per_key=totals[name])
+            if isinstance(value, KeyedJaggedTensor)
+            else value
+            for name, value in self.fields.items()
+        }
+        return self.replaced(fields, self.num_rows, self.num_samples)
+
     def copy(self) -> Self:
         """Returns a copy of the rows in memory of its own, without synchronizing host and device."""
         fields = {name: with_tensors(value, torch.Tensor.clone) for name, value in self.fields.items()}
@@ -209,6 +236,14 @@ class Rows:
         found = facts_of(self.tree) | facts_in_attributes(self.tree)
         counts = ("batch_size", "actual_batch_size") if self.pads else ()
         return {path: value for path, value in found.items() if path not in counts}
+
+    def hash_of_rest(self) -> int:
+        """Returns a hash of all data that does not travel with the rows, without the numbers of rows."""
+        counts = ("batch_size", "actual_batch_size") if self.pads else ()
+        values = {part.path: part.value for part in self.tree.each() if not (part.is_leaf or part.parts)}
+        plain = {path: value for path, value in values.items() if path not in counts}
+        hashes = hash_facts(plain | facts_in_attributes(self.tree)) | hash_leaves(self.shared_leaves)
+        return hash_bytes(repr(sorted(hashes.items())).encode())
 
     def check(self) -> None:
         """Checks that the batch has all shared paths, and that it can be rebuilt from other rows.

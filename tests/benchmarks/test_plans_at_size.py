@@ -42,7 +42,7 @@ def test_placements_are_those_of_the_shuffler(placement):
 def test_a_gathered_step_is_decoded_and_planned_as_it_was_loaded():
     rows, _ = load_histories(LENGTHS, HIDDEN_SIZE, RANKS)
     step = GatheredStep.of(LENGTHS, RANKS)
-    for name in ("batch_sizes", "workloads", "tokens", "key_lengths", "sample_bytes", "row_counts"):
+    for name in ("batch_sizes", "workloads", "tokens", "key_lengths", "sample_bytes"):
         assert np.array_equal(getattr(step.decode(), name), getattr(rows, name)), name
     plan = step.plan(ShufflerSettings())
     assert np.array_equal(plan.destination, PLACEMENTS[DEFAULT_NODES](step.samples))

@@ -26,8 +26,7 @@ class HistoryBatch(BaseBatch):
     num_candidates: torch.Tensor | None = None
 
     def row_counts(self) -> dict[str, torch.Tensor]:
-        counts = self.feature_row_counts() | {"labels": self.labels.lengths()}
-        return counts if self.num_candidates is None else counts | {"num_candidates": self.num_candidates}
+        return {} if self.num_candidates is None else {"num_candidates": self.num_candidates}
 
     def cut_rules(self):
         from commons.extensions.pieces import cut_rules as of  # absent where the core is tested alone
@@ -123,7 +122,7 @@ class FlopsShuffler(TokenShuffler):
     """The workloads are the FLOPs of a layer: of matrix products, and of attention."""
 
     def get_workloads(self, batch):
-        return FLOPS.work(batch.num_tokens(), batch.row_counts()["features.user"])
+        return FLOPS.work(batch.num_tokens(), torch.from_numpy(batch.row_counts_on_host()["features.user"]))
 
     def prefix_cost(self, tokens, counts):
         return FLOPS.prefix_work(tokens, counts["tokens"], counts["head_tokens"], counts["kept_tokens"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class LearnedCosts(Extension):
         """Starts to learn for the ranks that plan together, from restored state if there is any."""
         if shuffler.cost is not None:
             raise ValueError(f"cost={shuffler.cost} has no effect with LearnedCosts: leave out one of them")
-        self._shuffler, ranks = shuffler, shuffler.group
+        self._extensions, self._group, ranks = shuffler.extensions, shuffler.group, shuffler.group
         self._learning = Learning(ranks.num_ranks, ranks.rank, self.speed_limit, ranks.hosts, ranks.ranks)
         if self._restored:
             self._learning.restore(self._restored)
@@ -74,7 +74,7 @@ class LearnedCosts(Extension):
     @property
     def num_ranks(self) -> int:
         """Number of ranks that learn together."""
-        return self._shuffler.group.num_ranks
+        return self._group.num_ranks
 
     @property
     def num_posted(self) -> int:
@@ -98,9 +98,9 @@ class LearnedCosts(Extension):
 
     def join(self, model: torch.nn.Module, device: torch.device, loss_reduction: str) -> None:
         """Prepares to time the steps of a pipeline, with hooks that stay on the model."""
-        check_waits(model, device, self._shuffler, loss_reduction)
+        check_waits(model, device, self._extensions, loss_reduction)
         self._model = model
-        group = self._shuffler.group  # not `self`, through which the clock would keep the model alive
+        group = self._group  # not `self`, through which the clock would keep the model alive
         self._clock = ComputeClock.of(model, device, lambda: group.wait_seconds)
 
     def forward(self, step: Step, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
@@ -166,7 +166,7 @@ class LearnedCosts(Extension):
 
 
 def check_waits(
-    model: torch.nn.Module, device: torch.device, shuffler: BatchShuffler, loss_reduction: str
+    model: torch.nn.Module, device: torch.device, extensions: Sequence[Extension], loss_reduction: str
 ) -> None:
     """Checks that measured times contain no waits for other ranks, which would count as computation.
 
@@ -174,7 +174,7 @@ def check_waits(
         ValueError: the times contain such waits, which cannot be subtracted.
     """
     reason = None
-    for extension in shuffler.extensions:
+    for extension in extensions:
         if extension.waits_on_device and device.type == "cuda":
             reason = extension.waits_on_device
     if loss_reduction == "global_mean":

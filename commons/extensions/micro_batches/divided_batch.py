@@ -35,10 +35,9 @@ def micro_batches(
     """Returns the micro-batches of an exchanged batch as `MicroBatches.micro_batches` does, and the rows of
     the batch in each, int64. A micro-batch without samples has no row if batches know their padding, and
     otherwise the first row."""
-    rank, batch_format = shuffler.group.rank, shuffler.format
-    if not plan.num_parts or batch_format is None:
+    rank, known, view = shuffler.group.rank, plan.rows.format, shuffler.view(batch)
+    if not plan.num_parts or known is None:
         return [batch], []
-    view = shuffler.view(batch)
     first = np.zeros(0 if view.pads else 1, dtype=np.int64)
     rows_of_each = [rows if len(rows) else first for rows in rows_of_micro_batches(plan, rank)]
     if not (plan.num_placed[rank] or view.pads):
@@ -52,12 +51,12 @@ def micro_batches(
     else:
         lengths = np.zeros((view.num_rows, plan.rows.key_lengths.shape[1]), dtype=np.int64)
         lengths[: len(own)] = plan.rows.key_lengths[own]
-    packed, row_counts = view.packed(lengths), plan.rows.row_counts[own]
-    parts = []
+    packed, parts = view.packed(lengths), []
     for rows in rows_of_each:
         num_rows = max(len(rows), 1)
         fields = select_rows([packed], rows, num_rows)
-        part = batch_format.make_rows(view, fields, num_rows, row_counts[rows]).batch
+        counts = known.row_counts(plan.rows, own[rows])
+        part = view.replaced(fields, num_rows, len(rows)).with_counts(counts).batch
         if lists is not None:
             part = rebuild(take_apart(part), lists.with_entries(rows, num_rows).others())
         parts.append(part)

@@ -84,10 +84,11 @@ class Padded(Extension):
                 f"Padded excludes cost={shuffler.cost}, which adds up the times of samples: a padded rank "
                 "costs rows × longest, in the unit of get_workloads"
             )
-        self._shuffler, settings, usual = shuffler, shuffler.settings, ShufflerSettings(equal_rows=False)
+        self._rank, self._exchanges, settings = shuffler.group.rank, shuffler.exchanges, shuffler.settings
+        self._max_tokens, usual = settings.max_tokens, ShufflerSettings(equal_rows=False)
         names = ("partitioner", "tolerance", "token_tolerance")
         changed = [name for name in names if getattr(settings, name) != getattr(usual, name)]
-        if changed and shuffler.group.rank == 0:
+        if changed and self._rank == 0:
             warn_once(
                 logger,
                 f"{', '.join(changed)}: no effect with Padded, which places samples by itself and limits "
@@ -107,16 +108,15 @@ class Padded(Extension):
         Raises:
             ValueError: no runs meet the limits.
         """
-        shuffler, tokens = self._shuffler, rows.tokens
+        tokens = rows.tokens
         alike = tokens.size and 0 < tokens.min() == tokens.max()
-        if shuffler.group.rank == 0 and alike and np.ptp(rows.workloads):
+        if self._rank == 0 and alike and np.ptp(rows.workloads):
             warn_once(
                 logger,
                 "all rows of a step have equally many tokens, and their workloads differ, so that few may "
                 "move: if the loader pads, return real lengths from get_tokens, such as (ids != 0).sum(1)",
             )
-        max_tokens = shuffler.settings.max_tokens
-        return plan_padded(rows, max_tokens, self.max_rows, self.max_real_tokens, shuffler.exchanges)
+        return plan_padded(rows, self._max_tokens, self.max_rows, self.max_real_tokens, self._exchanges)
 
     def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
         """Returns padded tokens ÷ real tokens of all ranks, as loaded and as placed, if there are any."""

@@ -210,7 +210,7 @@ def _cut_by_tokens(
     needed = np.maximum(samples.workloads / max(highest, 1), samples.tokens / cap)
     num_pieces = np.where(needed > 1, 2 * np.ceil(needed), 1).astype(np.int64)
     # Groups come last, because otherwise every attempt to keep the limits would place them, too.
-    alone = replace(samples, columns={})
+    alone = replace(samples, columns={name: samples.columns[name] for name in cutting.count_names})
     whole = _rank_of_whole(alone, settings)
     best = None if whole is None else (alone, whole)
     made, rank_of = _cut_within_limits(alone, settings, cutting, highest, num_pieces, MAX_ATTEMPTS, best)

@@ -14,7 +14,7 @@ from ...perf_model.cost import Cost
 from .cut_rules import PIECE, CutRules, FieldRule, spans
 
 if TYPE_CHECKING:
-    from ...sequence_batch.row_schema import Field, Schema
+    from ...sequence_batch.row_schema import Schema
 
 # Name of the column with the place of each row in its sample, of dtype `PIECE`.
 COLUMN = "pieces"
@@ -49,12 +49,8 @@ class Cutting:
 
     def counts(self, samples: RowTable) -> dict[str, np.ndarray]:
         """Returns the counts that planning knows of each sample, by name, int64 `[samples]` each."""
-        named: dict[str, np.ndarray] = {}
-        lengths = iter(samples.key_lengths.T)
-        for field in self._jagged_fields:
-            of_keys = {f"{field.name}.{key}": next(lengths) for key in field.keys}
-            named |= of_keys | {field.name: sum(of_keys.values(), np.zeros_like(samples.tokens))}
-        named |= dict(zip(self.count_names, samples.row_counts.T, strict=True))
+        named = {} if self.schema is None else self.schema.by_name(samples.key_lengths)
+        named |= {name: samples.columns[name] for name in self.count_names}
         return named | {"tokens": samples.tokens, "loss_tokens": samples.loss_tokens}
 
     def most_pieces(self, samples: RowTable) -> np.ndarray:
@@ -170,8 +166,9 @@ class Cutting:
         whole = samples.take(sample_of)  # each row still has the counts of its sample
         chosen = np.flatnonzero(num_pieces.take(sample_of) > 1)
         cut_pieces = pieces[chosen]
-        columns = (whole.row_counts, whole.key_lengths, whole.loss_tokens[:, None])
-        counts = np.concatenate([counts_of_all.take(chosen, axis=0) for counts_of_all in columns], 1)
+        row_counts = [whole.columns[name] for name in self.count_names]
+        columns = np.stack([*whole.key_lengths.T, *row_counts, whole.loss_tokens], 1)
+        counts = columns.take(chosen, axis=0)
         begin, end = spans(self._rules_of_columns, counts, cut_pieces)
         lengths = end - begin
         work, workloads = self._work(whole, chosen, cut_pieces)
@@ -179,8 +176,7 @@ class Cutting:
             "work": work,
             "workloads": workloads,
             "tokens": cut_pieces["last_token"] - cut_pieces["first_token"],
-            "row_counts": lengths[:, : len(self.count_names)],
-            "key_lengths": lengths[:, len(self.count_names) : -1],
+            "key_lengths": lengths[:, : whole.key_lengths.shape[1]],
             "loss_tokens": lengths[:, -1],
         }
         if self.schema is not None:
@@ -189,7 +185,11 @@ class Cutting:
             changed[name] = getattr(whole, name).copy()
             changed[name][chosen] = rows
         changed["starts_sample"] = pieces["first_item"] == 0
-        made = replace(whole, **changed, columns={**whole.columns, COLUMN: pieces})
+        of_pieces = {**whole.columns, COLUMN: pieces}
+        for column, name in enumerate(self.count_names, whole.key_lengths.shape[1]):
+            of_pieces[name] = whole.columns[name].copy()
+            of_pieces[name][chosen] = lengths[:, column]
+        made = replace(whole, **changed, columns=of_pieces)
         self._check_sums(samples, made)
         return made
 
@@ -267,15 +267,12 @@ class Cutting:
         columns = np.where(tokens[:, None] == 0, 0, columns.astype(np.int64))
         return columns, self.cost.of(tokens > 0, tokens, columns)
 
-    @property
-    def _jagged_fields(self) -> tuple[Field, ...]:
-        return () if self.schema is None else self.schema.jagged_fields
-
     @cached_property
     def _rules_of_columns(self) -> list[FieldRule]:
-        """The rules of all row counts, all keys of jagged fields, and loss tokens, in this order."""
-        keys = [f"{field.name}.{key}" for field in self._jagged_fields for key in field.keys]
-        return [self.rules.rule(name) for name in (*self.count_names, *keys, "loss_tokens")]
+        """The rules of all keys of jagged fields, all row counts, and loss tokens, in this order."""
+        fields = () if self.schema is None else self.schema.jagged_fields
+        keys = [f"{field.name}.{key}" for field in fields for key in field.keys]
+        return [self.rules.rule(name) for name in (*keys, *self.count_names, "loss_tokens")]
 
 
 def _select(counts: Counts, numbers: np.ndarray) -> dict[str, np.ndarray]:

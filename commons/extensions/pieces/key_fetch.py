@@ -28,7 +28,7 @@ from .cutting import COLUMN
 class PlacedPieces:
     """The places of a batch's rows in their samples, which the exchange adds in steps that cut a sample.
 
-    A model that can train on pieces reads it as `batch.pieces`. `count_names` names the plan's row counts.
+    A model that can train on pieces reads it as `batch.pieces`.
 
     Attributes:
         rows: places of this rank's rows, `[rows]` of dtype `PIECE`; zeros in padding.
@@ -37,8 +37,8 @@ class PlacedPieces:
         num_started, num_landed: numbers of fetches that the model has started and landed.
     """
 
-    def __init__(self, plan: ShufflePlan, group: RankGroup, count_names: tuple[str, ...]) -> None:
-        self._plan, self._group, self._count_names = plan, group, count_names
+    def __init__(self, plan: ShufflePlan, group: RankGroup) -> None:
+        self._plan, self._group = plan, group
         self._all = plan.rows.columns[COLUMN]
         own = plan.computed_by(group.rank)
         self.rows = np.zeros(int(plan.num_rows[group.rank]), dtype=PIECE)
@@ -56,12 +56,12 @@ class PlacedPieces:
         return self._all
 
     def last_piece_count(self, count: str) -> np.ndarray:
-        """Returns a row count of the last piece of each row's sample, int64 `[rows of the step]`, or zeros if
-        batches do not have this count."""
-        if count not in self._count_names:
-            return np.zeros(len(self._all), dtype=np.int64)
+        """Returns one of the `row_counts` of the last piece of each row's sample, int64 `[rows of the step]`,
+        or zeros if batches do not have this count."""
         rows = self._plan.rows
-        counts_of_rows = rows.row_counts[:, self._count_names.index(count)]
+        if count not in rows.columns:
+            return np.zeros(len(self._all), dtype=np.int64)
+        counts_of_rows = rows.columns[count]
         starts = np.flatnonzero(rows.starts_sample)
         last = np.append(starts[1:], len(counts_of_rows)) - 1
         return counts_of_rows[last][rows.sample_of]

@@ -19,7 +19,6 @@ from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
 from ...distributed.step import MOST_ON_THEIR_WAY
-from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch
 from ...sequence_batch.row_schema import type_name
 from ...sequence_batch.rows import Rows
@@ -28,6 +27,8 @@ from .cut_rules import CutRules
 from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost
 from .key_fetch import PlacedPieces
+
+_COUNTED = ("get_tokens", "get_loss_tokens")  # a shuffler's methods that also count pieces
 
 
 class Pieces(Extension):
@@ -83,7 +84,9 @@ class Pieces(Extension):
         if prefix_cost is None or cut_rules is None:
             name = "cut_rules" if cut_rules is None else "prefix_cost"
             raise ValueError(f"Pieces needs {name}: give {type(shuffler).__name__} this method")
-        self._shuffler, self._prefix_cost, self._cut_rules = shuffler, prefix_cost, cut_rules
+        self._prefix_cost, self._cut_rules, self._settings = prefix_cost, cut_rules, shuffler.settings
+        self._group, self._counters = shuffler.group, {name: getattr(shuffler, name) for name in _COUNTED}
+        self._own_loss_tokens = type(shuffler).get_loss_tokens is not BatchShuffler.get_loss_tokens
         self._checks_cuts = any(extension.verifies for extension in shuffler.extensions)
 
     def warm_up(self) -> None:
@@ -97,7 +100,7 @@ class Pieces(Extension):
         rules: CutRules = self._cut_rules(batch)
         jagged = {field.name for field in row_format.schema.jagged_fields}
         counts_rows = type(batch).num_loss_tokens is BaseBatch.num_loss_tokens and "labels" not in jagged
-        if counts_rows and type(self._shuffler).get_loss_tokens is BatchShuffler.get_loss_tokens:
+        if counts_rows and not self._own_loss_tokens:
             raise ValueError(
                 "Pieces: without jagged labels, each row counts as a loss token, and so would every piece of "
                 "a sample: give labels as a KeyedJaggedTensor, with one element per sample, say, which the "
@@ -115,19 +118,19 @@ class Pieces(Extension):
         """Cuts samples where needed, and places whole samples and pieces."""
         if rows.num_ranks == 1:
             return place(rows)
-        return make_plan(*cut_and_place(rows, self._shuffler.settings, self._make_cutting(rows.cost)))
+        return make_plan(*cut_and_place(rows, self._settings, self._cutting_of(rows)))
 
     def before_copy(self, rows: Rows, plan: ShufflePlan) -> Rows:
         """Returns the rows on the host, cut as planned, or `rows` itself if there is nothing left to cut.
 
         Rows on the device are first copied to the host, which waits for the device.
         """
-        own = plan.rows.loaded_by(self._shuffler.group.rank)
+        own = plan.rows.loaded_by(self._group.rank)
         # An already cut batch has one sample per piece. The comparison leaves out padding rows.
         if plan.rows.starts_sample.all() or rows.num_samples == len(own):
             return rows
         on_host, pieces = rows.on_host(), plan.rows.columns[COLUMN][own]
-        rules, _ = self._agreed()
+        rules, _ = self._agreed(plan.rows)
         cut = cut_rows(on_host, pieces, rules)
         if not rules.has_halo:  # with a halo, the batch would count the halo, too
             self._check_counts(cut, plan, own)
@@ -139,8 +142,7 @@ class Pieces(Extension):
         """Gives the batch its `pieces`, the places of its rows in their samples."""
         if plan.rows.starts_sample.all() or not isinstance(batch, BaseBatch):
             return batch
-        _, known = self._agreed()
-        pieces = PlacedPieces(plan, self._shuffler.group, known.count_names)
+        pieces = PlacedPieces(plan, self._group)
         self._exchanged.append((plan, pieces))
         placed = copy.copy(batch)
         placed.pieces = pieces
@@ -164,24 +166,22 @@ class Pieces(Extension):
             "fetch_seconds": 0.0 if ran is None else ran.seconds,
         }
 
-    def _make_cutting(self, cost: Cost) -> Cutting:
-        rules, known = self._agreed()
-        return Cutting(rules, known.schema, known.count_names, self._prefix_cost, cost)
+    def _cutting_of(self, rows: RowTable) -> Cutting:
+        rules, known = self._agreed(rows)
+        return Cutting(rules, known.schema, known.count_names, self._prefix_cost, rows.cost)
 
-    def _agreed(self) -> tuple[CutRules, Format]:
+    def _agreed(self, rows: RowTable) -> tuple[CutRules, Format]:
         """Returns the rules and the format that the ranks agreed on at the first batch."""
-        agreed = self._shuffler.format
-        if agreed is None:
-            raise RuntimeError("no rank of the group has had a batch yet")
-        return agreed.agreed[self.name], agreed
+        assert rows.format is not None  # the rows were gathered
+        return rows.format.agreed[self.name], rows.format
 
     def _check_counts(self, cut: Rows, plan: ShufflePlan, own: np.ndarray) -> None:
         """Raises a ValueError unless a cut batch has the token counts that planning got from the rules."""
-        shuffler = self._shuffler
         shown = cut.to_count().batch
-        planned_counts = {"get_tokens": plan.rows.tokens, "get_loss_tokens": plan.rows.loss_tokens}
-        for name, planned in planned_counts.items():
-            counted = torch.as_tensor(getattr(shuffler, name)(shown), device="cpu")[: len(own)].numpy()
+        for (name, count), planned in zip(
+            self._counters.items(), (plan.rows.tokens, plan.rows.loss_tokens), strict=True
+        ):
+            counted = torch.as_tensor(count(shown), device="cpu")[: len(own)].numpy()
             for row in np.flatnonzero(counted != planned[own])[:1]:
                 raise ValueError(
                     f"{name} counts {counted[row]} in a piece, and cut_rules {planned[own][row]}; expected "

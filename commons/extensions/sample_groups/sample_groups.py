@@ -219,7 +219,6 @@ def _as_rows(rows: RowTable, group_of: np.ndarray) -> tuple[RowTable, np.ndarray
         loss_tokens=summed(rows.loss_tokens),
         key_lengths=none,
         sample_bytes=summed(rows.sample_bytes),
-        row_counts=none,
         arguments=rows.arguments,
         ranks=rows.ranks,
         speeds=rows.speeds,

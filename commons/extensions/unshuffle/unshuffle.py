@@ -50,7 +50,8 @@ class Unshuffle(Extension):
 
     def setup(self, shuffler: BatchShuffler) -> None:
         """Makes a channel on which ranks agree on the kinds of their values."""
-        self._shuffler, self._group = shuffler, shuffler.group
+        self._group, self._exchanges = shuffler.group, shuffler.exchanges
+        self._shared_fields = set(shuffler.shared_fields)
         self._channel = shuffler.group.channel()
         self._every_call = any(extension.verifies for extension in shuffler.extensions)
         self._agreed: dict[Schema, dict[str, int]] = {}  # hashes of lists, by schema of the tensors
@@ -82,8 +83,7 @@ class Unshuffle(Extension):
                 only, while the others wait for it.
         """
         view, rank = Rows(values), self._group.rank
-        shared = set(self._shuffler.shared_fields)
-        if named := sorted(shared.intersection(part.path for part in view.tree.each())):
+        if named := sorted(self._shared_fields.intersection(part.path for part in view.tree.each())):
             raise ValueError(
                 f"unshuffle got {named}, which the shuffler's shared_fields name: leave out what samples "
                 "share, and give a result of samples another name"
@@ -93,8 +93,7 @@ class Unshuffle(Extension):
         num_samples = int(starts.sum())
         num_rows = int(plan.rows.batch_sizes[rank]) - (len(own) - num_samples)
         # If batches know their padding, a rank without a batch gave the exchange one padding row.
-        batch_format = self._shuffler.format
-        num_rows = max(num_rows, int(batch_format is None or batch_format.pads))
+        num_rows = max(num_rows, int(plan.rows.format is None or plan.rows.format.pads))
         if starts.all():
             fields, _ = self._rows_at_home(view, plan, num_rows)
         else:
@@ -113,7 +112,7 @@ class Unshuffle(Extension):
         check_no_samples(values.tree)
         check_replaceable(values.tree)
         schema = Schema.of(fields)
-        if not self._shuffler.exchanges:
+        if not self._exchanges:
             packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, rows))
             return select_rows([packed], np.arange(len(held)), num_rows), packed.lengths[: len(held)]
         self._check_kind(schema, hash_facts(lists_of(values.tree) | facts_in_attributes(values.tree)))

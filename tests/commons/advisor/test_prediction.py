@@ -173,7 +173,6 @@ def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal):
         *(loaded, loaded, flops.per_sample(tokens), tokens, tokens),
         key_lengths=np.zeros((6, 0), dtype=np.int64),
         sample_bytes=8 * tokens,
-        row_counts=np.zeros((6, 0), dtype=np.int64),
     )
     numbers, cuts = np.array([1, 1, 3, 3, 3, 5]), np.array([50, 300, 1, 2, 400, 299])
     for _ in range(5):

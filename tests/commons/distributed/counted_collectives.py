@@ -1,5 +1,6 @@
 """Records collectives, and finds what makes the host wait for the device."""
 
+import dataclasses
 import inspect
 import re
 import threading
@@ -74,9 +75,9 @@ def wrong_counts_on_host(batch: BaseBatch) -> list[str]:
     """Returns the row counts that the host knows without waiting, and that are not those of the batch."""
     with no_synchronization():
         on_host, totals = batch.row_counts_on_host(), batch.features.length_per_key()
-    counts = {name: of_rows.tolist() for name, of_rows in batch.row_counts().items()}
-    assert counts and list(on_host) == list(counts)
-    wrong = [name for name in counts if on_host[name].tolist() != counts[name]]
+    counts = dataclasses.replace(batch).row_counts_on_host()  # read anew
+    assert counts.keys() == on_host.keys()
+    wrong = [name for name in counts if on_host[name].tolist() != counts[name].tolist()]
     of_keys = batch.features.lengths().view(len(totals), -1)
     return wrong if totals == of_keys.sum(1).tolist() else [*wrong, "totals"]
 

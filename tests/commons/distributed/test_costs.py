@@ -38,10 +38,10 @@ def test_errors_of_columns_are_the_same_on_all_ranks():
         columns.columns = (once,)
     cost = Cost((1.0, 1.0, 1.0))
     errors = {
-        "rank 1 has a batch with 2 columns of get_workloads, row_counts of (), but rank 0": error_of(
+        "rank 1 has a batch with 2 columns of get_workloads, but rank 0": error_of(
             Lengths(*[once, squared][: 1 + other]).plan, lengths_batch(0)
         ),
-        "row_counts of (), but the first batch has 2 columns": error_of(columns.plan, lengths_batch(1)),
+        "of get_workloads, but the first batch has 2 columns": error_of(columns.plan, lengths_batch(1)),
         "is for 1 columns of get_workloads, which returns 2; calibrate this model": error_of(
             Lengths(once, squared, cost=cost).plan, lengths_batch(0)
         ),

@@ -303,8 +303,8 @@ def test_columns_that_cannot_be_gathered_are_the_same_error_on_all_ranks():
         assert message in error_of_all(shuffler.plan, lopsided_batch())
         _check_refused_by_all(message, [Given(columns=later.given_columns)])
     later.given_columns = {} if dist.get_rank() == 1 else good
-    assert "of (), and known" in error_of_all(shuffler.plan, lopsided_batch())  # in the first batch
-    message = "b.columns()['known']: another extension has a column of this name, too"
+    assert "get_workloads, and known" in error_of_all(shuffler.plan, lopsided_batch())  # in the first batch
+    message = "b.columns()['known']: there is another column of this name"
     _check_refused_by_all(message, [Given(name, columns=good) for name in ("a", "b")])
 
 

@@ -190,12 +190,15 @@ def test_a_rank_without_a_batch_has_what_the_others_samples_share():
 
 
 @on_ranks(2)
-def test_what_does_not_pickle_stays_that_of_the_first_step_and_has_to_be_there():
+def test_what_does_not_pickle_may_not_change_while_a_rank_has_no_batch():
     rank, shuffler = dist.get_rank(), HeavyOnRank1()
-    for step in range(2):
-        batch = {"ids": own_ids(), "step": step, "decode": lambda text: text}
-        moved = _step(shuffler, batch if step == 0 or rank == 0 else None)
-        assert moved["step"] == (0 if rank else step) and len(moved["ids"]) == ROWS // (step + 1)
+    for step in range(3):
+        batch = {"ids": own_ids(), "step": step // 2, "decode": lambda text: text}
+        given = batch if step == 0 or rank == 0 else None
+        if step == 2:
+            assert "a batch of rank 0 does not pickle" in error_of(shuffler.plan, given)
+        else:
+            assert len(_step(shuffler, given)["ids"]) == ROWS // (step + 1)
     batch = {"ids": own_ids(), "call": lambda: 0} if rank else None
     assert "a batch of rank 1 does not pickle" in error_of(HeavyOnRank1().plan, batch)
 

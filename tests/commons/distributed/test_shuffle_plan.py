@@ -37,7 +37,6 @@ def tables(draw) -> tuple[RowTable, np.random.Generator]:
         loss_tokens=rng.integers(0, 9, count),
         key_lengths=rng.integers(0, 9, (count, 2)),
         sample_bytes=rng.integers(1, 99, count),
-        row_counts=rng.integers(0, 9, (count, 3)),
         work=rng.integers(0, 9, (count, 2)),
         starts_sample=starts_sample,
         columns={"user": rng.integers(-9, 9, count), "pieces": pieces, "pairs": rng.random((count, 2))},
@@ -82,7 +81,7 @@ def test_taken_rows_stay_with_the_ranks_that_loaded_them(drawn):
     taken = rows.take(numbers)
     # Padding stays, too.
     assert np.array_equal(taken.batch_sizes - taken.num_loaded, rows.batch_sizes - rows.num_loaded)
-    for name in ("workloads", "home", "tokens", "key_lengths", "row_counts", "work", "starts_sample"):
+    for name in ("workloads", "home", "tokens", "key_lengths", "work", "starts_sample"):
         assert np.array_equal(getattr(taken, name), getattr(rows, name)[numbers]), name
     for name, column in rows.columns.items():
         assert np.array_equal(taken.columns[name], column[numbers]), name

@@ -24,7 +24,6 @@ def table(
         loss_tokens=np.ones_like(tokens) if loss_tokens is None else loss_tokens,
         key_lengths=none,
         sample_bytes=8 * tokens,
-        row_counts=none,
         work=work,
         **more,
     )

@@ -45,9 +45,6 @@ class AheadBatch(BaseBatch):
         lengths = self.features.lengths().view(3, -1)
         return lengths[0].long() + lengths[1]
 
-    def row_counts(self) -> dict[str, torch.Tensor]:
-        return self.feature_row_counts()
-
     def cut_rules(self) -> of.CutRules:
         return RULES
 
@@ -106,7 +103,6 @@ def loaded_by(
     rules = shuffler.cut_rules(batch)
     fields, row_counts = batch.per_sample_fields(), batch.row_counts()
     schema, names = Schema.of(fields), tuple(row_counts)
-    counts = np.stack([of_rows.long().numpy() for of_rows in row_counts.values()], 1)
     lengths = read_lengths(fields, schema, batch.batch_size)
     view, per_rank = Rows(batch), np.array(ranks, dtype=np.int64)
     samples = RowTable(
@@ -117,7 +113,7 @@ def loaded_by(
         view.num_loss_tokens().long().numpy(),
         lengths,
         schema.row_bytes(lengths),
-        counts,
+        columns={name: of_rows.long().numpy() for name, of_rows in row_counts.items()},
     )
     cutting = Cutting(rules, schema, names, flops if hasattr(batch, "num_candidates") else quadratic)
     known = cutting.counts(samples)
@@ -175,7 +171,7 @@ def check_drawn_cuts(
 def check_cut(batch: BaseBatch, plan: ShufflePlan, cutting: Cutting) -> None:
     """Checks that the cut batch has the lengths and bytes that the plan has for its pieces."""
     cut = cut_rows(Rows(batch), plan.rows.columns["pieces"], cutting.rules)
-    for column, lengths in enumerate(cut.batch.row_counts().values()):
-        assert (lengths.numpy() == plan.rows.row_counts[:, column]).all()
+    for name, counts in cut.batch.row_counts().items():
+        assert (counts.numpy() == plan.rows.columns[name]).all()
     assert np.array_equal(read_lengths(cut.fields, cut.schema, cut.num_rows), plan.rows.key_lengths)
     assert (plan.rows.sample_bytes == cutting.schema.row_bytes(plan.rows.key_lengths)).all()

@@ -21,7 +21,7 @@ class GivenCuts(Pieces):
         self.cuts = cuts
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        cutting = self._make_cutting(rows.cost)
+        cutting = self._cutting_of(rows)
         numbers, items, ranks = self.cuts(rows, cutting)
         return make_plan(cutting.cut(rows, numbers, items) if len(numbers) else rows, ranks)
 

@@ -205,8 +205,8 @@ def test_what_is_kept_together_limits_no_other_piece():
         fields={"history": of.ALONG_ITEMS, "candidates": of.FROM_END, "loss_tokens": of.FROM_END},
         kept_together="candidates",
     )
-    lengths, none = np.stack([history, candidates], 1), np.zeros((4, 0), dtype=np.int64)
-    samples = RowTable(each, each, tokens**2, tokens, candidates, none, 8 * tokens, lengths)
+    counts, none = {"history": history, "candidates": candidates}, np.zeros((4, 0), dtype=np.int64)
+    samples = RowTable(each, each, tokens**2, tokens, candidates, none, 8 * tokens, columns=counts)
     cutting = Cutting(rules, None, ("history", "candidates"), lambda before, _: before.astype(np.int64) ** 2)
     for cap in (1600, 1300, 1100):
         made, rank = cut_and_place(samples, ShufflerSettings(equal_rows=False, max_tokens=cap), cutting)
