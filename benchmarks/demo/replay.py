@@ -86,7 +86,7 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
         "tokens": lambda rows: shuffler.get_tokens(rows.batch),
         "loss tokens": lambda rows: shuffler.get_loss_tokens(rows.batch),
     }
-    counted = count_rows(shuffler.view(batch), count, {})
+    counted = count_rows(shuffler.view(batch), count, [])
     each = batch.batch_size // num_ranks
     messages = np.zeros(num_ranks, dtype=counted.format.message(0, each))
     messages["num_rows"] = messages["num_real"] = each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from ..sequence_batch.packed_rows import PackedRows
 from ..sequence_batch.row_schema import FieldValue
 from ..sequence_batch.rows import Rows
 from .balance_report import WORKLOAD_UNITS
-from .count_rows import Counter
+from .count_rows import Counter, of_batch
 from .empty_rank import check_runs_copies
 from .exchange import transfer
 from .extension import Extension, chain, order_extensions
@@ -101,24 +101,11 @@ class BatchShuffler(ABC):
         require_type(f"{name}.enabled", enabled, bool)
         self.moves_samples = self.moves_samples and enabled
         require_type(f"{name}.cost", cost, Cost | None)
-        shared = self.shared_fields
-        if isinstance(shared, str):
-            raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
         self.cost = cost
         self._process_group, self._world_size = process_group, _world_size()
         self.expects_scale = True
         self._is_taken = False  # by a pipeline or a loop over plan_ahead
         self._take(extensions)
-
-    def __getattr__(self, name: str) -> Any:
-        if hasattr(type(self), name):
-            return object.__getattribute__(self, name)  # raises the error of the property
-        of = type(self).__name__
-        raise AttributeError(
-            f"{of} has no attribute {name!r}"
-            if "settings" in vars(self)
-            else f"this {of} is not set up: call super().__init__() in {of}.__init__"
-        )
 
     def add_extension(self, extension: Extension) -> None:
         """Adds an extension, as the constructor does. The shuffler must not have planned a step yet.
@@ -130,12 +117,7 @@ class BatchShuffler(ABC):
             raise RuntimeError(
                 f"this {type(self).__name__} is, or was, in use: add {extension.name} before it plans"
             )
-        before = dict(vars(self))
-        try:
-            self._take([extension])
-        except Exception:
-            vars(self).update(before)
-            raise
+        self._take([extension])
 
     def _take(self, extensions: Sequence[Extension]) -> None:
         """Installs extensions, and rebuilds everything that depends on the full set."""
@@ -269,10 +251,10 @@ class BatchShuffler(ABC):
 
     def _counters(self) -> dict[str, Counter]:
         """Returns the functions that count workloads, tokens, and loss tokens, by their names in messages."""
-        of, counters = type(self), {f"{type(self).__name__}.get_workloads": _of_batch(self.get_workloads)}
+        of, counters = type(self), {f"{type(self).__name__}.get_workloads": of_batch(self.get_workloads)}
         for name, default in (("get_tokens", Rows.num_tokens), ("get_loss_tokens", Rows.num_loss_tokens)):
             is_default = getattr(of, name) is getattr(BatchShuffler, name)
-            counters[f"{of.__name__}.{name}"] = default if is_default else _of_batch(getattr(self, name))
+            counters[f"{of.__name__}.{name}"] = default if is_default else of_batch(getattr(self, name))
         return counters
 
     def plan(self, batch: Any) -> ShufflePlan:
@@ -448,11 +430,6 @@ class BatchShuffler(ABC):
                 f"fields; the plan is for {len(rows.lengths)} rows with {planned} elements"
                 f"{'; ' if difference else ''}{difference}: give exchange the batch that plan was made for"
             )
-
-
-def _of_batch(count: Callable[[Any], Any]) -> Counter:
-    """Wraps a user's function of a batch into a function of the batch's rows."""
-    return lambda rows: count(rows.batch)
 
 
 def _world_size() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,9 +13,14 @@ from ..sequence_batch.packed_rows import read_lengths
 from ..sequence_batch.row_schema import FieldValue, Schema, parts_of
 from ..sequence_batch.rows import NARROW_INTEGERS, Rows
 from .batch_format import Format
+from .extension import Extension
 
 Counter = Callable[[Rows], Any]
-Columns = Callable[[Rows], Mapping[str, torch.Tensor]]
+
+
+def of_batch(count: Callable[[Any], Any]) -> Counter:
+    """Wraps a function of a batch into a function of the batch's rows."""
+    return lambda rows: count(rows.batch)
 
 
 class Counted(NamedTuple):
@@ -34,15 +39,14 @@ class Counted(NamedTuple):
     padding_lengths: np.ndarray
 
 
-def count_rows(batch: Rows, counters: Mapping[str, Counter], columns: Mapping[str, Columns]) -> Counted:
+def count_rows(batch: Rows, counters: Mapping[str, Counter], extensions: Sequence[Extension]) -> Counted:
     """Counts the real rows of a batch on the host.
 
     Args:
         batch: this rank's rows.
         counters: functions that count the workloads, tokens, and loss tokens of each row, in this order. The
             keys are their names in messages. The functions see int64 lengths.
-        columns: functions that return an extension's columns by name, int64 `[batch_size]` each. The keys are
-            the names of the extensions.
+        extensions: extensions that may have columns.
 
     Raises:
         ValueError: the batch has no rows, a count is invalid (see `check_numbers`), lengths do not match the
@@ -64,11 +68,11 @@ def count_rows(batch: Rows, counters: Mapping[str, Counter], columns: Mapping[st
         for check, (whose, count) in zip(checks, counters.items(), strict=True)
     )
     whose, of_rows = f"{type(batch.batch).__name__}.row_counts", {}
-    row_counts = _call(lambda rows: rows.batch.row_counts(), shown, whose) if batch.pads else {}
+    row_counts = _call(of_batch(type(batch.batch).row_counts), shown, whose) if batch.pads else {}
     for name, counts in row_counts.items():
         wide = counts if counts.is_floating_point() else counts.long()
         of_rows[name] = check_numbers(wide, num_rows, num_real, f"{whose}()[{name!r}]").numpy()
-    _add_columns(of_rows, columns, shown, num_rows, num_real)
+    _add_columns(of_rows, extensions, shown, num_rows, num_real)
     names, dtype = (tuple(row_counts), tuple(of_rows)), str(loss_tokens.dtype)
     row_format = Format(schema, work.shape[1], *names, loss_dtype=dtype, pads=batch.pads)
     numbers = np.zeros(num_real, dtype=row_format.row)
@@ -112,12 +116,13 @@ def _check_detached(fields: Mapping[str, FieldValue]) -> None:
 
 
 def _add_columns(
-    added: dict[str, np.ndarray], columns: Mapping[str, Columns], shown: Rows, num_rows: int, num_real: int
+    added: dict[str, np.ndarray], extensions: Sequence[Extension], shown: Rows, num_rows: int, num_real: int
 ) -> None:
     """Adds the extensions' columns of real rows by name; checks that each can be gathered."""
-    for extension, columns_of in columns.items():
-        for name, column in _call(columns_of, shown, f"{extension}.columns").items():
-            whose = f"{extension}.columns()[{name!r}]"
+    for extension in extensions:
+        columns = _call(of_batch(extension.columns), shown, f"{extension.name}.columns")
+        for name, column in columns.items():
+            whose = f"{extension.name}.columns()[{name!r}]"
             if column.dtype != torch.int64 or column.shape != (num_rows,):
                 found = f"{column.dtype} of {tuple(column.shape)}"
                 raise ValueError(f"{whose} is {found}; expected torch.int64, one per row: ({num_rows},)")

@@ -149,15 +149,6 @@ def order_extensions(
     return ordered
 
 
-def columns_of(extensions: Sequence[Extension]) -> dict[str, Callable[[Rows], Mapping[str, torch.Tensor]]]:
-    """Returns functions of a batch's rows that return an extension's columns, by its name."""
-
-    def of_rows(extension: Extension) -> Callable[[Rows], Mapping[str, torch.Tensor]]:
-        return lambda rows: extension.columns(rows.batch)
-
-    return {of.name: of_rows(of) for of in extensions if type(of).columns is not Extension.columns}
-
-
 def chain(extensions: Sequence[Extension], hook: str, innermost: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `innermost` in the hook of each extension that overrides it. The first one is outermost."""
     wrapped = innermost

@@ -17,7 +17,7 @@ from .batch_format import Format
 from .channel import Channel
 from .count_rows import Counted, Counter, count_rows
 from .exchange import route_of
-from .extension import Extension, chain, columns_of
+from .extension import Extension, chain
 from .loaded_memory import LoadedBatch
 from .placement import arguments_of, place, place_at_home
 from .plan_gather import PlanGather
@@ -29,13 +29,13 @@ from .shuffler_settings import ShufflerSettings
 
 def _job_message(loss_dtype: str, num_posted: int) -> np.dtype:
     """The numbers that a rank sends to the whole job after it has planned within its set of ranks."""
-    names = ("failed", "has_batch", "num_placed", "num_parts")
-    loads = ("load_before", "load", "mean_load")  # this rank's, and the mean of its set
     return np.dtype(
         [
-            *((name, np.int64) for name in names),
+            *((name, np.int64) for name in ("failed", "has_batch", "num_placed", "num_parts")),
             ("loss_tokens", loss_dtype),
-            *((name, np.float64) for name in loads),
+            *(
+                (name, np.float64) for name in ("load_before", "load", "mean_load")
+            ),  # its own; that of its set
             ("posts", np.int64, (num_posted,)),
         ]
     )
@@ -75,7 +75,7 @@ class Planner:
     ) -> None:
         self.ranks, self._group = job or group, group
         self._extensions, self._cost, self.shared_fields = extensions, cost, shared_fields
-        self._counters, self._columns = counters, columns_of(extensions)
+        self._counters = counters
         self.verifies = any(extension.verifies for extension in extensions)
         # Within a job, `enabled` may differ: some groups may have a single rank, or be disabled.
         enabled = {} if job is not None else {"enabled": repr(exchanges)}
@@ -186,9 +186,9 @@ class Planner:
         batch = loaded.on_host()
         self._check_type(batch)
         if self.format is not None or self._reserved_by is not None:  # planned ahead, `PlanAhead` checks all
-            return count_rows(batch, self._counters, self._columns)
+            return count_rows(batch, self._counters, self._extensions)
         first = LoadedBatch(batch)
-        counted = count_rows(batch, self._counters, self._columns)
+        counted = count_rows(batch, self._counters, self._extensions)
         first.check_unchanged()
         return counted
 

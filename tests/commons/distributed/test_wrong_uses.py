@@ -17,11 +17,6 @@ class Shuffler(BatchShuffler):
         return torch.ones(len(batch["x"]), dtype=torch.int64)
 
 
-class WithoutSuper(Shuffler):
-    def __init__(self) -> None:
-        self.rate = 1.0
-
-
 class AttributeDict(dict):
     __getattr__ = dict.__getitem__
 
@@ -57,12 +52,6 @@ X, NONE = torch.ones(4), torch.empty(0, dtype=torch.int32)
 WRONG = {
     "a list of ranks": (lambda: Shuffler([0, 1]), TypeError, r"process_group is \[0, 1\].*new_group"),
     "a backend": (lambda: Shuffler("nccl"), TypeError, "process_group is 'nccl'.*get_group"),
-    "no super": (
-        lambda: WithoutSuper().plan({"x": X}),
-        AttributeError,
-        "WithoutSuper is not set up",
-    ),
-    "no attribute": (lambda: Shuffler().rate, AttributeError, "Shuffler has no attribute 'rate'"),
     "no stage": (
         lambda: BalanceMeter(Model()),
         TypeError,
