@@ -117,7 +117,12 @@ class BatchShuffler(ABC):
             raise RuntimeError(
                 f"this {type(self).__name__} is, or was, in use: add {extension.name} before it plans"
             )
-        self._take([extension])
+        before = dict(vars(self))
+        try:
+            self._take([extension])
+        except Exception:
+            vars(self).update(before)
+            raise
 
     def _take(self, extensions: Sequence[Extension]) -> None:
         """Installs extensions, and rebuilds everything that depends on the full set."""
