@@ -104,8 +104,7 @@ class GatheredStep:
         gathered["work"] = rows.work.reshape(ranks, ROWS_PER_RANK, -1)
         for name in ("tokens", "loss_tokens"):
             gathered[name] = getattr(rows, name).reshape(ranks, ROWS_PER_RANK)
-        num_keys = rows.key_lengths.shape[1]
-        gathered["key_lengths"][..., :num_keys] = rows.key_lengths.reshape(ranks, ROWS_PER_RANK, num_keys)
+        gathered["key_lengths"] = rows.key_lengths.reshape(ranks, ROWS_PER_RANK, -1)
         samples = GlobalBatch(ranks, rows.workloads, rows.tokens, rows.sample_bytes, rows.home)
         return GatheredStep(messages, row_format, samples)
 

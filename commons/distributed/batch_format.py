@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,33 +40,32 @@ class Format:
         weights = ", loss tokens of float64" if self.loss_dtype == "float64" else ""
         return f"{self.num_work} columns of get_workloads{weights}{columns}"
 
-    @cached_property
-    def row(self) -> np.dtype:
-        """The numbers that ranks gather of each row. Lengths take 4 bytes, and all numbers whole words."""
-        num_keys = self.schema.num_keys
+    def row(self, is_wide: bool) -> np.dtype:
+        """The numbers of a row. Unless it is wide, tokens and whole loss tokens take 4 bytes, as lengths do."""
+        num_keys, tokens = self.schema.num_keys, np.int64 if is_wide else np.int32
         return np.dtype(
             [
                 ("work", np.int64, (self.num_work,)),
-                ("tokens", np.int64),
-                ("loss_tokens", self.loss_dtype),
+                ("tokens", tokens),
+                ("loss_tokens", tokens if self.loss_dtype == "int64" else self.loss_dtype),
                 ("columns", np.int64, (len(self.column_names),)),
-                ("key_lengths", np.int32, (num_keys + num_keys % 2,)),
+                ("key_lengths", np.int32, (num_keys,)),
             ]
         )
 
-    def message(self, num_posted: int, num_rows: int) -> np.dtype:
+    def message(self, num_posted: int, num_rows: int, is_wide: bool = False) -> np.dtype:
         """The numbers that a rank sends for a step.
 
-        They are whether it failed, a hash of its batch's plain values, its numbers of rows and real rows, the
-        summed lengths of its padding rows, its posts, and its rows. Every batch has at least one row, so 0
-        rows mean that a rank has no batch.
+        They are whether it failed, whether its rows are wide, a hash of its batch's plain values, its numbers
+        of rows and real rows, the summed lengths of its padding rows, its posts, and its rows. A batch has at
+        least one row, so 0 rows mean that a rank has no batch.
         """
         return np.dtype(
             [
-                *((name, np.int64) for name in ("failed", "facts", "num_rows", "num_real")),
+                *((name, np.int64) for name in ("failed", "is_wide", "facts", "num_rows", "num_real")),
                 ("padding_lengths", np.int64, (self.schema.num_keys,)),
                 ("posts", np.int64, (num_posted,)),
-                ("rows", self.row, (num_rows,)),
+                ("rows", self.row(is_wide), (num_rows,)),
             ]
         )
 
@@ -75,16 +73,14 @@ class Format:
         """Returns the rows of all ranks, from their messages, `[ranks]`. A row costs the sum of its work."""
         is_real = np.arange(messages["rows"].shape[1]) < messages["num_real"][:, None]
         rows = messages["rows"][is_real]
-        key_lengths = rows["key_lengths"][:, : self.schema.num_keys].astype(np.int64)
-        work, tokens, loss_tokens, columns = (
-            np.ascontiguousarray(rows[name]) for name in ("work", "tokens", "loss_tokens", "columns")
-        )
+        key_lengths, tokens = (rows[name].astype(np.int64) for name in ("key_lengths", "tokens"))
+        work, columns = (np.ascontiguousarray(rows[name]) for name in ("work", "columns"))
         return RowTable(
             batch_sizes=messages["num_rows"].copy(),
             num_loaded=messages["num_real"].copy(),
             workloads=Cost.sum_of_columns(self.num_work).of(1, tokens, work),
             tokens=tokens,
-            loss_tokens=loss_tokens,
+            loss_tokens=rows["loss_tokens"].astype(self.loss_dtype),
             key_lengths=key_lengths,
             sample_bytes=self.schema.row_bytes(key_lengths),
             padding_lengths=messages["padding_lengths"].copy(),

@@ -29,7 +29,7 @@ class Counted(NamedTuple):
     Attributes:
         batch: the rows of the batch.
         format: the format of the batch and of `numbers`.
-        numbers: the numbers of the real rows, `[samples]` of dtype `format.row`.
+        numbers: the numbers of the real rows, `[samples]` of dtype `format.row(is_wide=True)`.
         padding_lengths: the summed lengths of the padding rows, int64 `[keys]`.
     """
 
@@ -37,6 +37,12 @@ class Counted(NamedTuple):
     format: Format
     numbers: np.ndarray
     padding_lengths: np.ndarray
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether tokens, or whole loss tokens, do not fit into 4 bytes."""
+        whole = ("tokens", "loss_tokens")[: 2 if self.format.loss_dtype == "int64" else 1]
+        return any(self.numbers[name].max(initial=0) >= 2**31 for name in whole)
 
 
 def count_rows(batch: Rows, counters: Mapping[str, Counter], extensions: Sequence[Extension]) -> Counted:
@@ -75,9 +81,9 @@ def count_rows(batch: Rows, counters: Mapping[str, Counter], extensions: Sequenc
     _add_columns(of_rows, extensions, shown, num_rows, num_real)
     names, dtype = (tuple(row_counts), tuple(of_rows)), str(loss_tokens.dtype)
     row_format = Format(schema, work.shape[1], *names, loss_dtype=dtype, pads=batch.pads)
-    numbers = np.zeros(num_real, dtype=row_format.row)
+    numbers = np.zeros(num_real, dtype=row_format.row(is_wide=True))
     numbers["work"], numbers["tokens"], numbers["loss_tokens"] = work, tokens, loss_tokens
-    numbers["key_lengths"][:, : schema.num_keys] = lengths[:num_real]
+    numbers["key_lengths"] = lengths[:num_real]
     for column, name in enumerate(of_rows):
         numbers["columns"][:, column] = of_rows[name]
     return Counted(batch, row_format, numbers, lengths[num_real:].sum(0))

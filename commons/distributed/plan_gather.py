@@ -20,9 +20,9 @@ class PlanGather:
     """Gathers the rows of all ranks over a group, and raises a failure of one rank on all of them.
 
     In the first call, ranks agree on the format, and on the number of rows that a gather carries per rank.
-    A later call takes one all-gather of equal sizes. If a rank has more rows, all ranks grow that number
-    and gather again. While some ranks have no batch, one more gather tells whether their spare rows are
-    up to date.
+    A later call takes one all-gather of equal sizes. If a rank has more rows, or wider numbers, all ranks
+    make room and gather again. While some ranks have no batch, one more gather tells whether their spare rows
+    are up to date.
 
     Args:
         channel, agrees: channels of the ranks whose rows are gathered, and of the ranks that agree on the
@@ -39,7 +39,7 @@ class PlanGather:
     ) -> None:
         self._channel, self._agrees, self._extensions = channel, agrees, extensions
         self._moves, self._facts = moves, RankFacts(channel)
-        self._capacity = 0  # rows that a gather carries per rank
+        self._capacity, self._is_wide = 0, False  # rows that a gather carries per rank, and their width
         self._spare: Rows | None = None
         self._is_pinned = False
         self.format: Format | None = None
@@ -74,8 +74,9 @@ class PlanGather:
         except Exception as error:
             failure = error
         messages = self._send(counted, failure, posts, facts)
-        if (most := int(messages["num_rows"].max())) > self._capacity:
-            self._capacity = most
+        most, is_wide = int(messages["num_rows"].max()), bool(messages["is_wide"].any())
+        if most > self._capacity or (is_wide and not self._is_wide):
+            self._capacity, self._is_wide = max(most, self._capacity), is_wide or self._is_wide
             messages = self._send(counted, failure, posts, facts)
         if messages["failed"].any():
             self._channel.all_gather_objects(None, failure)
@@ -102,13 +103,14 @@ class PlanGather:
     def _send(
         self, counted: Counted | None, failure: Exception | None, posts: np.ndarray, facts: int
     ) -> np.ndarray:
-        """Gathers the messages of all ranks. If rows exceed the capacity, a message leaves them out."""
+        """Gathers the messages of all ranks. A message leaves out rows for which it has no room."""
         assert self.format is not None  # ranks have agreed
-        sent = np.zeros(1, dtype=self.format.message(len(posts), self._capacity))
+        sent = np.zeros(1, dtype=self.format.message(len(posts), self._capacity, self._is_wide))
         sent["failed"], sent["facts"], sent["posts"] = failure is not None, facts, posts
         if counted is not None and failure is None:
             sent["num_rows"], sent["num_real"] = counted.batch.num_rows, len(counted.numbers)
-            if counted.batch.num_rows <= self._capacity:
+            sent["is_wide"] = counted.is_wide
+            if counted.batch.num_rows <= self._capacity and counted.is_wide <= self._is_wide:
                 sent["padding_lengths"] = counted.padding_lengths
                 sent["rows"][0, : len(counted.numbers)] = counted.numbers
         return self._channel.all_gather(sent)[:, 0]
