@@ -41,7 +41,7 @@ class Format:
         return f"{self.num_work} columns of get_workloads{weights}{columns}"
 
     def row(self, is_wide: bool) -> np.dtype:
-        """The numbers of a row. Unless it is wide, tokens and whole loss tokens take 4 bytes, as lengths do."""
+        """The numbers of a row. Unless it is wide, tokens and whole loss tokens take 4 bytes."""
         num_keys, tokens = self.schema.num_keys, np.int64 if is_wide else np.int32
         return np.dtype(
             [

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from commons.datasets import RandomSIDSource, SequenceDataset, SIDDatasetSpec, random_item_sids
 from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
 from sid_gr.modules import DecoderConfig
+from tests.commons.histories import keyed
 from tests.sid_gr.internals import NetworkArgs
 from tests.sid_gr.reference import log_probabilities, reference_states
 from tests.sid_gr.sid_samples import (
@@ -111,7 +112,7 @@ def test_a_batch_that_is_not_the_models_is_refused():
     with pytest.raises(ValueError, match=r"contextual features \[\] and 3 hierarchies; the model"):
         model(batch)
     batch = sid_batch([Sample([0], [1], [])])
-    batch.features.lengths()[1] = 2
+    batch.features = keyed({"tags": [1], "history": [2], "candidate": [3], "country": [0]}, torch.arange(6))
     with pytest.raises(ValueError, match="row 0 has 2 history and 3 candidate codes; expected multiples"):
         model(batch)
     with pytest.raises(ValueError, match="row 0 has no candidate"):
