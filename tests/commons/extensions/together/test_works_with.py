@@ -56,7 +56,8 @@ def warmed_up(model: Scorer) -> Any:
 PARTNERS = {
     "torch.compile": Partner(lambda model: model.head.linear.compile(dynamic=True)),
     "bfloat16 autocast": Partner(in_bfloat16, tolerance=2e-2),
-    "clip_grad_norm_": Partner(optimizer=clipped_by_norm),
+    # A norm of 0.02 leaves small changes, in which rounding weighs more.
+    "clip_grad_norm_": Partner(optimizer=clipped_by_norm, tolerance=5e-5),
     "TorchRec's clipping": Partner(
         optimizer=lambda model: GradientClippingOptimizer(keyed(model), GradientClipping.VALUE, 0.01)
     ),
