@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..sequence_batch.row_lists import hash_facts, hash_leaves, is_list
-from ..sequence_batch.row_schema import bytes_on_host, hash_bytes
+from ..sequence_batch.row_schema import bytes_on_host, hash_bytes, hash_leaves
 from ..sequence_batch.rows import Rows
+from ..sequence_batch.tree import hash_facts, is_list
 from .channel import Channel
 from .rank_group import ranks_text
 
