@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from ..sequence_batch.packed_rows import PackedRows, checked_lengths, jagged_parts, read_together, select_rows
-from ..sequence_batch.row_schema import FieldValue, hash_bytes, hash_leaves, num_rows
-from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import Part, PlainList, hash_facts, is_list, take_apart
+from ..sequence_batch.row_schema import FieldValue, hash_bytes, num_rows
+from ..sequence_batch.rows import Rows, hashes_of
+from ..sequence_batch.tree import Part, PlainList, is_list, take_apart
 
 
 class RowsWithObjects(Rows):
@@ -261,7 +261,7 @@ def _has_rows(part: Any, count: int) -> bool:
 def _hash(part: Any) -> int:
     leaves = {below.path: below.value for below in take_apart(part).tensors_and_arrays()}
     arrays = {path: leaves.pop(path) for path, leaf in [*leaves.items()] if isinstance(leaf, np.ndarray)}
-    hashes = hash_leaves(leaves) if leaves or arrays else hash_facts({"": part})
+    hashes = hashes_of(leaves if leaves or arrays else {"": part})
     for path, array in arrays.items():
         if array.dtype != object:  # objects have no bytes
             hashes[path] = hash_bytes(repr((array.shape, array.dtype.str)).encode() + array.tobytes())
@@ -277,7 +277,7 @@ def _joined_dtype(dtype: np.dtype) -> Any:
 def _check_without_rows(views: Sequence[RowsWithObjects]) -> None:
     """Raises a ValueError if parts differ in a list, number, or text without rows, such as a loss."""
     values = [view.facts() for view in views]
-    hashes = [hash_facts(of_view) for of_view in values]
+    hashes = [hashes_of(of_view) for of_view in values]
     for number in range(len(views)):
         for path in sorted(values[0].keys() | values[number].keys()):
             if hashes[0].get(path) != hashes[number].get(path):

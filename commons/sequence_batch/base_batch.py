@@ -62,10 +62,9 @@ class BaseBatch(Pipelineable):
             raise ValueError(
                 f"actual_batch_size is {self.actual_batch_size}; expected 0 to batch_size = {self.batch_size}"
             )
-        if is_rebuilding.get():
-            return
-        self._check_flat_labels(self.actual_batch_size)
-        self.check_rows(self.per_sample_fields())
+        if not is_rebuilding.get():
+            self._check_flat_labels(self.actual_batch_size)
+            self.check_rows(self.per_sample_fields())
 
     def check_rows(self, fields: Mapping[str, FieldValue]) -> None:
         """Raises a ValueError if a field from `per_sample_fields` does not have `batch_size` rows."""

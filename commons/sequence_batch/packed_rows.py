@@ -158,15 +158,12 @@ def gather_fields(sources: Sequence[PackedRows], selection: Selection) -> dict[s
     return fields
 
 
-def select_rows(
-    sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int | None = None
-) -> dict[str, FieldValue]:
+def select_rows(sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int) -> dict[str, FieldValue]:
     """Copies the rows at `positions`, counted over all sources, and then padding rows up to `num_rows`."""
-    num_padding = 0 if num_rows is None else num_rows - len(positions)
-    if num_padding < 0:
+    if num_rows < len(positions):
         raise ValueError(f"select_rows got num_rows={num_rows} for {len(positions)} rows; it cannot drop any")
-    lengths = [source.lengths for source in sources]
-    return gather_fields(sources, Selection.of(sources[0].schema, lengths, [positions], num_padding))
+    schema, lengths = sources[0].schema, [source.lengths for source in sources]
+    return gather_fields(sources, Selection.of(schema, lengths, [positions], num_rows - len(positions)))
 
 
 def _locate(

@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -225,21 +224,6 @@ def bytes_on_host(tensor: torch.Tensor) -> np.ndarray:
 def hash_bytes(data: bytes) -> int:
     """Returns a 63-bit hash, which is the same in every process."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
-
-
-def hash_leaves(leaves: Mapping[str, Any]) -> dict[str, int]:
-    """Returns a hash of the contents of each leaf, by path. Some layouts have none."""
-    found = {}
-    for path, leaf in leaves.items():
-        with suppress(TypeError, RuntimeError):
-            parts = parts_of(leaf)
-            if not isinstance(leaf, torch.Tensor):
-                parts.pop("offsets", None)  # ranks may differ in which of the two they have cached
-                parts["lengths"] = lengths_of(leaf).long()
-            formats = repr([(tuple(part.shape), part.dtype) for part in parts.values()])
-            contents = (bytes_on_host(part).tobytes() for part in parts.values())
-            found[path] = hash_bytes(b"".join([formats.encode(), *contents]))
-    return found
 
 
 def lengths_of(value: JaggedTensor | KeyedJaggedTensor) -> torch.Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Self
 
@@ -18,16 +20,16 @@ from .row_schema import (
     MORE_KINDS,
     FieldValue,
     Schema,
+    bytes_on_host,
     common_rows,
     hash_bytes,
-    hash_leaves,
     lengths_of,
     parts_of,
     pinned,
     type_name,
     with_tensors,
 )
-from .tree import Part, hash_facts, take_apart
+from .tree import Part, container_of, take_apart
 
 # Integer types in which squares and FLOPs of lengths overflow.
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
@@ -145,9 +147,8 @@ class Rows:
             return self
         made = copy.copy(self)
         made.batch = copy.copy(self.batch)
-        made.batch._counts_on_host = {
-            name: np.pad(of, (0, self.num_rows - len(of))) for name, of in counts.items()
-        }
+        padded = {name: np.pad(of, (0, self.num_rows - len(of))) for name, of in counts.items()}
+        made.batch._counts_on_host = padded
         return made
 
     def with_totals(self, lengths: np.ndarray) -> Self:
@@ -220,7 +221,7 @@ class Rows:
         """Returns a hash of all data that does not travel with the rows, without the numbers of rows."""
         rest = {part.path: part.value for part in self.tree.each() if not (part.is_leaf or part.parts)}
         plain = self._without_counts(rest | self.tree.facts_in_attributes())
-        hashes = hash_facts(plain) | hash_leaves(self.shared_leaves)
+        hashes = hashes_of(plain | self.shared_leaves)
         return hash_bytes(repr(sorted(hashes.items())).encode())
 
     def _without_counts(self, facts: dict[str, Any]) -> dict[str, Any]:
@@ -261,3 +262,40 @@ class Rows:
 def _widened(numbers: torch.Tensor) -> torch.Tensor:
     is_narrow = numbers.dtype in NARROW_INTEGERS and numbers.dim() <= 2
     return numbers.long() if is_narrow else numbers.view_as(numbers)
+
+
+def hashes_of(values: Mapping[str, Any]) -> dict[str, int]:
+    """Returns a 63-bit hash of each plain value, and of the contents of each leaf, by path. It is the same in
+    every process. Leaves of some layouts have none."""
+    found = {}
+    for path, value in values.items():
+        if not isinstance(value, FieldValue):
+            found[path] = hash_bytes(_text(value).encode())
+            continue
+        with suppress(TypeError, RuntimeError):
+            parts = parts_of(value)
+            if not isinstance(value, torch.Tensor):
+                parts.pop("offsets", None)  # ranks may differ in which of the two they have cached
+                parts["lengths"] = lengths_of(value).long()
+            formats = repr([(tuple(part.shape), part.dtype) for part in parts.values()])
+            contents = (bytes_on_host(part).tobytes() for part in parts.values())
+            found[path] = hash_bytes(b"".join([formats.encode(), *contents]))
+    return found
+
+
+def _text(value: Any) -> str:
+    """Returns a text of plain values that depends on neither memory addresses nor the order of a set."""
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(_text, value)))}}}"
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, range):
+        return repr(list(value))
+    if isinstance(value, np.ndarray) and value.dtype != object:  # whose text may leave out numbers
+        return f"{value.dtype} {value.shape} {value.tobytes()!r}"
+    if type(value).__repr__ is object.__repr__:  # which shows the address
+        return type_name(value)
+    container = container_of(type(value))  # type: ignore[arg-type]
+    if container is None:
+        return repr(value)
+    return f"[{', '.join(f'{key!r}: {_text(part)}' for key, part in container.parts(value).items())}]"

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from .. import NAME
-from .row_schema import DECLARE_SHARED, MORE_KINDS, TAKE_APART, FieldValue, check_leaf, hash_bytes, type_name
+from .row_schema import DECLARE_SHARED, MORE_KINDS, TAKE_APART, FieldValue, check_leaf, type_name
 
 Batch = TypeVar("Batch")
 Parts: TypeAlias = Mapping[Hashable, Any]
@@ -75,11 +75,11 @@ def register_batch_type(
     if not isinstance(batch_type, type):
         raise TypeError(f"register_batch_type got {batch_type!r}, expected a class")
     _REGISTERED[batch_type] = ContainerType(parts, replaced, is_registered=True)
-    _container_of.cache_clear()
+    container_of.cache_clear()
 
 
 @functools.cache
-def _container_of(of: Any) -> ContainerType | None:
+def container_of(of: Any) -> ContainerType | None:
     """Returns how containers of a type are taken apart, or None if its values are not containers."""
     for base in of.__mro__:
         if base in _REGISTERED:
@@ -359,7 +359,7 @@ def take_apart(value: Any, shared: Collection[str] = (), path: str = "", is_shar
     an extension that is not imported takes a part apart.
     """
     is_shared = is_shared or path in shared
-    container = _container_of(type(value))  # type: ignore[arg-type]
+    container = container_of(type(value))  # type: ignore[arg-type]
     if container is None:
         if _is_of_more_kinds(type(value)):  # type: ignore[arg-type]
             raise TypeError(f"{path or 'the batch'} is a {type_name(value)}: {MORE_KINDS}")
@@ -402,29 +402,6 @@ def is_list(fact: Any) -> bool:
     return isinstance(fact, PlainList) and not isinstance(fact, torch.Size)
 
 
-def hash_facts(facts: Mapping[str, Any]) -> dict[str, int]:
-    """Returns a 63-bit hash of each plain value, which is the same in every process."""
-    return {path: hash_bytes(_text(value).encode()) for path, value in facts.items()}
-
-
 def _kind_of(value: Any) -> Any:
     is_dense = isinstance(value, torch.Tensor | np.ndarray)
     return (type(value), value.dtype, value.ndim) if is_dense else type(value)
-
-
-def _text(value: Any) -> str:
-    """Returns a text of plain values that depends on neither memory addresses nor the order of a set."""
-    if isinstance(value, set | frozenset):
-        return f"{{{', '.join(sorted(map(_text, value)))}}}"
-    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, range):
-        return repr(list(value))
-    if isinstance(value, np.ndarray) and value.dtype != object:  # whose text may leave out numbers
-        return f"{value.dtype} {value.shape} {value.tobytes()!r}"
-    if type(value).__repr__ is object.__repr__:  # which shows the address
-        return type_name(value)
-    container = _container_of(type(value))  # type: ignore[arg-type]
-    if container is None:
-        return repr(value)
-    return f"[{', '.join(f'{key!r}: {_text(part)}' for key, part in container.parts(value).items())}]"

@@ -23,8 +23,7 @@ from ...sequence_batch.packed_rows import (
     to_device_together,
 )
 from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes, num_rows
-from ...sequence_batch.rows import Rows
-from ...sequence_batch.tree import hash_facts
+from ...sequence_batch.rows import Rows, hashes_of
 from ..row_objects import check_results, lists_of
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class Unshuffle(Extension):
         if not self._exchanges:
             packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, rows))
             return select_rows([packed], np.arange(len(held)), num_rows), packed.lengths[: len(held)]
-        self._check_kind(schema, hash_facts(lists_of(values.tree) | values.tree.facts_in_attributes()))
+        self._check_kind(schema, hashes_of(lists_of(values.tree) | values.tree.facts_in_attributes()))
         device = values.device
         use = "exchange" if device.type == "cpu" else "unshuffle"
         to, come_from = plan.rows.home[held], plan.destination[at_home]
