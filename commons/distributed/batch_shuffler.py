@@ -424,8 +424,9 @@ class BatchShuffler(ABC):
 
     def _check_planned(self, view: Rows, rows: PackedRows, plan: ShufflePlan) -> None:
         """Raises a ValueError unless the fields and the numbers of rows and elements fit the plan."""
-        values = [field.values() for field in view.fields.values() if not isinstance(field, torch.Tensor)]
-        elements, planned = [len(of) for of in values], rows.schema.num_elements(rows.lengths)
+        jagged = [field for field in view.fields.values() if not isinstance(field, torch.Tensor)]
+        elements = [len(field.values()) for field in jagged]
+        planned = [sum(of_keys) for of_keys in rows.schema.totals(rows.lengths).values()]
         same_elements = elements == planned or not plan.rows.batch_sizes[self.group.rank]
         expected = plan.rows.format
         difference = "" if expected is None else expected.schema.difference(rows.schema)

@@ -12,7 +12,6 @@ from ..named_ranges import named_range
 from ..perf_model.cost import Cost
 from ..sequence_batch.row_schema import type_name
 from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import check_attributes
 from .batch_format import Format
 from .channel import Channel
 from .count_rows import Counted, Counter, count_rows
@@ -198,7 +197,7 @@ class Planner:
             batch.check()
             self._batch_type = type(batch.batch)
             return
-        check_attributes(batch.tree)
+        batch.tree.check_attributes()
         if type(batch.batch) is not self._batch_type:
             raise TypeError(
                 f"a batch is a {type_name(batch.batch)}, and the first was a "

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..sequence_batch.row_lists import hash_facts, hash_leaves, is_list
 from ..sequence_batch.row_schema import bytes_on_host, hash_bytes
-from ..sequence_batch.rows import Rows
+from ..sequence_batch.rows import Rows, hashes_of
+from ..sequence_batch.tree import is_list
 from .channel import Channel
 from .rank_group import ranks_text
 
@@ -43,7 +43,7 @@ class RankFacts:
 
     def hash_of(self, batch: Rows) -> int:
         """Returns a hash of the facts that are not yet known to differ."""
-        return hash_bytes(repr(sorted(hash_facts(self._facts_of(batch)).items())).encode())
+        return hash_bytes(repr(sorted(hashes_of(self._facts_of(batch)).items())).encode())
 
     def compare(self, batch: Rows | None) -> None:
         """Finds and names the facts that differ. Collective. `batch` is None on a rank without one.
@@ -55,7 +55,7 @@ class RankFacts:
         counts = () if batch is None else (batch.num_rows, batch.num_samples)
         told = {
             path: (hashed, f"{facts[path]!r:.40}", is_list(facts[path]) and len(facts[path]) in counts)
-            for path, hashed in hash_facts(facts).items()
+            for path, hashed in hashes_of(facts).items()
         }
         gathered = self._channel.all_gather_objects(None if batch is None else told)
         known = {rank: of for rank, of in zip(self._channel.ranks, gathered, strict=True) if of is not None}
@@ -88,12 +88,12 @@ class RankFacts:
 
 def contents_of(batch: Rows) -> Contents:
     """Returns the hashes of a batch on the host, by which ranks find out whether they loaded the same."""
-    hashes = hash_leaves(batch.fields)
+    hashes = hashes_of(batch.fields)
     dense = {path: value for path, value in batch.fields.items() if isinstance(value, torch.Tensor)}
     values = {path: dense[path] if path in dense else batch.fields[path].values() for path in hashes}
     differ = {path: hashes[path] for path in sorted(values) if _num_different(values[path]) >= _FEW}
     ids = {path: hashed for path, hashed in differ.items() if path not in dense} or differ
-    return ids if batch.num_samples >= _FEW else {}, hash_leaves(batch.shared_leaves), differ
+    return ids if batch.num_samples >= _FEW else {}, hashes_of(batch.shared_leaves), differ
 
 
 def _num_different(value: torch.Tensor) -> int:

@@ -12,7 +12,7 @@ from torchrec.streamable import Pipelineable
 
 from ..sequence_batch.row_schema import type_name
 from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import take_apart, tensors_and_arrays
+from ..sequence_batch.tree import take_apart
 from .shuffle_plan import ShufflePlan
 
 # Most steps in flight, from the one being planned to the one in training. A pipeline plans up to six before
@@ -86,7 +86,7 @@ def check_not_hidden(batch: Any) -> None:
         hidden = None
         with suppress(KeyError):  # raised by dicts whose __getattr__ looks up items
             hidden = getattr(batch, name, None)
-        if tensors_and_arrays(take_apart(hidden)):
+        if take_apart(hidden).tensors_and_arrays():
             raise TypeError(
                 f"a {type_name(batch)} has tensors in {name!r}, which TorchRec would not see, because its "
                 "step has an attribute of the same name: rename the field"

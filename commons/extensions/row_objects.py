@@ -10,18 +10,9 @@ import numpy as np
 import torch
 
 from ..sequence_batch.packed_rows import PackedRows, checked_lengths, jagged_parts, read_together, select_rows
-from ..sequence_batch.row_lists import (
-    PlainList,
-    check_no_samples,
-    facts_of,
-    hash_facts,
-    hash_leaves,
-    is_list,
-    tensor_lists,
-)
 from ..sequence_batch.row_schema import FieldValue, hash_bytes, num_rows
-from ..sequence_batch.rows import Rows
-from ..sequence_batch.tree import Part, check_replaceable, take_apart, tensors_and_arrays
+from ..sequence_batch.rows import Rows, hashes_of
+from ..sequence_batch.tree import Part, PlainList, is_list, take_apart
 
 
 class RowsWithObjects(Rows):
@@ -102,7 +93,7 @@ class RowsWithObjects(Rows):
 
 def lists_of(tree: Part) -> dict[str, PlainList]:
     """Returns the outermost lists of plain values that are not declared as shared, by path."""
-    return {path: of for path, of in facts_of(tree).items() if is_list(of)}
+    return {path: of for path, of in tree.facts().items() if is_list(of)}
 
 
 def _select(rows: np.ndarray, positions: np.ndarray, num_rows: int) -> np.ndarray:
@@ -149,8 +140,8 @@ def join(
                 "row of the part, padding rows included"
             )
         if field_lists is None:
-            check_no_samples(view.tree)
-        check_replaceable(view.tree)
+            view.tree.check_no_samples()
+        view.tree.check_replaceable()
         views.append(view)
         if difference := views[0].schema.difference(view.schema):
             raise ValueError(
@@ -176,9 +167,9 @@ def _check_lists(views: Sequence[RowsWithObjects], field_lists: Collection[str])
 
     In parts of other sizes, the tensors of a list of samples have other numbers of rows, which is an error.
     """
-    for path in tensor_lists(views[0].tree).keys() - field_lists if views else ():
-        if all(len(tensor_lists(view.tree).get(path, ())) == view.num_rows for view in views):
-            check_no_samples(views[0].tree, views[0].num_rows)
+    for path in views[0].tree.tensor_lists().keys() - field_lists if views else ():
+        if all(len(view.tree.tensor_lists().get(path, ())) == view.num_rows for view in views):
+            views[0].tree.check_no_samples(views[0].num_rows)
 
 
 def _join_objects(views: Sequence[RowsWithObjects]) -> None:
@@ -260,7 +251,7 @@ def _values(value: Any) -> dict[str, Any]:
 
 def _has_rows(part: Any, count: int) -> bool:
     """Returns whether everything that a part holds has `count` rows."""
-    leaves = [held.value for held in tensors_and_arrays(take_apart(part))]
+    leaves = [held.value for held in take_apart(part).tensors_and_arrays()]
     if isinstance(part, list | tuple) and not leaves:
         return len(part) == count
     shapes = [leaf.shape[:1] if hasattr(leaf, "shape") else (num_rows("", leaf),) for leaf in leaves]
@@ -268,9 +259,9 @@ def _has_rows(part: Any, count: int) -> bool:
 
 
 def _hash(part: Any) -> int:
-    leaves = {below.path: below.value for below in tensors_and_arrays(take_apart(part))}
+    leaves = {below.path: below.value for below in take_apart(part).tensors_and_arrays()}
     arrays = {path: leaves.pop(path) for path, leaf in [*leaves.items()] if isinstance(leaf, np.ndarray)}
-    hashes = hash_leaves(leaves) if leaves or arrays else hash_facts({"": part})
+    hashes = hashes_of(leaves if leaves or arrays else {"": part})
     for path, array in arrays.items():
         if array.dtype != object:  # objects have no bytes
             hashes[path] = hash_bytes(repr((array.shape, array.dtype.str)).encode() + array.tobytes())
@@ -286,7 +277,7 @@ def _joined_dtype(dtype: np.dtype) -> Any:
 def _check_without_rows(views: Sequence[RowsWithObjects]) -> None:
     """Raises a ValueError if parts differ in a list, number, or text without rows, such as a loss."""
     values = [view.facts() for view in views]
-    hashes = [hash_facts(of_view) for of_view in values]
+    hashes = [hashes_of(of_view) for of_view in values]
     for number in range(len(views)):
         for path in sorted(values[0].keys() | values[number].keys()):
             if hashes[0].get(path) != hashes[number].get(path):

@@ -10,9 +10,5 @@ if TYPE_CHECKING:
     from .tree import register_batch_type as register_batch_type
 
 __getattr__, __all__ = imported_on_use(
-    __name__,
-    {
-        "base_batch": ["BaseBatch"],
-        "tree": ["move_to", "register_batch_type"],
-    },
+    __name__, {"base_batch": ["BaseBatch"], "tree": ["move_to", "register_batch_type"]}
 )

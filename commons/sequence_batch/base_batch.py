@@ -12,17 +12,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.streamable import Pipelineable
 
 from .packed_rows import PackedRows, checked_lengths, jagged_parts, read_lengths, read_together, select_rows
-from .row_lists import facts_of, is_list
-from .row_schema import (
-    DECLARE_SHARED,
-    FieldValue,
-    Schema,
-    lengths_of,
-    num_rows,
-    pinned,
-    remedy_for_field,
-)
-from .tree import Part, fields_of, is_rebuilding, move_to, rebuild, take_apart, transform
+from .row_schema import DECLARE_SHARED, FieldValue, Schema, lengths_of, num_rows, pinned, remedy_for_field
+from .tree import Part, is_list, is_rebuilding, move_to, take_apart, transform
 
 
 @dataclass(eq=False)
@@ -71,10 +62,9 @@ class BaseBatch(Pipelineable):
             raise ValueError(
                 f"actual_batch_size is {self.actual_batch_size}; expected 0 to batch_size = {self.batch_size}"
             )
-        if is_rebuilding.get():
-            return
-        self._check_flat_labels(self.actual_batch_size)
-        self.check_rows(self.per_sample_fields())
+        if not is_rebuilding.get():
+            self._check_flat_labels(self.actual_batch_size)
+            self.check_rows(self.per_sample_fields())
 
     def check_rows(self, fields: Mapping[str, FieldValue]) -> None:
         """Raises a ValueError if a field from `per_sample_fields` does not have `batch_size` rows."""
@@ -94,10 +84,10 @@ class BaseBatch(Pipelineable):
     def per_sample_fields(self, tree: Part | None = None) -> dict[str, FieldValue]:
         """Returns the fields with one row per sample, by path. Flat labels become `[batch_size, -1]`.
 
-        `tree` is the result of `take_apart` on this batch. None means that it is computed here.
+        `tree` is this batch, taken apart. None means that it is taken apart here.
         """
         try:
-            per_sample = fields_of(tree or take_apart(self))
+            per_sample = (tree or take_apart(self)).fields()
         except TypeError as error:
             raise TypeError(f"{type(self).__name__}.{error}") from error
         labels = per_sample.get("labels")
@@ -110,8 +100,7 @@ class BaseBatch(Pipelineable):
         """Returns a batch of the given rows, in the given order. Rows may be repeated or left out.
 
         Padding rows may be selected, but only after all real rows. An empty selection returns one padding
-        row. On CUDA this synchronizes host and device. The exchange must not synchronize, so it selects rows
-        in another way.
+        row. On CUDA this synchronizes host and device.
 
         Raises:
             TypeError: `indices` are not a flat sequence of integers, as in a mask; or a list that is not
@@ -140,7 +129,7 @@ class BaseBatch(Pipelineable):
         if not is_real[:num_real].all():
             raise ValueError("index_select got a padding row before a real row; real rows come first")
         tree = take_apart(self)
-        for path, fact in facts_of(tree).items():
+        for path, fact in tree.facts().items():
             if is_list(fact) and len(fact) in (self.batch_size, self.num_samples):
                 raise TypeError(
                     f"index_select got {path}, a list with an entry for each row, and selects only tensors: "
@@ -150,7 +139,7 @@ class BaseBatch(Pipelineable):
         schema = Schema.of(fields)
         packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, self.batch_size))
         sizes = {"batch_size": out_rows, "actual_batch_size": num_real}
-        return rebuild(tree, {**select_rows([packed], rows, out_rows), **sizes})
+        return tree.rebuilt({**select_rows([packed], rows, out_rows), **sizes})
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the number of sparse-feature ids to look up for each row, `[batch_size]` int64."""
@@ -162,7 +151,7 @@ class BaseBatch(Pipelineable):
         Padding rows have none. Without labels, each sample counts as one loss token.
         """
         has_labels = isinstance(self.labels, FieldValue | KeyedTensor)
-        labels = next(iter(fields_of(take_apart(self.labels)).values())) if has_labels else None
+        labels = next(iter(take_apart(self.labels).fields().values())) if has_labels else None
         if labels is None:
             tokens = torch.ones(self.batch_size, dtype=torch.int64, device=self.features.device())
         elif isinstance(labels, torch.Tensor):
@@ -176,8 +165,8 @@ class BaseBatch(Pipelineable):
     def row_counts(self) -> dict[str, torch.Tensor]:
         """Returns numbers per row that the model needs on the host besides the lengths of fields, by name.
 
-        The default is none. Each is a tensor of `[batch_size]` non-negative integers. Planning gathers these
-        numbers, so that a model can size tensors by them without reading from the device.
+        Each is a tensor of `[batch_size]` non-negative integers, which planning gathers, so that a model can
+        size tensors by them without reading from the device. The default is none.
         """
         return {}
 

@@ -1,9 +1,8 @@
 """The rows of a batch, whatever its fields, as a few tensors of machine words.
 
-A batch has many fields of many dtypes. Selecting rows, or moving them between ranks, only copies bits, so
-fields share tensors of words. Dense fields share a tensor if their words have the same width, and jagged
-fields if their elements have the same size. Selecting or sending rows then takes as few tensor operations for
-fifty fields as for two. An index that selects an element takes 8 bytes, however large the element is.
+Selecting rows, or moving them between ranks, only copies bits, so fields share tensors of words. Dense fields
+share one if their words have the same width, and jagged fields if their elements have the same size. Fifty
+fields then take as few tensor operations as two. An index of an element takes 8 bytes, however large it is.
 
 The lengths of rows are on the host, which computes all indices as a `Selection`. The device only copies
 words, in `gather_fields` and `to_chunks`.
@@ -28,9 +27,8 @@ from .row_schema import BUFFER_ALIGNMENT, WORD_DTYPES, FieldValue, Schema, Secti
 class PackedRows:
     """The rows of a batch as words.
 
-    Attributes:
-        lengths: int64 `[rows, keys]`, row lengths of every key of every jagged field, on the host.
-        sections: words of each section, `[rows, words]` if it is dense, `[elements, words]` if it is jagged.
+    `lengths`, int64 `[rows, keys]` on the host, are those of every key of every jagged field. The words of a
+    section are `[rows, words]` if it is dense, or `[elements, words]` if it is jagged.
     """
 
     schema: Schema
@@ -70,35 +68,26 @@ class Selection:
     elements of the runs before it; [3, 2], the elements per run; and [3, 2], the lengths. The device repeats
     the first by the second, [3, 3, 3, -3, -3], adds 0, 1, …, and copies elements [3, 4, 5, 0, 1].
 
-    Attributes:
-        lengths: int64 `[rows, keys]`, lengths of the selected rows, one chunk after another.
-        pads: whether some rows are padding, with zero length in jagged fields and zeros in dense fields. They
-            are copies of one row, which follows the rows of all sources.
-        sizes: int64 `[sections, chunks]`, number of rows or elements of each section in each chunk.
-        indices: int64, indices of one section after another, and then the lengths by field and key. A dense
-            section has its rows. A jagged section has the starts of all runs of elements, each minus the
-            number of elements in earlier runs, and then the number of elements in each run.
-        index_sizes: sizes of the parts of `indices`: one part per dense section, two per jagged section, and
-            one for the lengths of each jagged field.
+    `indices`, int64, has the parts of one section after another: for a dense section its rows, for a jagged
+    one the starts of all runs of elements and then their sizes. Last are the lengths of each jagged field, by
+    key. Padding rows are copies of one row, without elements and of zeros, that follows those of all sources.
     """
 
     schema: Schema
-    lengths: np.ndarray
-    pads: bool
-    sizes: np.ndarray
+    lengths: np.ndarray  # int64 `[rows, keys]`, of the selected rows, one chunk after another
+    pads: bool  # whether some rows are padding
+    sizes: np.ndarray  # int64 `[sections, chunks]`, number of rows or elements
     indices: torch.Tensor
-    index_sizes: list[int]
+    index_sizes: list[int]  # of the parts of `indices`
 
     @staticmethod
     def of(
         schema: Schema, sources: Sequence[np.ndarray], chunks: Sequence[np.ndarray], num_padding: int = 0
     ) -> Selection:
-        """Selects rows of sources that share a schema.
+        """Selects rows of sources that share a schema, given the row lengths of each, int64 `[rows, keys]`.
 
-        Args:
-            sources: row lengths of each source, int64 `[rows, keys]`.
-            chunks: rows of each chunk, as positions among the rows of all sources, int64 `[selected]`.
-            num_padding: number of padding rows to append to the last chunk.
+        `chunks` has the rows of each chunk, int64 `[selected]`, as positions among the rows of all sources.
+        `num_padding` padding rows are appended to the last chunk.
         """
         if num_padding:
             padding = np.full(num_padding, sum(map(len, sources)))
@@ -149,8 +138,9 @@ def gather_fields(sources: Sequence[PackedRows], selection: Selection) -> dict[s
     """
     schema, parts = selection.schema, defaultdict[str, dict[str, Any]](dict)
     pairs, lengths = _locate(sources, selection)
+    totals = schema.totals(selection.lengths)
     for section, (words, index) in zip(schema.sections, pairs, strict=True):
-        for field, chosen in zip(section.fields, _select(section, words, index, selection), strict=True):
+        for field, chosen in zip(section.fields, _select(section, words, index, totals), strict=True):
             parts[field.name]["weights" if field.is_weights else "values"] = field.from_words(chosen)
     fields: dict[str, FieldValue] = {}
     for field in schema.fields:
@@ -158,28 +148,22 @@ def gather_fields(sources: Sequence[PackedRows], selection: Selection) -> dict[s
         if field.is_dense:
             fields[field.name] = of_field["values"]
         elif not field.is_weights:
-            of_field["lengths"] = next(lengths).to(
-                field.lengths_dtype, copy=True, memory_format=torch.contiguous_format
-            )
-            if field.kind == "keyed":
-                # Else, TorchRec reads the lengths per key from the device.
-                per_key = selection.lengths[:, schema.keys[field.name]].sum(0).tolist()
+            flat = torch.contiguous_format
+            of_field["lengths"] = next(lengths).to(field.lengths_dtype, copy=True, memory_format=flat)
+            if field.kind == "jagged":
+                fields[field.name] = JaggedTensor(**of_field)
+            else:  # without the lengths per key, TorchRec would read them from the device
                 of_field |= {"keys": list(field.keys), "stride": len(selection.lengths)}
-                of_field["length_per_key"] = per_key
-            made_of = KeyedJaggedTensor if field.kind == "keyed" else JaggedTensor
-            fields[field.name] = made_of(**of_field)
+                fields[field.name] = KeyedJaggedTensor(**of_field, length_per_key=totals[field.name])
     return fields
 
 
-def select_rows(
-    sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int | None = None
-) -> dict[str, FieldValue]:
+def select_rows(sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int) -> dict[str, FieldValue]:
     """Copies the rows at `positions`, counted over all sources, and then padding rows up to `num_rows`."""
-    num_padding = 0 if num_rows is None else num_rows - len(positions)
-    if num_padding < 0:
+    if num_rows < len(positions):
         raise ValueError(f"select_rows got num_rows={num_rows} for {len(positions)} rows; it cannot drop any")
-    lengths = [source.lengths for source in sources]
-    return gather_fields(sources, Selection.of(sources[0].schema, lengths, [positions], num_padding))
+    schema, lengths = sources[0].schema, [source.lengths for source in sources]
+    return gather_fields(sources, Selection.of(schema, lengths, [positions], num_rows - len(positions)))
 
 
 def _locate(
@@ -198,15 +182,14 @@ def _locate(
         else:
             first, counts = next(parts), next(parts)
             total = int(selection.sizes[number].sum())
-            index = first.repeat_interleave(counts, output_size=total).add_(
-                torch.arange(total, device=device)
-            )
+            index = first.repeat_interleave(counts, output_size=total)
+            index.add_(torch.arange(total, device=device))
         found.append((_together(of_sources), index))
     return found, parts
 
 
 def _select(
-    section: Section, words: torch.Tensor, index: torch.Tensor, selection: Selection
+    section: Section, words: torch.Tensor, index: torch.Tensor, totals: Mapping[str, Sequence[int]]
 ) -> Sequence[torch.Tensor]:
     """Returns the selected words of each field of a section, each field in its own memory."""
     if section.is_dense:
@@ -218,8 +201,7 @@ def _select(
         if filled := [of_field for of_field in of_fields if of_field.numel()]:
             torch.split_with_sizes_copy(rows, [of.shape[1] for of in filled], dim=1, out=filled)
         return of_fields
-    keys = [selection.schema.keys[field.name] for field in section.fields]
-    sizes = [int(selection.lengths[:, of_field].sum()) for of_field in keys]
+    sizes = [sum(totals[field.name]) for field in section.fields]
     return [_choose(words, part) for part in index.split(sizes)]
 
 
@@ -231,11 +213,7 @@ def _choose(words: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _runs(
-    section: Section,
-    sources: Sequence[np.ndarray],
-    positions: np.ndarray,
-    lengths: np.ndarray,
-    ends: np.ndarray,
+    section: Section, sources: Sequence[np.ndarray], rows: np.ndarray, lengths: np.ndarray, ends: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the runs of elements to copy from a jagged section: starts and sizes, each int64 `[runs]`.
 
@@ -251,7 +229,7 @@ def _runs(
     chunks = [slice(*span) for span in pairwise(ends.tolist())]
     first, counts = (
         np.concatenate([runs[:, chunk].ravel() for chunk in chunks])
-        for runs in (np.concatenate(starts, 1)[:, positions], lengths[:, section.keys].T)
+        for runs in (np.concatenate(starts, 1)[:, rows], lengths[:, section.keys].T)
     )
     return first - (np.cumsum(counts) - counts), counts
 
@@ -263,11 +241,8 @@ def read_lengths(fields: Mapping[str, Any], schema: Schema, num_rows: int) -> np
 
 def jagged_parts(fields: Mapping[str, Any], schema: Schema) -> list[torch.Tensor]:
     """Returns two tensors per jagged field for `checked_lengths` to check on the host: its flat lengths, and
-    the start of its first row, which is empty if the field has no offsets.
-
-    Raises:
-        ValueError: the lengths of a field are not flat int32 or int64.
-    """
+    the start of its first row, which is empty if the field has no offsets. Raises a ValueError if lengths are
+    not flat int32 or int64."""
     parts = []
     for field in schema.jagged_fields:
         value = fields[field.name]
@@ -286,11 +261,8 @@ def jagged_parts(fields: Mapping[str, Any], schema: Schema) -> list[torch.Tensor
 def checked_lengths(
     fields: Mapping[str, Any], schema: Schema, num_rows: int, parts: Sequence[np.ndarray], whose: str = ""
 ) -> np.ndarray:
-    """Returns the row lengths, int64 `[rows, keys]`, after checking them against each jagged field.
-
-    Raises:
-        ValueError: the rows of a field do not cover its values exactly, or there is not one weight per value.
-    """
+    """Returns the row lengths, int64 `[rows, keys]`. Raises a ValueError if the rows of a field do not cover
+    its values exactly, or there is not one weight per value."""
     for field, lengths, start in zip(schema.jagged_fields, parts[::2], parts[1::2], strict=True):
         value, total, first = fields[field.name], lengths.sum(), start.sum()
         values, weights = value.values().shape[0], value.weights_or_none()
@@ -321,10 +293,7 @@ def read_together(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
 def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:
     """Returns `lengths[b]` indices for each row b: `starts[b]`, `starts[b] + step`, …; int64 `[total]`.
 
-    Args:
-        starts, lengths: `[B]` integers.
-        total: sum of `lengths`, passed in so that nothing is read from the device.
-        step: difference between consecutive indices of a row.
+    `starts` and `lengths` are `[B]` integers. `total` is the sum of `lengths`, so that no device is read.
     """
     lengths = lengths.long()
     before = lengths.cumsum(0) - lengths

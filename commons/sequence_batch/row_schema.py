@@ -25,7 +25,6 @@ FieldValue: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor
 _EXACT_TYPES = (torch.Tensor, JaggedTensor, KeyedJaggedTensor)
 
 WORD_DTYPES: dict[int, torch.dtype] = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-LENGTH_WIDTH = 4  # lengths travel as int32, in the planning gather
 BUFFER_ALIGNMENT = max(WORD_DTYPES)
 TAKE_APART = f"take it apart with {NAME}.sequence_batch.register_batch_type"
 MORE_KINDS = (
@@ -43,22 +42,14 @@ class Field:
     """The format of one field's values, or of its weights, on which ranks must agree to exchange rows.
 
     An element is a value of a jagged field or a row of a dense field, in the widest words that divide it.
-
-    Attributes:
-        name: path of the field in the batch.
-        kind: "keyed" (KeyedJaggedTensor), "jagged" (JaggedTensor) or "dense" (tensor).
-        keys: keys of a KeyedJaggedTensor; one empty name otherwise.
-        trailing_shape: shape of one element.
-        lengths_dtype: dtype of the lengths. None means a dense field, which has none.
-        is_weights: whether these are the weights.
     """
 
-    name: str
-    kind: str
-    keys: tuple[str, ...]
+    name: str  # path in the batch
+    kind: str  # "keyed" (KeyedJaggedTensor), "jagged" (JaggedTensor) or "dense" (tensor)
+    keys: tuple[str, ...]  # of a KeyedJaggedTensor; one empty name otherwise
     dtype: torch.dtype
-    trailing_shape: tuple[int, ...]
-    lengths_dtype: torch.dtype | None = None
+    trailing_shape: tuple[int, ...]  # of one element
+    lengths_dtype: torch.dtype | None = None  # None for a dense field, which has no lengths
     is_weights: bool = False
 
     @staticmethod
@@ -112,18 +103,13 @@ class Section(NamedTuple):
 
     Dense fields with words of one width lie side by side, `[rows, words]`. Jagged fields with elements of one
     size follow one another, `[elements, words]`: all rows of a field's first key, then all of its second, …
-
-    Attributes:
-        width: size of one word in bytes.
-        words: number of words in a row of the dense fields, or in an element of the jagged fields.
-        keys: int64 `[columns]`, positions of the jagged fields' keys among all keys of the schema.
     """
 
     fields: list[Field]
     is_dense: bool
-    width: int
-    words: int
-    keys: np.ndarray
+    width: int  # bytes of one word
+    words: int  # in a row of the dense fields, or in an element of the jagged fields
+    keys: np.ndarray  # int64 `[columns]`, positions of the jagged fields' keys among all keys of the schema
 
 
 @dataclass(frozen=True)
@@ -159,10 +145,7 @@ class Schema:
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
-        """The sections that hold the fields.
-
-        The widest words come first, so that each section in a buffer starts at a multiple of its word size.
-        """
+        """The sections, widest words first, so that in a buffer each starts at a multiple of its width."""
         members: dict[tuple[int, bool, int], list[Field]] = {}
         for field in self.fields:
             size = 0 if field.is_dense else field.element_bytes
@@ -176,8 +159,8 @@ class Schema:
         return tuple(sections)
 
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
-        """Returns the number of rows of words that each row takes, int64 `[sections, rows]`: 1 if dense, else
-        its number of elements."""
+        """Returns how many rows of words each row takes, int64 `[sections, rows]`: 1 if dense, else one for
+        each of its elements."""
         ones = np.ones(len(lengths), dtype=np.int64)
         return np.stack([ones if of.is_dense else lengths[:, of.keys].sum(1) for of in self.sections])
 
@@ -187,28 +170,24 @@ class Schema:
         return np.array([section.width * section.words for section in self.sections])
 
     def row_bytes(self, lengths: np.ndarray) -> np.ndarray:
-        """Returns the size of each row in bytes, int64 `[rows]`: values, weights, and an int32 per length."""
-        return self.section_bytes @ self.sizes(lengths) + LENGTH_WIDTH * self.num_keys
+        """Returns the size of each row in bytes, int64 `[rows]`, with 4 per length: an int32 in planning."""
+        return self.section_bytes @ self.sizes(lengths) + 4 * self.num_keys
 
     def chunk_bytes(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the size of each chunk in bytes, int64 `[chunks]`, rounded up to `BUFFER_ALIGNMENT`.
-
-        `sizes` counts the rows of words of each section in each chunk, int64 `[sections, chunks]`.
-        """
+        """Returns the size of each chunk in bytes, int64 `[chunks]`, rounded up to `BUFFER_ALIGNMENT`, of
+        `sizes` rows of words, int64 `[sections, chunks]`."""
         return -(self.section_bytes @ -sizes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
 
     def by_name(self, lengths: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the lengths of rows by name, int64 `[rows]` each. `lengths` is int64 `[rows, keys]`.
-
-        Names are those of keys, as in "features.item", and of fields, as in "labels", for all keys together.
-        """
+        """Returns the lengths of rows, int64 `[rows]`, by name of the key, as in "features.item", and of the
+        field, as in "labels", for all its keys together. `lengths` is int64 `[rows, keys]`."""
         of_fields = {name: lengths[:, keys].sum(1) for name, keys in self.keys.items()}
         names = (f"{field.name}.{key}" for field in self.jagged_fields for key in field.keys)
         return dict(zip(names, lengths.T, strict=True)) | of_fields
 
-    def num_elements(self, lengths: np.ndarray) -> list[int]:
-        """Returns the number of elements of each jagged field in rows of these lengths."""
-        return [int(lengths[:, keys].sum()) for keys in self.keys.values()]
+    def totals(self, lengths: np.ndarray) -> dict[str, list[int]]:
+        """Returns the number of elements per key in rows of these lengths, by name of the jagged field."""
+        return {name: lengths[:, keys].sum(0).tolist() for name, keys in self.keys.items()}
 
     def difference(self, other: Schema) -> str:
         """Returns one line on the first difference between `other` and this schema; "" if there is none."""
@@ -248,10 +227,8 @@ def hash_bytes(data: bytes) -> int:
 
 
 def lengths_of(value: JaggedTensor | KeyedJaggedTensor) -> torch.Tensor:
-    """Returns the lengths of a jagged value, without caching them in it if it was built from offsets.
-
-    Cached lengths would be in unpinned memory, and a copy of the value to the device would wait for them.
-    """
+    """Returns the lengths of a jagged value, without caching them in it if it was built from offsets: they
+    would be in unpinned memory, and a copy of the value to the device would wait for them."""
     lengths = value.lengths_or_none()
     return value.offsets().diff() if lengths is None else lengths
 
@@ -300,9 +277,7 @@ def _check_tensor(part: torch.Tensor) -> None:
 @functools.cache
 def _is_copied(dtype: torch.dtype) -> bool:
     """Returns whether torch copies tensors of a dtype. Versions of torch differ, and none lists its dtypes.
-
-    Without this check, selecting or copying rows would fail later, possibly on one rank only.
-    """
+    Without this check, selecting rows would fail later, possibly on one rank only."""
     try:
         torch.empty(1, dtype=dtype, device="cpu").clone()
     except RuntimeError:
@@ -311,11 +286,7 @@ def _is_copied(dtype: torch.dtype) -> bool:
 
 
 def num_rows(name: str, value: FieldValue) -> int:
-    """Returns the number of rows of a per-sample field.
-
-    Raises:
-        ValueError: the field has no rows, or its rows are not samples.
-    """
+    """Returns the number of rows of a field. Raises a ValueError if it has none, or they are not samples."""
     if isinstance(value, KeyedJaggedTensor):
         if value.variable_stride_per_key():
             raise ValueError(

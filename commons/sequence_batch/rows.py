@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Self
 
@@ -14,11 +16,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from .base_batch import BaseBatch
 from .packed_rows import PackedRows, read_lengths, select_rows
-from .row_lists import check_no_samples, facts_in_attributes, facts_of, hash_facts, hash_leaves
 from .row_schema import (
     MORE_KINDS,
     FieldValue,
     Schema,
+    bytes_on_host,
     common_rows,
     hash_bytes,
     lengths_of,
@@ -27,26 +29,18 @@ from .row_schema import (
     type_name,
     with_tensors,
 )
-from .tree import Part, check_replaceable, fields_of, rebuild, take_apart
+from .tree import Part, container_of, take_apart
 
 # Integer types in which squares and FLOPs of lengths overflow.
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
-_HOST = torch.device("cpu")
 
 
 class Rows:
     """The rows of a batch, which is taken apart once and rebuilt from other rows on demand.
 
-    `replaced`, `to`, `pin_memory` and `copy` return rows with other `fields`. They keep the `tree` of the
-    given batch as a pattern. `batch` is rebuilt from this pattern when first read. Only a `BaseBatch` can
-    mark rows as padding, so no other batch has any.
-
-    Args:
-        batch: batch of any type that can be exchanged.
-        shared: paths of the parts that all samples share, such as "context.temperature" or "[2]".
-
-    Attributes:
-        pads: whether the batch can mark rows as padding, and so may get padding rows.
+    All samples share the parts at the paths in `shared`, such as "context.temperature" or "[2]". Methods that
+    return rows with other `fields` keep the `tree` of the given batch as a pattern, from which `batch` is
+    rebuilt when first read. Only a `BaseBatch` can mark rows as padding, which `pads` tells.
     """
 
     def __init__(self, batch: Any, shared: Collection[str] = ()) -> None:
@@ -74,7 +68,7 @@ class Rows:
 
     def tensor_fields(self) -> dict[str, FieldValue]:
         """Returns the fields that are tensors or jagged tensors, by path."""
-        return self.batch.per_sample_fields(self.tree) if self.pads else fields_of(self.tree)
+        return self.batch.per_sample_fields(self.tree) if self.pads else self.tree.fields()
 
     @cached_property
     def shared_leaves(self) -> dict[str, Any]:
@@ -84,11 +78,7 @@ class Rows:
 
     @cached_property
     def num_rows(self) -> int:
-        """The number of rows of the batch.
-
-        Raises:
-            ValueError: the fields disagree on the number of rows.
-        """
+        """The number of rows of the batch. If its fields disagree on it, this raises a ValueError."""
         if self.pads:
             self.batch.check_rows(self.fields)  # the batch may have changed since it was made
             return self.batch.batch_size
@@ -139,41 +129,35 @@ class Rows:
     def batch(self) -> Any:
         """The batch of these rows."""
         sizes = {"batch_size": self.num_rows, "actual_batch_size": self.num_samples} if self.pads else {}
-        return rebuild(self.tree, {**self.fields, **self.shared_leaves, **self.others(), **sizes})
+        return self.tree.rebuilt({**self.fields, **self.shared_leaves, **self.others(), **sizes})
 
     def others(self) -> dict[str, Any]:
         """Returns other parts that move with the rows, by path. This class has none."""
         return {}
 
     def select(self, sources: Sequence[PackedRows], positions: np.ndarray, num_rows: int) -> Any:
-        """Returns a batch of the same kind with the rows at `positions`, counted over all sources, and then
-        padding rows up to `num_rows`."""
+        """Returns a batch of the same kind with the rows that `select_rows` copies."""
         fields = select_rows(sources, positions, num_rows)
         return self.replaced(fields, num_rows, len(positions)).batch
 
     def with_counts(self, counts: Mapping[str, np.ndarray]) -> Self:
         """Returns the rows with a batch that holds these `row_counts_on_host` of its samples, int64
-        `[samples]` each. Returns the rows themselves if the batch is not a `BaseBatch`."""
+        `[samples]` each. Only a `BaseBatch` holds any."""
         if not self.pads:
             return self
         made = copy.copy(self)
         made.batch = copy.copy(self.batch)
-        made.batch._counts_on_host = {
-            name: np.pad(of, (0, self.num_rows - len(of))) for name, of in counts.items()
-        }
+        padded = {name: np.pad(of, (0, self.num_rows - len(of))) for name, of in counts.items()}
+        made.batch._counts_on_host = padded
         return made
 
     def with_totals(self, lengths: np.ndarray) -> Self:
-        """Returns the rows with the total length of each key, which TorchRec would read from the device.
-        `lengths`, int64 `[rows, keys]`, are those of all rows."""
-        keys = self.schema.keys
-        totals = {name: lengths[:, of_field].sum(0).tolist() for name, of_field in keys.items()}
-        fields = {
-            name: with_tensors(value, lambda tensor: tensor, length_per_key=totals[name])
-            if isinstance(value, KeyedJaggedTensor)
-            else value
-            for name, value in self.fields.items()
-        }
+        """Returns the rows with the total of each key's `lengths`, int64 `[rows, keys]`, which TorchRec would
+        read from the device."""
+        totals, fields = self.schema.totals(lengths), dict(self.fields)
+        for name, value in self.fields.items():
+            if isinstance(value, KeyedJaggedTensor):
+                fields[name] = with_tensors(value, lambda tensor: tensor, length_per_key=totals[name])
         return self.replaced(fields, self.num_rows, self.num_samples)
 
     def copy(self) -> Self:
@@ -202,21 +186,19 @@ class Rows:
 
     def on_host(self) -> Self:
         """Returns these rows if they are on the host, or else a copy, for which the host waits."""
-        return self if self.device == _HOST else self.to(_HOST)
+        return self if self.device.type == "cpu" else self.to(torch.device("cpu"))
 
     def to_count(self) -> Rows:
         """Returns rows to count costs from, in which squares of integers do not overflow.
 
-        Lengths are int64. So are integers in tensors of one or two dimensions, which leaves images as they
-        are. All objects are new, so that the loaded batch gets no cached offsets and no added items, but
-        tensors that are not widened share its memory.
+        Lengths are int64, as are integers in one or two dimensions. All objects are new, so that the loaded
+        batch gets no cached offsets and no added items. Tensors that stay as they are share its memory.
         """
         shown = {path: with_tensors(value, _widened) for path, value in self.fields.items()}
         return self.replaced(shown, self.num_rows, self.num_samples)
 
     def num_tokens(self) -> torch.Tensor:
-        """Returns the tokens of each row, `[rows]` int64. A `BaseBatch` counts its own. Other batches count
-        all their jagged elements."""
+        """Returns the tokens of each row, `[rows]` int64: those of a `BaseBatch`, or else all elements."""
         if self.pads:
             return self.batch.num_tokens()
         tokens = torch.zeros(self.num_rows, dtype=torch.int64, device=self.device)
@@ -233,24 +215,23 @@ class Rows:
 
     def facts(self) -> dict[str, Any]:
         """Returns the plain values that are not declared as shared, by path, without the numbers of rows."""
-        found = facts_of(self.tree) | facts_in_attributes(self.tree)
-        counts = ("batch_size", "actual_batch_size") if self.pads else ()
-        return {path: value for path, value in found.items() if path not in counts}
+        return self._without_counts(self.tree.facts() | self.tree.facts_in_attributes())
 
     def hash_of_rest(self) -> int:
         """Returns a hash of all data that does not travel with the rows, without the numbers of rows."""
-        counts = ("batch_size", "actual_batch_size") if self.pads else ()
-        values = {part.path: part.value for part in self.tree.each() if not (part.is_leaf or part.parts)}
-        plain = {path: value for path, value in values.items() if path not in counts}
-        hashes = hash_facts(plain | facts_in_attributes(self.tree)) | hash_leaves(self.shared_leaves)
+        rest = {part.path: part.value for part in self.tree.each() if not (part.is_leaf or part.parts)}
+        plain = self._without_counts(rest | self.tree.facts_in_attributes())
+        hashes = hashes_of(plain | self.shared_leaves)
         return hash_bytes(repr(sorted(hashes.items())).encode())
 
-    def check(self) -> None:
-        """Checks that the batch has all shared paths, and that it can be rebuilt from other rows.
+    def _without_counts(self, facts: dict[str, Any]) -> dict[str, Any]:
+        counts = ("batch_size", "actual_batch_size") if self.pads else ()
+        return {path: value for path, value in facts.items() if path not in counts}
 
-        Raises:
-            ValueError: a shared path is missing, or the batch is a `BaseBatch` and has shared paths.
-            TypeError: a part is a `BaseBatch`, a field name is reserved, or another check of the parts fails.
+    def check(self) -> None:
+        """Raises an error if the batch cannot be rebuilt from other rows, or has not all shared paths.
+
+        It is a ValueError for shared paths, which a `BaseBatch` cannot have, and a TypeError for parts.
         """
         if self._shared and self.pads:
             raise ValueError(
@@ -274,10 +255,47 @@ class Rows:
             raise TypeError(
                 f"{type_name(self.batch)} has a field {name!r}, which the exchange sets: rename it"
             )
-        check_no_samples(self.tree, self.num_rows)
-        check_replaceable(self.tree)
+        self.tree.check_no_samples(self.num_rows)
+        self.tree.check_replaceable()
 
 
 def _widened(numbers: torch.Tensor) -> torch.Tensor:
     is_narrow = numbers.dtype in NARROW_INTEGERS and numbers.dim() <= 2
     return numbers.long() if is_narrow else numbers.view_as(numbers)
+
+
+def hashes_of(values: Mapping[str, Any]) -> dict[str, int]:
+    """Returns a 63-bit hash of each plain value, and of the contents of each leaf, by path. It is the same in
+    every process. Leaves of some layouts have none."""
+    found = {}
+    for path, value in values.items():
+        if not isinstance(value, FieldValue):
+            found[path] = hash_bytes(_text(value).encode())
+            continue
+        with suppress(TypeError, RuntimeError):
+            parts = parts_of(value)
+            if not isinstance(value, torch.Tensor):
+                parts.pop("offsets", None)  # ranks may differ in which of the two they have cached
+                parts["lengths"] = lengths_of(value).long()
+            formats = repr([(tuple(part.shape), part.dtype) for part in parts.values()])
+            contents = (bytes_on_host(part).tobytes() for part in parts.values())
+            found[path] = hash_bytes(b"".join([formats.encode(), *contents]))
+    return found
+
+
+def _text(value: Any) -> str:
+    """Returns a text of plain values that depends on neither memory addresses nor the order of a set."""
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(_text, value)))}}}"
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, range):
+        return repr(list(value))
+    if isinstance(value, np.ndarray) and value.dtype != object:  # whose text may leave out numbers
+        return f"{value.dtype} {value.shape} {value.tobytes()!r}"
+    if type(value).__repr__ is object.__repr__:  # which shows the address
+        return type_name(value)
+    container = container_of(type(value))  # type: ignore[arg-type]
+    if container is None:
+        return repr(value)
+    return f"[{', '.join(f'{key!r}: {_text(part)}' for key, part in container.parts(value).items())}]"

@@ -21,8 +21,6 @@ from ...partition import refined
 from ...partition.problem import indices_of_parts, number_of_part
 from ...partition.workloads import as_workloads, check_count, check_wide
 from ...perf_model.cost import Cost
-from ...sequence_batch.row_lists import check_no_samples, facts_in_attributes, tensor_lists
-from ...sequence_batch.tree import check_replaceable
 from .. import more_kinds as more_kinds  # for its effect: batches may have TensorDicts and nested tensors
 from ..row_objects import RowsWithObjects, hashes_at, join, shared_in_results
 
@@ -97,9 +95,9 @@ def split_balanced(
     shared = workloads.shared_fields if isinstance(workloads, BatchShuffler) else ()
     view = RowsWithObjects(batch, shared)
     sources = [view.packed()]
-    check_replaceable(view.tree)
-    check_no_samples(view.tree, view.num_rows)
-    for path, entries in facts_in_attributes(view.tree).items():
+    view.tree.check_replaceable()
+    view.tree.check_no_samples(view.num_rows)
+    for path, entries in view.tree.facts_in_attributes().items():
         is_list = isinstance(entries, list | tuple | range)
         if is_list and len(entries) in (view.num_rows, view.num_samples) and path not in shared:
             raise TypeError(
@@ -122,7 +120,7 @@ def split_balanced(
     chunks = [view.select(sources, *chunk) for chunk in zip(partition, chunk_rows, strict=True)]
     all_share = frozenset([*shared, *view.shared_lists])
     hashes = hashes_at(batch, all_share)
-    lists = frozenset(tensor_lists(view.tree))
+    lists = frozenset(view.tree.tensor_lists())
     return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, all_share, hashes, lists)
 
 

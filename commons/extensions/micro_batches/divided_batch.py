@@ -10,7 +10,7 @@ from ...distributed import BatchShuffler, ShufflePlan
 from ...distributed.shuffle_plan import MICRO_BATCH
 from ...partition.problem import indices_of_parts
 from ...sequence_batch.packed_rows import select_rows
-from ...sequence_batch.tree import rebuild, take_apart
+from ...sequence_batch.tree import take_apart
 from ..row_objects import RowsWithObjects
 
 Batch = TypeVar("Batch")
@@ -58,6 +58,6 @@ def micro_batches(
         counts = known.row_counts(plan.rows, own[rows])
         part = view.replaced(fields, num_rows, len(rows)).with_counts(counts).batch
         if lists is not None:
-            part = rebuild(take_apart(part), lists.with_entries(rows, num_rows).others())
+            part = take_apart(part).rebuilt(lists.with_entries(rows, num_rows).others())
         parts.append(part)
     return parts, rows_of_each

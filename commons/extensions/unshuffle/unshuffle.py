@@ -22,10 +22,8 @@ from ...sequence_batch.packed_rows import (
     select_rows,
     to_device_together,
 )
-from ...sequence_batch.row_lists import check_no_samples, facts_in_attributes, hash_facts
 from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes, num_rows
-from ...sequence_batch.rows import Rows
-from ...sequence_batch.tree import check_replaceable
+from ...sequence_batch.rows import Rows, hashes_of
 from ..row_objects import check_results, lists_of
 
 if TYPE_CHECKING:
@@ -109,13 +107,13 @@ class Unshuffle(Extension):
         held, at_home = plan.computed_by(rank), plan.rows.loaded_by(rank)
         fields = dict(sorted(values.fields.items()))  # the same order on every rank
         rows = _check_rows(fields, int(plan.num_placed[rank]), int(plan.num_rows[rank]))
-        check_no_samples(values.tree)
-        check_replaceable(values.tree)
+        values.tree.check_no_samples()
+        values.tree.check_replaceable()
         schema = Schema.of(fields)
         if not self._exchanges:
             packed = PackedRows.pack(fields, schema, read_lengths(fields, schema, rows))
             return select_rows([packed], np.arange(len(held)), num_rows), packed.lengths[: len(held)]
-        self._check_kind(schema, hash_facts(lists_of(values.tree) | facts_in_attributes(values.tree)))
+        self._check_kind(schema, hashes_of(lists_of(values.tree) | values.tree.facts_in_attributes()))
         device = values.device
         use = "exchange" if device.type == "cpu" else "unshuffle"
         to, come_from = plan.rows.home[held], plan.destination[at_home]

@@ -55,7 +55,7 @@ def test_rows_of_any_fields_arrive_bit_for_bit_and_every_tensor_is_aligned(seed,
     sources += through_bytes(sources[0], chunks)
     every += [every[row] for chunk in chunks for row in chunk]
     again = rng.permutation(len(every))
-    sources.append(packed(select_rows(sources, again), len(again)))
+    sources.append(packed(select_rows(sources, again, len(again)), len(again)))
     every += [every[row] for row in again]
 
     chosen = np.array(data.draw(st.lists(st.integers(0, len(every) - 1), max_size=8)), dtype=np.int64)
@@ -92,7 +92,7 @@ def test_indices_of_wide_elements_take_less_than_a_hundredth_of_them():
     values = torch.randn(400, 1024).bfloat16()
     rows = packed({"wide": JaggedTensor(values, lengths=torch.full((20,), 20))}, 20)
     with Made() as made:
-        select_rows([rows], np.arange(20)[::-1].copy())
+        select_rows([rows], np.arange(20)[::-1].copy(), 20)
     assert values.nbytes <= sum(made.num_bytes) < 1.05 * values.nbytes
 
 
@@ -121,6 +121,6 @@ def test_a_jagged_field_more_takes_an_operation_for_its_values_its_weights_and_i
         }
         rows = packed(fields, 6)
         with Made() as made:
-            select_rows([rows], np.array([1, 3]))
+            select_rows([rows], np.array([1, 3]), 2)
         counts.append(len(made.num_bytes))
     assert counts[1] - counts[0] == 3
