@@ -33,8 +33,8 @@ _STEPS_AHEAD = 1
 # from the first ones on.
 _WATCHED = 16
 _ON_DEVICE = (
-    "the loader gives batches on the device: planning copies each to the host, and waits for the device. "
-    "Give batches in pinned host memory, so that planning costs the step nothing"
+    "the loader gives batches on the device, so that planning waits for copies to the host: give batches in "
+    "pinned host memory"
 )
 
 
@@ -77,12 +77,6 @@ class PlanAhead:
         """
         if loader is not self._loader:
             self._loader, self._this_rank_ended, self._num_loaded = loader, False, 0
-        step = self._next_planned(loader)
-        if step is not None:
-            self._planner.hand_out(step.plan)
-        return step
-
-    def _next_planned(self, loader: Iterator[Any]) -> Step | None:
         self._loading = waiting = 0.0
         while True:
             while len(self._planned) <= _STEPS_AHEAD:
@@ -105,6 +99,7 @@ class PlanAhead:
             waiting += time.perf_counter() - start
             if step is not None:
                 step.load_seconds, step.wait_seconds = self._loading, waiting
+                self._planner.hand_out(step.plan)
                 return step
             if from_loader is loader:
                 after_end, self._planned = self._planned, deque()
@@ -140,18 +135,12 @@ class PlanAhead:
                 start = time.perf_counter()
                 batch = next(loader, _ENDED)
                 self._loading += time.perf_counter() - start
-                if batch is None:
-                    raise TypeError(
-                        "a loader gave None for a batch; a loader that has ended must raise StopIteration, "
-                        "and one that has no rows for a step must go on to its next batch"
-                    )
                 self._this_rank_ended = batch is _ENDED
                 if batch is _ENDED:
                     return None, None
                 self._num_loaded += 1
                 watched = self._num_loaded <= _WATCHED or self._planner.verifies
-                rows = view_of(batch, self._planner.shared_fields)
-                loaded = LoadedBatch(rows, watched)
+                loaded = LoadedBatch(view_of(batch, self._planner.shared_fields), watched)
                 for _, waiting, _ in self._planned:
                     if waiting is not None:
                         waiting.check_unchanged()
@@ -200,11 +189,6 @@ class _PlanningThread(threading.Thread):
             try:
                 with named_range("## plan ##"):
                     future.set_result(function(*arguments))
-            except StopIteration as error:  # if `result` raised it, it would look like the end of the data
-                failure = RuntimeError(f"planning raised {error!r}")
-                failure.__cause__ = error
-                future.set_exception(failure)
-                del failure
             except BaseException as error:
                 future.set_exception(error)
             del job, future, function, arguments  # otherwise, they would live until the next job
