@@ -41,8 +41,8 @@ def check_runs_copies(
     if moving := _fused_optimizer(model):
         raise ValueError(
             f"a rank has no sample in this step and runs a copy of one, whose rows {moving} changes even "
-            "with a gradient of zero: use a BaseBatch, whose padding rows look nothing up, end all loaders "
-            "in the same step, or train these tables with another optimizer, such as Adagrad"
+            "with a gradient of zero: use a BaseBatch, which has padding rows, end all loaders in the same "
+            "step, or train these tables with another optimizer, such as Adagrad"
         )
 
 

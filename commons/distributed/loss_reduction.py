@@ -23,20 +23,14 @@ WITHOUT_TOKENS = (
     "no rank has loss tokens in a step, so that its gradient is zero: check the labels, and what "
     "get_loss_tokens, or the batch's num_loss_tokens, returns"
 )
-_NOT_SCALED = (
-    "batches were exchanged, and their losses may not have been scaled by loss tokens. Call loss = "
-    "shuffler.scale(loss, plan, reduction) before backward, with reduction=None if you scale it yourself; in "
-    "evaluation exchange under torch.no_grad()"
-)
 
 
 def check_reduction(reduction: object) -> None:
     """Raises a ValueError unless `reduction` is one of `LOSS_REDUCTIONS`."""
     if reduction not in LOSS_REDUCTIONS:
         raise ValueError(
-            f'loss_reduction={reduction!r}: expected "sum" if the model returns the sum of its losses, or '
-            'all of them in any shape, over this rank\'s loss tokens; "mean" if it returns their mean; '
-            '"global_mean" if it returns the mean over the loss tokens of all ranks'
+            f'loss_reduction={reduction!r}: expected what the model returns, the "sum" or "mean" of losses '
+            'over this rank\'s loss tokens, or their "global_mean" over those of all ranks'
         )
 
 
@@ -115,7 +109,12 @@ class LossScale:
         if torch.is_grad_enabled():
             self._outstanding += 1
         if self._outstanding > _MOST_OUTSTANDING and (not dist.is_initialized() or dist.get_rank() == 0):
-            warn_once(logger, _NOT_SCALED)
+            warn_once(
+                logger,
+                "batches were exchanged, and their losses may not have been scaled by loss tokens. Call loss "
+                "= shuffler.scale(loss, plan, reduction) before backward, with reduction=None if you scale "
+                "it yourself; in evaluation exchange under torch.no_grad()",
+            )
 
     def check_exchanged(self, plan: ShufflePlan) -> None:
         """Raises a ValueError if the samples of a plan should have moved, and have not."""

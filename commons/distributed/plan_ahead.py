@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,10 +32,6 @@ _STEPS_AHEAD = 1
 # Batches of an epoch that are watched for changes while they wait. A loader that fills batches again does so
 # from the first ones on.
 _WATCHED = 16
-_ON_DEVICE = (
-    "the loader gives batches on the device, so that planning waits for copies to the host: give batches in "
-    "pinned host memory"
-)
 
 
 class PlanAhead:
@@ -81,7 +77,8 @@ class PlanAhead:
         while True:
             while len(self._planned) <= _STEPS_AHEAD:
                 loaded, failure = self._load(loader)
-                planned = self._thread.submit(self._plan, loaded, failure)
+                planned: Future[Step | None] = Future()
+                self._thread.jobs.put((planned, self._plan, loaded, failure))
                 self._planned.append((loader, loaded, planned))
             from_loader, _, planned = self._planned[0]
             start = time.perf_counter()
@@ -145,7 +142,9 @@ class PlanAhead:
                     if waiting is not None:
                         waiting.check_unchanged()
                 if loaded.on_host is not loaded.rows and self._planner.ranks.rank == 0:
-                    warn_once(logger, _ON_DEVICE)
+                    warn_once(
+                        logger, "planning waits for batches on the device: load them pinned, on the host"
+                    )
                 return loaded, None
         except Exception as error:  # planning this step tells the other ranks
             return None, error
@@ -163,7 +162,7 @@ class PlanAhead:
 
 
 class _PlanningThread(threading.Thread):
-    """Runs jobs one after another, until it gets None for a job.
+    """Runs jobs (future, function, arguments) one after another, until it gets None for a job.
 
     It is a daemon, unlike threads of concurrent.futures, because at exit it may wait for ranks that left.
     """
@@ -175,17 +174,11 @@ class _PlanningThread(threading.Thread):
         self._device = device
         self.jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Returns the future result of a function that the thread is to call."""
-        future: Future[Any] = Future()
-        self.jobs.put((future, function, arguments))
-        return future
-
     def _run(self) -> None:
         if self._device is not None and self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # each thread has its own current device
         while (job := self.jobs.get()) is not None:
-            future, function, arguments = job
+            future, function, *arguments = job
             try:
                 with named_range("## plan ##"):
                     future.set_result(function(*arguments))

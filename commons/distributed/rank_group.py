@@ -32,20 +32,14 @@ from ..warn_once import warn_once
 from .channel import Channel, Ranks, note_if_lost
 
 logger = logging.getLogger(__name__)
-_LAUNCH_ORDER = (
-    "set NCCL_LAUNCH_ORDER_IMPLICIT=1 before the job starts: without it, the exchange's communicator and "
-    "others may wait for each other's kernels and hang"
-)
 _NEVER_SENT = 2**31 - 1  # a tag that no channel uses
 # Seconds that ranks wait for one another. The job's own timeout is many minutes, and names no rank.
 PATIENCE_S = 60.0
 
 Uses = Collection[str]  # purposes of process groups, such as "exchange"
 _PLANNING = "planning"  # the use of the gloo group that channels need
-# The ranks of a rank's set (empty if its process group excludes it), the uses that the rank names, and the
-# number of process groups that torch has counted on this rank.
+# A rank's set (empty if its process group excludes it), its uses, and torch's count of its process groups.
 _Post = tuple[Ranks, Uses, int]
-
 _TOGETHER = (
     "all ranks make theirs at the same time. A rank that keeps its samples makes the same one in a group of "
     "itself, as in own, _ = dist.new_subgroups_by_enumeration([[0, 1], [2]]), and no identity shuffler"
@@ -63,13 +57,14 @@ class RankGroup:
         hosts: host name of each rank.
         ranks_per_node: number of consecutive ranks on each node. The last node may have fewer. None means
             that nodes do not matter, as on one machine, or that they are uneven.
+        by_use: process group for each use other than planning.
         wait_seconds: host time that this rank has waited for other ranks in forward and backward.
     """
 
     def __init__(self, ranks: tuple[int, ...], rank: int, control: dist.ProcessGroup | None = None) -> None:
         self.ranks, self.rank, self.control = ranks, rank, control
         self._last_tag = 0
-        self._groups: dict[str, dist.ProcessGroup] = {}  # by use
+        self.by_use: dict[str, dist.ProcessGroup] = {}
         self._base = Channel(rank, ranks, control, tag=0)
         self.hosts: list[str] = self._base.all_gather_objects(socket.gethostname())
         self.ranks_per_node = ranks_per_node(self.hosts)
@@ -102,16 +97,6 @@ class RankGroup:
         """Returns a group of only this rank, which never communicates."""
         return RankGroup(ranks=(dist.get_rank() if dist.is_initialized() else 0,), rank=0)
 
-    def add_group(self, use: str, group: dist.ProcessGroup) -> None:
-        """Adds a process group of these ranks for a use, and connects them. Collective over the group."""
-        device, is_fixed = job_device(), os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") == "1"
-        if device.type == "cuda" and not is_fixed and dist.get_rank() == 0:
-            warn_once(logger, _LAUNCH_ORDER)
-        self._groups[use] = group
-        # This all-to-all connects the ranks. Without it, NCCL would do so in the first step.
-        nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
-        dist.all_to_all_single(torch.empty_like(nothing), nothing, group=group)
-
     @property
     def num_ranks(self) -> int:
         """Number of ranks in the group."""
@@ -139,7 +124,7 @@ class RankGroup:
         if device.type == "cpu" and job_device().type != "cpu":
             assert self.control is not None
             return self.control
-        return self._groups[use]
+        return self.by_use[use]
 
 
 def close_connections() -> None:
@@ -233,8 +218,18 @@ class _Job:
             return
         if use == _PLANNING:
             self.groups[ranks] = RankGroup(ranks, ranks.index(dist.get_rank()), group)
-        else:
-            self.groups[ranks].add_group(use, group)
+            return
+        self.groups[ranks].by_use[use] = group
+        device, is_fixed = job_device(), os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") == "1"
+        if device.type == "cuda" and not is_fixed and dist.get_rank() == 0:
+            warn_once(
+                logger,
+                "set NCCL_LAUNCH_ORDER_IMPLICIT=1 before the job starts, or communicators may wait for each "
+                "other's kernels and hang",
+            )
+        # This all-to-all connects the ranks. Without it, NCCL would do so in the first step.
+        nothing = torch.zeros(len(ranks), dtype=torch.uint8, device=device)
+        dist.all_to_all_single(torch.empty_like(nothing), nothing, group=group)
 
 
 _job: _Job | None = None

@@ -23,10 +23,6 @@ from ..warn_once import warn_once
 P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-_OF_COPIES = (
-    "a rank without samples evaluates a copy of a row, which is in its output: count only "
-    "output[: pipeline.num_samples], as all ranks may"
-)
 
 
 def _ends_no_epoch(method: Callable[P, T]) -> Callable[P, T]:
@@ -43,17 +39,11 @@ def _ends_no_epoch(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class LastStep(NamedTuple):
-    """The step that ran last.
-
-    Attributes:
-        step: the step, without its batch.
-        loss_sum: this rank's loss sum, a detached scalar on the device, which callers may change in place.
-        own_loss_sum: a copy of `loss_sum` that such changes do not affect.
-    """
+    """The step that ran last, without its batch, and this rank's loss sum, detached scalars on the device."""
 
     step: Step
-    loss_sum: torch.Tensor
-    own_loss_sum: torch.Tensor
+    loss_sum: torch.Tensor  # which callers may change in place
+    own_loss_sum: torch.Tensor  # a copy that such changes do not affect
 
 
 class ShuffleStage:
@@ -146,7 +136,11 @@ class ShuffleStage:
             if self._model.training and not step.plan.whole.num_loss_tokens:
                 warn_once(logger, WITHOUT_TOKENS)
             elif not (self._model.training or step.rows.pads or step.plan.whole.num_placed.all()):
-                warn_once(logger, _OF_COPIES)
+                warn_once(
+                    logger,
+                    "a rank without samples evaluates a copy of a row, which is in its output: count only "
+                    "output[: pipeline.num_samples], as all ranks may",
+                )
         loss, total, output = self._forward(step)
         for extension in self._shuffler.extensions:
             extension.check_ran(step.plan)

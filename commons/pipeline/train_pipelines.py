@@ -21,8 +21,6 @@ from ..registry import NamedFactory
 from .shuffle_stage import ShuffleStage, check_planned
 
 _WORKS = (TrainPipelineSparseDist, PrefetchTrainPipelineSparseDist)
-# Arguments of TorchRec's pipelines that free fields of a batch after their lookup.
-_FREE_EARLY = ("free_features_storage_early", "clear_data_dist_inputs")
 
 
 class _WithStage:
@@ -112,9 +110,15 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
 
         Raises:
             StopIteration: the loaders of all ranks have ended. Every rank raises it in the same call.
+            RuntimeError: another pipeline has taken over the model's lookups for its own steps.
         """
         if self._step is None:
-            self._check_lookups()
+            for module in self._lookups:
+                if not inspect.ismethod(module.forward):
+                    raise RuntimeError(
+                        f"another pipeline has taken over a {type(module).__name__} of the model: evaluate "
+                        "with a pipeline of the same kind, or call the other one's detach() before"
+                    )
             step = self._stage.next_batch(dataloader_iter)
             if step is None:
                 self._stage.end_epoch()
@@ -138,15 +142,6 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
                 self._optimizer.step()
         return output
 
-    def _check_lookups(self) -> None:
-        """Raises a RuntimeError if another pipeline has taken over the model's lookups for its own steps."""
-        for module in self._lookups:
-            if not inspect.ismethod(module.forward):
-                raise RuntimeError(
-                    f"another pipeline has taken over a {type(module).__name__} of the model: evaluate with "
-                    "a pipeline of the same kind, or call the other one's detach() before"
-                )
-
 
 class ShuffleStageMixin(_WithStage):
     """Adds the stage to a subclass of TorchRec's `TrainPipelineSparseDist`, which is the next base class.
@@ -163,21 +158,15 @@ class ShuffleStageMixin(_WithStage):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        theirs = [
-            base
-            for base in cls.__mro__
-            if issubclass(base, TrainPipeline) and not issubclass(base, ShuffleStageMixin)
-        ]
-        if theirs and cls.__mro__.index(theirs[0]) < cls.__mro__.index(ShuffleStageMixin):
-            raise TypeError(
-                f"ShuffleStageMixin does nothing behind {theirs[0].__name__}: write "
-                f"class {cls.__name__}(ShuffleStageMixin, {theirs[0].__name__})"
-            )
+        mro = cls.__mro__
+        pipelines = [base for base in mro if issubclass(base, TrainPipeline)]
+        theirs = [base for base in pipelines if not issubclass(base, ShuffleStageMixin)]
         of_torchrec = [base for base in theirs if base.__module__.startswith("torchrec.")]
-        if of_torchrec and of_torchrec[0] not in _WORKS:
+        is_behind = bool(theirs) and mro.index(theirs[0]) < mro.index(ShuffleStageMixin)
+        if is_behind or (of_torchrec and of_torchrec[0] not in _WORKS):
             raise TypeError(
-                f"the stage does not work with {of_torchrec[0].__name__}: derive {cls.__name__} from "
-                f"{' or '.join(works.__name__ for works in _WORKS)}, or from a subclass of your own of these"
+                f"write class {cls.__name__}(ShuffleStageMixin, Base): Base is, or directly extends, "
+                f"{' or '.join(works.__name__ for works in _WORKS)}, and not {theirs[0].__name__}"
             )
 
     def __init__(
@@ -196,11 +185,9 @@ class ShuffleStageMixin(_WithStage):
         super().__init__(  # type: ignore[call-arg]
             model, optimizer, device, custom_model_fwd=self._stage.forward, **torchrec_arguments
         )
-        for argument in filter(torchrec_arguments.get, _FREE_EARLY):
-            for name in self._stage.runs_in_parts:
-                raise ValueError(
-                    f"{argument} frees fields that {name} divides after their lookup: leave one of them out"
-                )
+        for argument in ("free_features_storage_early", "clear_data_dist_inputs"):
+            for name in self._stage.runs_in_parts if torchrec_arguments.get(argument) else ():
+                raise ValueError(f"{argument} frees fields that {name} divides later: leave one of them out")
         self._loader: _Loader | None = None
         if device.type == "cuda":
             # A second pipeline on a model, such as for evaluation, takes over its lookups and the stream they

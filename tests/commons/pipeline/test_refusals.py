@@ -105,14 +105,14 @@ def ended_by_the_model() -> None:
 
 
 TAKE = "must take batches from self._next_batch"
-DERIVE = "derive Over from TrainPipelineSparseDist or PrefetchTrainPipeline"
+DERIVE = "Base is, or directly extends, TrainPipelineSparseDist or PrefetchTrainPipeline"
 
 # A call on each rank, and what its error has in it: the type, the value, and the key word of the remedy.
 REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "stage over another pipeline": (partial(run_over, EvalPipelineSparseDist), ["TypeError", DERIVE]),
     "stage behind": (
         lambda: type("Behind", (TrainPipelineSparseDist, ShuffleStageMixin), {}),
-        ["TypeError", "class Behind(ShuffleStageMixin, TrainPipelineSparseDist)"],
+        ["TypeError", "class Behind(ShuffleStageMixin, Base)"],
     ),
     "copies by itself": (partial(run_over, CopiesByItself), ["TypeError", TAKE]),
     "enqueues by itself": (partial(run_over, EnqueuesByItself), ["TypeError", TAKE]),
