@@ -48,7 +48,7 @@ def loss_sum(
     for a "global_mean" in a step without any.
 
     Args:
-        losses, reduction: losses that the model returned, and the reduction that it applied to them.
+        losses, reduction: losses that the model returned, and its reduction of them.
         num_loss_tokens: loss tokens of this rank in this forward.
         mean_tokens: loss tokens of the step ÷ ranks, the factor that turns a "global_mean" into a sum.
         failures: list that receives the error if a mean over no loss tokens is not finite, so that all ranks

@@ -194,8 +194,7 @@ class _Job:
         self._number = store.add(f"workload_balancer/jobs_{dist.get_rank()}", 1)
         self._agreements = itertools.count()
         self.groups: dict[Ranks, RankGroup] = {}  # those that include this rank and others
-        # Cached, so that the ranks of a set share one process group per use.
-        self._connected = functools.cache(self._connect)
+        self._connected = functools.cache(self._connect)  # the ranks of a set share one group per use
 
     def group(self, ranks: Ranks, uses: Uses) -> RankGroup:
         """Returns the group of a set, connected for these uses. Collective, as `RankGroup.of` is."""

@@ -301,22 +301,15 @@ class PrefetchTrainPipeline(ShuffleStageMixin, PrefetchTrainPipelineSparseDist):
         RuntimeError: the model has no sharded module that TorchRec can pipeline. The first step raises it.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        device: torch.device | str,
-        *arguments: Any,
-        **named_arguments: Any,
-    ) -> None:
-        device, cached = torch.device(device), EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-        plans = [getattr(module, "module_sharding_plan", {}).values() for module in model.modules()]
+    def __init__(self, *arguments: Any, **named_arguments: Any) -> None:
+        super().__init__(*arguments, **named_arguments)
+        device, cached = self._device, EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+        plans = [getattr(module, "module_sharding_plan", {}).values() for module in self._model.modules()]
         if device.type != "cuda" or not any(of.compute_kernel == cached for plan in plans for of in plan):
             raise ValueError(
                 f'pipeline "prefetch" needs a GPU, and a table planned with the compute kernel "{cached}" '
                 'and prefetch_pipeline=True among its fused parameters: use "native" otherwise'
             )
-        super().__init__(model, optimizer, device, *arguments, **named_arguments)
         self._prefetch_stream = _stream(device, "prefetch")
 
 
