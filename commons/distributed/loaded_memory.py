@@ -30,8 +30,8 @@ class LoadedBatch:
             if now.get(name) != contents:
                 raise ValueError(
                     f"{name} of a batch changed after the loader gave it, while it waited to be copied: "
-                    "yield new tensors for every batch, such as clones, and have get_workloads compute on a "
-                    "clone if it works in place"
+                    "yield new tensors for every batch, such as clones. If get_workloads computes in place, "
+                    "have it work on a clone"
                 )
 
 

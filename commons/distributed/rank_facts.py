@@ -65,8 +65,8 @@ class RankFacts:
             for rank in (rank for rank, (_, _, has_rows) in facts_of.items() if has_rows):
                 raise ValueError(
                     f"{path or 'a batch'} is a list with an entry for each row of rank {rank}, and differs "
-                    "between ranks: make it a tensor, with one row per sample, or, for texts, a JaggedTensor "
-                    f"of their bytes. If it belongs to the rank, {_DECLARE}"
+                    "between ranks: make it integers in a tensor, with one row per sample, or, for texts, a "
+                    f"JaggedTensor of their bytes. If it belongs to the rank, {_DECLARE}"
                 )
             (first, (hashed, text, _)), *others = facts_of.items()
             other, other_text = next((rank, of[1]) for rank, of in others if of[0] != hashed)
