@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from ..distributed.placement import compile_placement
+from ..distributed.placement import warm_up
 from ..distributed.shuffler_settings import ShufflerSettings
 
 AS_LOADED, REFINED, REBALANCE = "as_loaded", "refined", "rebalance"
@@ -72,7 +72,7 @@ class Strategy:
         """Compiles the functions that the strategy calls, so that planning times exclude compilation."""
         if self.settings is None:
             return
-        compile_placement(self.settings)
+        warm_up(self.settings)
         extension = self._import_extension()
         if extension is not None:
             extension.compile_search()

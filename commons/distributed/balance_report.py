@@ -84,10 +84,10 @@ class BalanceReport:
             tokens_before=np.bincount(rows.home, rows.tokens, plan.num_ranks).astype(np.int64),
             tokens_after=plan.counts[:, 1].astype(np.int64),
             counts_after=plan.counts,
-            samples_moved=int(np.logical_or.reduceat(moved, starts).sum()) if len(starts) else 0,
+            samples_moved=int(np.logical_or.reduceat(moved, starts).sum()),
             bytes_moved=int(rows.sample_bytes[moved].sum()),
             bytes_loaded=int(rows.sample_bytes.sum()),
-            workloads=np.add.reduceat(rows.workloads, starts) if len(starts) else rows.workloads,
+            workloads=np.add.reduceat(rows.workloads, starts),
             unit=unit if plan.predicted_seconds is None else "predicted ns",
             equal_rows=equal_rows,
             speeds=rows.speeds,
@@ -98,11 +98,12 @@ class BalanceReport:
         )
 
     def __str__(self) -> str:
+        moved = self.bytes_moved
         text = (
             f"imbalance {self.imbalance_before:.2f} -> {self.imbalance_after:.2f} in {self.unit} (bound "
             f"{self.lower_bound:.2f}), tokens {self.token_imbalance_before:.2f} -> "
             f"{self.token_imbalance_after:.2f}, {self.samples_moved} of {len(self.workloads)} samples moved "
-            f"({_bytes_text(self.bytes_moved)})"
+            f"({f'{moved / 1e3:.0f} kB' if moved < 1e6 else f'{moved / 1e6:.1f} MB'})"
         )
         num_ranks, of_job = len(self.loads_after), len(self.job_loads_after)
         if num_ranks < of_job:
@@ -177,7 +178,3 @@ class BalanceReport:
         if self.speeds is None:
             return np.ones(len(self.loads_after))
         return self.speeds / np.exp(np.log(self.speeds).mean())
-
-
-def _bytes_text(num_bytes: int) -> str:
-    return f"{num_bytes / 1e3:.0f} kB" if num_bytes < 1e6 else f"{num_bytes / 1e6:.1f} MB"

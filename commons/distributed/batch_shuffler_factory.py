@@ -71,14 +71,12 @@ class IdentityShuffler(BatchShuffler):
 
     def get_workloads(self, batch: Any) -> torch.Tensor:
         """Returns the costs that the given function computes, or else the tokens of each row."""
-        return self.get_tokens(batch) if self._get_workloads is None else self._get_workloads(batch)
+        return (self._get_workloads or self.get_tokens)(batch)
 
     def get_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the tokens that the given function counts, or else those that `BatchShuffler` counts."""
-        given = self._get_tokens
-        return super().get_tokens(batch) if given is None else given(batch)
+        return (self._get_tokens or super().get_tokens)(batch)
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the loss tokens that the given function counts, or else those of `BatchShuffler`."""
-        given = self._get_loss_tokens
-        return super().get_loss_tokens(batch) if given is None else given(batch)
+        return (self._get_loss_tokens or super().get_loss_tokens)(batch)

@@ -41,20 +41,17 @@ def check_runs_copies(
     if moving := _fused_optimizer(model):
         raise ValueError(
             f"a rank has no sample in this step and runs a copy of one, whose rows {moving} changes even "
-            "with a gradient of zero: use a BaseBatch, whose padding rows look nothing up, end all loaders "
-            "in the same step, or train these tables with another optimizer, such as Adagrad"
+            "with a gradient of zero: use a BaseBatch, which has padding rows, end all loaders in the same "
+            "step, or train these tables with another optimizer, such as Adagrad"
         )
 
 
 def _fused_optimizer(model: torch.nn.Module | None) -> str:
     """Returns which optimizer in a model's tables changes rows with zero gradient. Empty if none does."""
-    modules = [] if model is None else list(model.modules())
-    for module in modules:
+    for module in () if model is None else model.modules():
         # TorchRec keeps lookups in plain lists, so they are not submodules.
         listed = getattr(module, "_lookups", None)
-        lookups = (
-            [each for each in listed if isinstance(each, torch.nn.Module)] if isinstance(listed, list) else []
-        )
+        lookups = [of for of in listed if isinstance(of, torch.nn.Module)] if isinstance(listed, list) else []
         for tables in (module, *(inner for lookup in lookups for inner in lookup.modules())):
             name = getattr(getattr(tables, "optimizer", None), "name", None)
             if name in _MOVING:

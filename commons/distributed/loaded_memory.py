@@ -30,9 +30,8 @@ class LoadedBatch:
             if now.get(name) != contents:
                 raise ValueError(
                     f"{name} of a batch changed after the loader gave it, while it waited to be copied: "
-                    "yield new tensors for every batch, such as clones. With planning ahead, the memory of a "
-                    "batch may be filled again for the second batch after it. If get_workloads computes in "
-                    "place, have it work on a clone"
+                    "yield new tensors for every batch, such as clones. If get_workloads computes in place, "
+                    "have it work on a clone"
                 )
 
 

@@ -23,21 +23,14 @@ WITHOUT_TOKENS = (
     "no rank has loss tokens in a step, so that its gradient is zero: check the labels, and what "
     "get_loss_tokens, or the batch's num_loss_tokens, returns"
 )
-_NOT_SCALED = (
-    "batches were exchanged, and their losses may not have been scaled; ranks have different numbers of loss "
-    "tokens, so the mean of their gradients is not the gradient of the mean loss. Call loss = "
-    "shuffler.scale(loss, plan, reduction) before backward, with reduction=None if you scale it yourself; in "
-    "evaluation exchange under torch.no_grad()"
-)
 
 
 def check_reduction(reduction: object) -> None:
     """Raises a ValueError unless `reduction` is one of `LOSS_REDUCTIONS`."""
     if reduction not in LOSS_REDUCTIONS:
         raise ValueError(
-            f'loss_reduction={reduction!r}: expected "sum" if the model returns the sum of its losses, or '
-            'all of them in any shape, over this rank\'s loss tokens; "mean" if it returns their mean; '
-            '"global_mean" if it returns the mean over the loss tokens of all ranks'
+            f'loss_reduction={reduction!r}: expected what the model returns, the "sum" or "mean" of losses '
+            'over this rank\'s loss tokens, or their "global_mean" over those of all ranks'
         )
 
 
@@ -55,7 +48,7 @@ def loss_sum(
     for a "global_mean" in a step without any.
 
     Args:
-        losses, reduction: losses that the model returned, and the reduction that it applied to them.
+        losses, reduction: losses that the model returned, and its reduction of them.
         num_loss_tokens: loss tokens of this rank in this forward.
         mean_tokens: loss tokens of the step ÷ ranks, the factor that turns a "global_mean" into a sum.
         failures: list that receives the error if a mean over no loss tokens is not finite, so that all ranks
@@ -71,12 +64,10 @@ def loss_sum(
     elif losses.dim() == 0:
         total = losses * (num_loss_tokens if reduction == "mean" else mean_tokens)
     else:
-        remedy = 'use "sum" for one loss per loss token, or return their mean'
-        if losses.numel() != num_loss_tokens:
-            remedy = f"this rank has {num_loss_tokens} loss tokens; of several means, return the sum"
         raise ValueError(
-            f"the model returned losses of shape {tuple(losses.shape)}, but {reduction!r} is one number, of "
-            f"shape (): {remedy}"
+            f"the model returned losses of shape {tuple(losses.shape)}, but {reduction!r} is one number, and "
+            f"this rank has {num_loss_tokens} loss tokens; of several means, return the sum, and for a loss "
+            'per loss token, use "sum"'
         )
     if mean_tokens if reduction == "global_mean" else num_loss_tokens:
         return total
@@ -84,9 +75,8 @@ def loss_sum(
         rank = dist.get_rank() if dist.is_initialized() else 0
         error = MeanOfNoneError(
             f"{f'rank {rank} has' if reduction == 'mean' else 'all ranks have'} no loss tokens in a step, "
-            "and the model's mean over none is not finite, which makes the gradients of all ranks NaN. Clamp "
-            "what the mean divides by, as in (losses * mask).sum() / mask.sum().clamp(min=1), or return the "
-            'sum of the losses and use "sum"'
+            "and the model's mean over none is not finite. Clamp what the mean divides by, as in (losses * "
+            'mask).sum() / mask.sum().clamp(min=1), or return the sum of the losses and use "sum"'
         )
         if failures is None:
             raise error
@@ -116,11 +106,15 @@ class LossScale:
     def expect(self, plan: ShufflePlan) -> None:
         """Notes an exchanged batch, whose loss may need scaling. Warns once if losses remain unscaled."""
         self._exchanged = [each for each in self._exchanged if each() is not None] + [weakref.ref(plan)]
-        if not torch.is_grad_enabled():
-            return
-        self._outstanding += 1
+        if torch.is_grad_enabled():
+            self._outstanding += 1
         if self._outstanding > _MOST_OUTSTANDING and (not dist.is_initialized() or dist.get_rank() == 0):
-            warn_once(logger, _NOT_SCALED)
+            warn_once(
+                logger,
+                "batches were exchanged, and their losses may not have been scaled by loss tokens. Call loss "
+                "= shuffler.scale(loss, plan, reduction) before backward, with reduction=None if you scale "
+                "it yourself; in evaluation exchange under torch.no_grad()",
+            )
 
     def check_exchanged(self, plan: ShufflePlan) -> None:
         """Raises a ValueError if the samples of a plan should have moved, and have not."""
@@ -141,10 +135,7 @@ class LossScale:
         """Returns the loss to call `backward` on. For arguments and errors, see `BatchShuffler.scale`."""
         plans = [plan] if step_plans is None else list(step_plans)
         if not isinstance(loss, torch.Tensor):
-            raise TypeError(
-                f"scale got a {type(loss).__name__}, expected the loss, a tensor. If the model returns a "
-                "pair, unpack it: loss, output = model(batch)"
-            )
+            raise TypeError(f"scale got a {type(loss).__name__}, expected the loss, a tensor")
         if reduction is None:
             self._note_scaled()
             return loss
@@ -155,8 +146,7 @@ class LossScale:
             raise ValueError("plan is not among step_plans; give scale the plans of the whole optimizer step")
         if reduction == "global_mean" and len(plans) > 1:
             raise ValueError(
-                f'"global_mean" covers one batch, but step_plans has {len(plans)}: return the mean over this '
-                'rank\'s loss tokens, and use "mean"'
+                f'"global_mean" covers one batch, but step_plans has {len(plans)}: return the "mean" instead'
             )
         rank_loss = loss_sum(loss, reduction, plan.loss_tokens_on(self._group.rank), 1.0)
         copies = self._num_ranks if gradients == "mean" else 1

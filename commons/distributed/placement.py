@@ -34,8 +34,7 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
     """
     max_tokens, tolerance = settings.max_tokens, token_tolerance(rows, settings)
     check_tokens(rows, max_tokens)
-    heeds_tokens = max_tokens is not None or tolerance is not None
-    tokens = rows.tokens if heeds_tokens else None
+    tokens = None if max_tokens is None and tolerance is None else rows.tokens
     rank_of = partition(rows, settings, tokens=tokens, token_tolerance=tolerance)
     home = rows.home
     stays = (
@@ -199,8 +198,7 @@ def _fault(rows: RowTable, rank_of: np.ndarray, equal_rows: bool, max_tokens: in
     """Returns why the limits forbid this placement; empty if they allow it. `rank_of` is int64 `[rows]`."""
     sizes = np.bincount(rank_of, minlength=rows.num_ranks)
     if equal_rows and np.ptp(sizes) > 1:
-        found = f"{sizes.min()} to {sizes.max()}"
-        return f"parts of {found} samples, which may differ by at most one under equal_size=True"
+        return f"parts of {sizes.min()} to {sizes.max()} samples, which may differ by at most one"
     if max_tokens is not None:
         most = int(np.bincount(rank_of, rows.tokens, 1).max())
         if most > max_tokens:
@@ -252,20 +250,11 @@ def make_plan(rows: RowTable, rank_of: np.ndarray) -> ShufflePlan:
 
 def arguments_of(extensions: Sequence[Extension]) -> dict[str, Any]:
     """Returns the arguments that extensions pass to partitioners, by name."""
-    return {
-        name: value for extension in extensions for name, value in extension.partitioner_arguments.items()
-    }
+    return {name: value for each in extensions for name, value in each.partitioner_arguments.items()}
 
 
 def warm_up(settings: ShufflerSettings, extensions: Sequence[Extension] = ()) -> None:
     """Compiles everything that placing rows may call with these settings, or loads it from numba's cache."""
-    compile_placement(settings, extensions)
-    for extension in extensions:
-        extension.warm_up()
-
-
-def compile_placement(settings: ShufflerSettings, extensions: Sequence[Extension] = ()) -> None:
-    """Compiles the functions of the core that placing rows calls, or loads them from numba's cache."""
     # These ranks have unequal numbers of rows, and no single swap reaches the target, so all searches run.
     work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
     ones, each = np.ones(2, dtype=np.int64), np.ones((2, 1), dtype=np.int64)
@@ -279,6 +268,8 @@ def compile_placement(settings: ShufflerSettings, extensions: Sequence[Extension
         rebalance(ones, np.arange(2), 2, tokens=3 * np.arange(2), token_tolerance=0.0)
     lower_bound(ones, 2)  # for reports
     indices_of_parts(home, 2)  # for plans
+    for extension in extensions:
+        extension.warm_up()
 
 
 def compile_from_scratch() -> None:

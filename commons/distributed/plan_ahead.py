@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,10 +32,6 @@ _STEPS_AHEAD = 1
 # Batches of an epoch that are watched for changes while they wait. A loader that fills batches again does so
 # from the first ones on.
 _WATCHED = 16
-_ON_DEVICE = (
-    "the loader gives batches on the device: planning copies each to the host, and waits for the device. "
-    "Give batches in pinned host memory, so that planning costs the step nothing"
-)
 
 
 class PlanAhead:
@@ -77,17 +73,12 @@ class PlanAhead:
         """
         if loader is not self._loader:
             self._loader, self._this_rank_ended, self._num_loaded = loader, False, 0
-        step = self._next_planned(loader)
-        if step is not None:
-            self._planner.hand_out(step.plan)
-        return step
-
-    def _next_planned(self, loader: Iterator[Any]) -> Step | None:
         self._loading = waiting = 0.0
         while True:
             while len(self._planned) <= _STEPS_AHEAD:
                 loaded, failure = self._load(loader)
-                planned = self._thread.submit(self._plan, loaded, failure)
+                planned: Future[Step | None] = Future()
+                self._thread.jobs.put((planned, self._plan, loaded, failure))
                 self._planned.append((loader, loaded, planned))
             from_loader, _, planned = self._planned[0]
             start = time.perf_counter()
@@ -105,6 +96,7 @@ class PlanAhead:
             waiting += time.perf_counter() - start
             if step is not None:
                 step.load_seconds, step.wait_seconds = self._loading, waiting
+                self._planner.hand_out(step.plan)
                 return step
             if from_loader is loader:
                 after_end, self._planned = self._planned, deque()
@@ -140,23 +132,19 @@ class PlanAhead:
                 start = time.perf_counter()
                 batch = next(loader, _ENDED)
                 self._loading += time.perf_counter() - start
-                if batch is None:
-                    raise TypeError(
-                        "a loader gave None for a batch; a loader that has ended must raise StopIteration, "
-                        "and one that has no rows for a step must go on to its next batch"
-                    )
                 self._this_rank_ended = batch is _ENDED
                 if batch is _ENDED:
                     return None, None
                 self._num_loaded += 1
                 watched = self._num_loaded <= _WATCHED or self._planner.verifies
-                rows = view_of(batch, self._planner.shared_fields)
-                loaded = LoadedBatch(rows, watched)
+                loaded = LoadedBatch(view_of(batch, self._planner.shared_fields), watched)
                 for _, waiting, _ in self._planned:
                     if waiting is not None:
                         waiting.check_unchanged()
                 if loaded.on_host is not loaded.rows and self._planner.ranks.rank == 0:
-                    warn_once(logger, _ON_DEVICE)
+                    warn_once(
+                        logger, "planning waits for batches on the device: load them pinned, on the host"
+                    )
                 return loaded, None
         except Exception as error:  # planning this step tells the other ranks
             return None, error
@@ -174,7 +162,7 @@ class PlanAhead:
 
 
 class _PlanningThread(threading.Thread):
-    """Runs jobs one after another, until it gets None for a job.
+    """Runs jobs (future, function, arguments) one after another, until it gets None for a job.
 
     It is a daemon, unlike threads of concurrent.futures, because at exit it may wait for ranks that left.
     """
@@ -186,25 +174,14 @@ class _PlanningThread(threading.Thread):
         self._device = device
         self.jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Returns the future result of a function that the thread is to call."""
-        future: Future[Any] = Future()
-        self.jobs.put((future, function, arguments))
-        return future
-
     def _run(self) -> None:
         if self._device is not None and self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # each thread has its own current device
         while (job := self.jobs.get()) is not None:
-            future, function, arguments = job
+            future, function, *arguments = job
             try:
                 with named_range("## plan ##"):
                     future.set_result(function(*arguments))
-            except StopIteration as error:  # if `result` raised it, it would look like the end of the data
-                failure = RuntimeError(f"planning raised {error!r}")
-                failure.__cause__ = error
-                future.set_exception(failure)
-                del failure
             except BaseException as error:
                 future.set_exception(error)
             del job, future, function, arguments  # otherwise, they would live until the next job

@@ -28,10 +28,8 @@ Contents = tuple[dict[str, int], dict[str, int], dict[str, int]]
 class RankFacts:
     """Compares the plain values of batches, such as a longest length, and warns once of each that differs.
 
-    Ranks compare a hash of all values in each step, and gather the values only if the hashes differ.
-
-    Args:
-        channel: channel of the ranks that exchange samples.
+    The ranks of `channel`, which exchange samples, compare a hash of all values in each step, and gather the
+    values only if the hashes differ.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -67,22 +65,18 @@ class RankFacts:
             for rank in (rank for rank, (_, _, has_rows) in facts_of.items() if has_rows):
                 raise ValueError(
                     f"{path or 'a batch'} is a list with an entry for each row of rank {rank}, and differs "
-                    "between ranks: it would stay behind when its samples move. Make it integers in a "
-                    "tensor, with one row per sample, or, for texts, a JaggedTensor of their bytes. If it "
-                    f"belongs to the rank, {_DECLARE}"
+                    "between ranks: make it integers in a tensor, with one row per sample, or, for texts, a "
+                    f"JaggedTensor of their bytes. If it belongs to the rank, {_DECLARE}"
                 )
-            first: dict[str, int] = {}  # rank with each value
-            for rank, (_, text, _) in facts_of.items():
-                first.setdefault(text, rank)
-            shown = ", ".join(f"{text} on rank {rank}" for text, rank in list(first.items())[:2])
-            texts[path] = f"{path} ({shown})"
+            (first, (hashed, text, _)), *others = facts_of.items()
+            other, other_text = next((rank, of[1]) for rank, of in others if of[0] != hashed)
+            texts[path] = f"{path} ({text} on rank {first}, {other_text} on rank {other})"
         self._differ |= texts.keys()
         if self._channel.rank == 0:
             logger.warning(
-                f"plain values in batches differ between ranks: {', '.join(texts.values())}. Such a value "
-                "stays with its rank when samples move, so a rank may compute samples with the value of "
-                "others. Compute it in the forward, or put it into a tensor, with one row per sample. If it "
-                f"belongs to the rank, {_DECLARE}"
+                f"plain values in batches differ between ranks: {', '.join(texts.values())}. They stay when "
+                "samples move: compute such a value in the forward, or make it a tensor with one row per "
+                f"sample. If it belongs to the rank, {_DECLARE}"
             )
 
 
@@ -110,8 +104,7 @@ def warn_of_contents(of_ranks: Mapping[int, Contents]) -> None:
     if differ := [path for path in every if len({of_rank.get(path) for of_rank in shared}) > 1]:
         logger.warning(
             f"declared as shared by all samples, but different between ranks: {', '.join(differ)}. They stay "
-            "with their rank when samples move, which is right for records of a rank. Data of samples need a "
-            "row per sample, or a JaggedTensor"
+            "when samples move: data of samples need a row per sample, or a JaggedTensor"
         )
     same = [rank for rank, of_rank in zip(of_ranks, ids, strict=True) if of_rank and ids.count(of_rank) > 1]
     alike = [path for path in (columns or [{}])[0] if len({of_rank.get(path) for of_rank in columns}) == 1]
@@ -125,6 +118,5 @@ def warn_of_contents(of_ranks: Mapping[int, Contents]) -> None:
     elif alike and len(of_ranks) > 1:
         logger.warning(
             f"equal on all ranks, and as long as the batch: {', '.join(alike)}. Such a field travels with "
-            "the samples, which is right for data of each sample, such as its hour. If all samples share it, "
-            f"{_DECLARE}"
+            f"the samples. If all samples share it, {_DECLARE}"
         )

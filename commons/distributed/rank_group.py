@@ -32,24 +32,17 @@ from ..warn_once import warn_once
 from .channel import Channel, Ranks, note_if_lost
 
 logger = logging.getLogger(__name__)
-_LAUNCH_ORDER = (
-    "the exchange adds a communicator to the device, and NCCL_LAUNCH_ORDER_IMPLICIT is not 1. Set it before "
-    "the job starts: without it, communicators that wait for each other's kernels may hang"
-)
 _NEVER_SENT = 2**31 - 1  # a tag that no channel uses
 # Seconds that ranks wait for one another. The job's own timeout is many minutes, and names no rank.
 PATIENCE_S = 60.0
 
 Uses = Collection[str]  # purposes of process groups, such as "exchange"
 _PLANNING = "planning"  # the use of the gloo group that channels need
-# The ranks of a rank's set (empty if its process group excludes it), the uses that the rank names, and the
-# number of process groups that torch has counted on this rank.
+# A rank's set (empty if its process group excludes it), its uses, and torch's count of its process groups.
 _Post = tuple[Ranks, Uses, int]
-
 _TOGETHER = (
-    "making one for some of the ranks is collective over the job: all ranks make theirs at the same time. A "
-    "rank that keeps its samples makes the same shuffler in a group of itself, as in own, _ = "
-    "dist.new_subgroups_by_enumeration([[0, 1], [2]]), because an identity shuffler takes no part"
+    "all ranks make theirs at the same time. A rank that keeps its samples makes the same one in a group of "
+    "itself, as in own, _ = dist.new_subgroups_by_enumeration([[0, 1], [2]]), and no identity shuffler"
 )
 
 
@@ -64,13 +57,14 @@ class RankGroup:
         hosts: host name of each rank.
         ranks_per_node: number of consecutive ranks on each node. The last node may have fewer. None means
             that nodes do not matter, as on one machine, or that they are uneven.
+        by_use: process group for each use other than planning.
         wait_seconds: host time that this rank has waited for other ranks in forward and backward.
     """
 
     def __init__(self, ranks: tuple[int, ...], rank: int, control: dist.ProcessGroup | None = None) -> None:
         self.ranks, self.rank, self.control = ranks, rank, control
         self._last_tag = 0
-        self._groups: dict[str, dist.ProcessGroup] = {}  # by use
+        self.by_use: dict[str, dist.ProcessGroup] = {}
         self._base = Channel(rank, ranks, control, tag=0)
         self.hosts: list[str] = self._base.all_gather_objects(socket.gethostname())
         self.ranks_per_node = ranks_per_node(self.hosts)
@@ -88,16 +82,9 @@ class RankGroup:
             uses: names of the uses that `group_for` will return process groups for.
 
         Raises:
-            TypeError: `process_group` is not a process group of torch.
             ValueError: a rank is not in its `process_group`, or ranks disagree on groups. All ranks raise it.
             RuntimeError: some ranks do not call `of` within a minute. All ranks that call it raise the error.
         """
-        excludes_it = process_group is dist.GroupMember.NON_GROUP_MEMBER
-        if not (excludes_it or isinstance(process_group, dist.ProcessGroup | None)):
-            raise TypeError(
-                f"process_group is {process_group!r}; expected a process group, as dist.new_group([0, 1]) or "
-                "a DeviceMesh's get_group() return it, or None for all ranks"
-            )
         warn_of_untried()
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return RankGroup.alone()
@@ -109,17 +96,6 @@ class RankGroup:
     def alone() -> RankGroup:
         """Returns a group of only this rank, which never communicates."""
         return RankGroup(ranks=(dist.get_rank() if dist.is_initialized() else 0,), rank=0)
-
-    def add_group(self, use: str, group: dist.ProcessGroup) -> None:
-        """Adds a process group of these ranks for a use, and connects them. Collective over the group."""
-        device = job_device()
-        is_fixed = device.type != "cuda" or os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") == "1"
-        if not is_fixed and dist.get_rank() == 0:
-            warn_once(logger, _LAUNCH_ORDER)
-        self._groups[use] = group
-        # This all-to-all connects the ranks. Without it, NCCL would do so in the first step.
-        nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
-        dist.all_to_all_single(torch.empty_like(nothing), nothing, group=group)
 
     @property
     def num_ranks(self) -> int:
@@ -148,9 +124,7 @@ class RankGroup:
         if device.type == "cpu" and job_device().type != "cpu":
             assert self.control is not None
             return self.control
-        if use not in self._groups:
-            raise KeyError(f"no group was made for {use!r}: an extension names it in `uses`")
-        return self._groups[use]
+        return self.by_use[use]
 
 
 def close_connections() -> None:
@@ -220,8 +194,7 @@ class _Job:
         self._number = store.add(f"workload_balancer/jobs_{dist.get_rank()}", 1)
         self._agreements = itertools.count()
         self.groups: dict[Ranks, RankGroup] = {}  # those that include this rank and others
-        # Cached, so that the ranks of a set share one process group per use.
-        self._connected = functools.cache(self._connect)
+        self._connected = functools.cache(self._connect)  # the ranks of a set share one group per use
 
     def group(self, ranks: Ranks, uses: Uses) -> RankGroup:
         """Returns the group of a set, connected for these uses. Collective, as `RankGroup.of` is."""
@@ -244,8 +217,18 @@ class _Job:
             return
         if use == _PLANNING:
             self.groups[ranks] = RankGroup(ranks, ranks.index(dist.get_rank()), group)
-        else:
-            self.groups[ranks].add_group(use, group)
+            return
+        self.groups[ranks].by_use[use] = group
+        device, is_fixed = job_device(), os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") == "1"
+        if device.type == "cuda" and not is_fixed and dist.get_rank() == 0:
+            warn_once(
+                logger,
+                "set NCCL_LAUNCH_ORDER_IMPLICIT=1 before the job starts, or communicators may wait for each "
+                "other's kernels and hang",
+            )
+        # This all-to-all connects the ranks. Without it, NCCL would do so in the first step.
+        nothing = torch.zeros(len(ranks), dtype=torch.uint8, device=device)
+        dist.all_to_all_single(torch.empty_like(nothing), nothing, group=group)
 
 
 _job: _Job | None = None
@@ -277,11 +260,9 @@ def _gather_posts(agreement: str, ranks: Ranks, uses: Uses) -> list[_Post]:
         if late:  # otherwise, the last rank has just arrived
             store.delete_key(mine)
             who = f"{ranks_text(late)} {'has' if len(late) == 1 else 'have'}"
-            of_all = "making one for all ranks, or a pipeline, is collective over them"
-            why = of_all if ranks == everyone else _TOGETHER
             raise RuntimeError(
-                f"{who} not made a shuffler within {PATIENCE_S:g} s: {why}. If they are only late, have all "
-                "ranks wait for them first, as in dist.barrier()"
+                f"{who} not made a shuffler within {PATIENCE_S:g} s: {_TOGETHER}. If they are only late, "
+                "have all ranks wait for them first, as in dist.barrier()"
             ) from None
     gathered = [pickle.loads(each) for each in store.multi_get(posts)]
     return [(everyone if of is None else of, *others) for of, *others in gathered]
@@ -293,10 +274,7 @@ def _check_posts(posts: Sequence[_Post]) -> None:
     for rank, (ranks, *_) in enumerate(posts):
         members.setdefault(ranks, []).append(rank)
     if () in members:
-        raise ValueError(
-            f"{ranks_text(members[()])} is not in the process_group it was given; a rank balances among the "
-            "ranks of a group that it belongs to"
-        )
+        raise ValueError(f"{ranks_text(members[()])} is not in the process_group it was given")
     for ranks, present in members.items():
         for rank in sorted({*ranks} - {*present})[:1]:
             here, there = (
@@ -312,9 +290,8 @@ def _check_posts(posts: Sequence[_Post]) -> None:
         fewest, most = (counts.index(bound(counts)) for bound in (min, max))
         raise ValueError(
             f"torch {torch.__version__} counts {counts[fewest]} process groups on rank {fewest} and "
-            f"{counts[most]} on rank {most}. It names the next one after this number, so ranks would not "
-            "find each other: have all ranks of the job make all groups, without "
-            "use_local_synchronization=True"
+            f"{counts[most]} on rank {most}, and would name the next one differently: have all ranks of the "
+            "job make all groups, without use_local_synchronization=True"
         )
 
 

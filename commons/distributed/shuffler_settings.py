@@ -69,33 +69,17 @@ class ShufflerSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        self._check_choices()
-        self._check_ranges()
-        self._check_effects()
-
-    def takes(self, argument: str, instead: Callable[..., Any] | None = None) -> bool:
-        """Returns whether the partitioner, or the function `instead` of it, has an argument of this name."""
-        return argument in _arguments(instead or PARTITIONERS[self.partitioner])
-
-    def _check_choices(self) -> None:
         for name, known in (("partitioner", PARTITIONERS), ("exchange", EXCHANGE_NAMES)):
-            value = getattr(self, name)
-            if value not in known:
+            if (value := getattr(self, name)) not in known:
                 raise UnknownSettingError(f"unknown {{{name}}}; there are {sorted(known)}", **{name: value})
-
-    def _check_ranges(self) -> None:
         for name in ("tolerance", "token_tolerance"):
-            tolerance = getattr(self, name)
-            if tolerance is not None and not 0 <= tolerance < np.inf:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < np.inf:
                 expected = "expected a finite number of at least 0, or None"
-                raise SettingError(f"{{{name}}}: {expected}", **{name: tolerance})
+                raise SettingError(f"{{{name}}}: {expected}", **{name: value})
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise SettingError(
-                "{max_tokens}: expected an integer of at least 1, or None for no limit",
-                max_tokens=self.max_tokens,
-            )
-
-    def _check_effects(self) -> None:
+            expected = "expected an integer of at least 1, or None for no limit"
+            raise SettingError(f"{{max_tokens}}: {expected}", max_tokens=self.max_tokens)
         for name, argument, fault in (
             ("tolerance", "tolerance", " has no effect on {partitioner}: leave it None"),
             ("max_tokens", "max_tokens", ": {partitioner} has no argument max_tokens; choose another one"),
@@ -104,6 +88,10 @@ class ShufflerSettings:
             value = getattr(self, name)
             if value is not None and value is not False and not self.takes(argument):
                 raise SettingError(f"{{{name}}}{fault}", **{name: value}, partitioner=self.partitioner)
+
+    def takes(self, argument: str, instead: Callable[..., Any] | None = None) -> bool:
+        """Returns whether the partitioner, or the function `instead` of it, has an argument of this name."""
+        return argument in _arguments(instead or PARTITIONERS[self.partitioner])
 
 
 @functools.cache

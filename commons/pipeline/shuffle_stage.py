@@ -6,7 +6,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -24,10 +23,6 @@ from ..warn_once import warn_once
 P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-_OF_COPIES = (
-    "a rank without samples evaluates a copy of a row, which is in its output: count only "
-    "output[: pipeline.num_samples], as all ranks may"
-)
 
 
 def _ends_no_epoch(method: Callable[P, T]) -> Callable[P, T]:
@@ -44,17 +39,11 @@ def _ends_no_epoch(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class LastStep(NamedTuple):
-    """The step that ran last.
-
-    Attributes:
-        step: the step, without its batch.
-        loss_sum: this rank's loss sum, a detached scalar on the device, which callers may change in place.
-        own_loss_sum: a copy of `loss_sum` that such changes do not affect.
-    """
+    """The step that ran last, without its batch, and this rank's loss sum, detached scalars on the device."""
 
     step: Step
-    loss_sum: torch.Tensor
-    own_loss_sum: torch.Tensor
+    loss_sum: torch.Tensor  # which callers may change in place
+    own_loss_sum: torch.Tensor  # a copy that such changes do not affect
 
 
 class ShuffleStage:
@@ -91,10 +80,7 @@ class ShuffleStage:
         loss_reduction: str | None,
     ) -> None:
         if not isinstance(shuffler, BatchShuffler):
-            raise TypeError(
-                f"batch_shuffler is {shuffler!r}; expected a BatchShuffler, such as "
-                'MyShuffler() or BatchShufflerFactory.create("my_model")'
-            )
+            raise TypeError(f"batch_shuffler is {shuffler!r}; expected a BatchShuffler")
         check_reduction(loss_reduction)
         self._loss_reduction = str(loss_reduction)
         self._shuffler, self._model = shuffler, model
@@ -145,16 +131,16 @@ class ShuffleStage:
 
         Data-parallel training averages gradients over ranks. The loss is scaled so that this average is the
         gradient of the mean over all loss tokens of the step (0 without any). A "global_mean" is not scaled.
-
-        Raises:
-            TypeError: the step did not come from `next_batch`.
         """
-        check_planned(step)
         if self._shuffler.planner.ranks.rank == 0:
             if self._model.training and not step.plan.whole.num_loss_tokens:
                 warn_once(logger, WITHOUT_TOKENS)
             elif not (self._model.training or step.rows.pads or step.plan.whole.num_placed.all()):
-                warn_once(logger, _OF_COPIES)
+                warn_once(
+                    logger,
+                    "a rank without samples evaluates a copy of a row, which is in its output: count only "
+                    "output[: pipeline.num_samples], as all ranks may",
+                )
         loss, total, output = self._forward(step)
         for extension in self._shuffler.extensions:
             extension.check_ran(step.plan)
@@ -245,34 +231,12 @@ def check_planned(batch: Any) -> None:
         )
 
 
-@contextmanager
-def note_on_static_graphs() -> Iterator[None]:
-    """While active, explains errors of DistributedDataParallel about a graph that is static and changes.
-
-    TorchRec's DistributedModelParallel makes it static for every model, and most work so.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if "static_graph" in str(error):
-            error.add_note(
-                "Samples that move may need other parameters than those that stay, as with a tower per "
-                "domain: give DistributedModelParallel data_parallel_wrapper=DefaultDataParallelWrapper("
-                "static_graph=False, find_unused_parameters=True), or have the forward use all parameters"
-            )
-        raise
-
-
 def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
     """Returns a model's losses and output. Raises a TypeError unless they are a tensor and one more value."""
     if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[0], torch.Tensor):
         return returned[0], returned[1]
-    if isinstance(returned, tuple | list):
-        got = f"{type(returned).__name__} of {', '.join(type(value).__name__ for value in returned)}"
-    else:
-        shape = f" of shape {tuple(returned.shape)}" if isinstance(returned, torch.Tensor) else ""
-        got = f"{type(returned).__name__}{shape}"
     raise TypeError(
-        f"the model returned a {got}; a pipeline expects (losses, output), losses a tensor and output "
-        "whatever metrics need, or None: return loss, None for a loss alone, and add up a dict of losses"
+        f"the model returned a {type_name(returned)}; a pipeline expects (losses, output), losses a tensor "
+        "and output whatever metrics need, or None: return loss, None for a loss alone, and add up a dict of "
+        "losses"
     )

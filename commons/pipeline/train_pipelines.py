@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,17 +18,9 @@ from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
 from ..distributed.step import Step, check_not_hidden
 from ..named_ranges import named_range
 from ..registry import NamedFactory
-from .shuffle_stage import ShuffleStage, check_planned, note_on_static_graphs
+from .shuffle_stage import ShuffleStage, check_planned
 
-_CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 _WORKS = (TrainPipelineSparseDist, PrefetchTrainPipelineSparseDist)
-# Arguments of TorchRec's pipelines that free fields of a batch after their lookup.
-_FREE_EARLY = {"free_features_storage_early", "clear_data_dist_inputs"}
-# Arguments of TorchRec's pipelines that would bypass the stage.
-_REFUSED = {
-    "custom_model_fwd": "the stage calls the model, to scale its loss",
-    "enable_inplace_copy_batch": "its copies bypass the exchange",
-}
 
 
 class _WithStage:
@@ -85,8 +76,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
 
     Raises:
         TypeError: `batch_shuffler` is missing, or not a BatchShuffler.
-        ValueError: `loss_reduction` is unknown, or is "global_mean" with micro-batches; or an argument of
-            TorchRec's pipelines is given.
+        ValueError: `loss_reduction` is unknown, or is "global_mean" with micro-batches.
     """
 
     def __init__(
@@ -96,17 +86,9 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         device: torch.device | str,
         batch_shuffler: BatchShuffler | None = None,
         loss_reduction: str | None = None,
-        **torchrec_arguments: Any,
     ) -> None:
-        if torchrec_arguments:
-            raise ValueError(
-                f'pipeline "none" takes no {", ".join(torchrec_arguments)}: arguments of TorchRec\'s '
-                'pipelines are for "native" and "prefetch"'
-            )
         super().__init__()
-        self._model = model
-        self._optimizer = optimizer
-        self._device = torch.device(device)
+        self._model, self._optimizer, self._device = model, optimizer, torch.device(device)
         self._stage = ShuffleStage(batch_shuffler, model, self._device, loss_reduction)
         self._step: Step | None = None  # exchanged but not computed; kept for a retry if computing raises
         self._lookups = [module for module in model.modules() if isinstance(module, ShardedModule)]
@@ -123,15 +105,20 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
     def attach(self, model: torch.nn.Module | None = None, sparse_dist: bool = True) -> None:
         """Takes the model back after `detach`, as TorchRec's pipelines do. `model` is this pipeline's."""
 
-    @note_on_static_graphs()
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step and returns the model's output. The step trains if the model is in training mode.
 
         Raises:
             StopIteration: the loaders of all ranks have ended. Every rank raises it in the same call.
+            RuntimeError: another pipeline has taken over the model's lookups for its own steps.
         """
         if self._step is None:
-            self._check_lookups()
+            for module in self._lookups:
+                if not inspect.ismethod(module.forward):
+                    raise RuntimeError(
+                        f"another pipeline has taken over a {type(module).__name__} of the model: evaluate "
+                        "with a pipeline of the same kind, or call the other one's detach() before"
+                    )
             step = self._stage.next_batch(dataloader_iter)
             if step is None:
                 self._stage.end_epoch()
@@ -155,16 +142,6 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
                 self._optimizer.step()
         return output
 
-    def _check_lookups(self) -> None:
-        """Raises a RuntimeError if another pipeline has taken over the model's lookups for its own steps."""
-        for module in self._lookups:
-            if not inspect.ismethod(module.forward):
-                raise RuntimeError(
-                    f"another pipeline has taken over a {type(module).__name__} of the model, and looks up "
-                    'its own batches there, as "native" does: evaluate with a pipeline of the same kind, or '
-                    "call the other one's detach() before"
-                )
-
 
 class ShuffleStageMixin(_WithStage):
     """Adds the stage to a subclass of TorchRec's `TrainPipelineSparseDist`, which is the next base class.
@@ -181,13 +158,16 @@ class ShuffleStageMixin(_WithStage):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        in_front = cls.__mro__[: cls.__mro__.index(ShuffleStageMixin)]
-        for base in in_front:
-            if issubclass(base, TrainPipeline) and not issubclass(base, ShuffleStageMixin):
-                raise TypeError(
-                    f"{cls.__name__} has {base.__name__} in front of ShuffleStageMixin, which then does "
-                    f"nothing: write class {cls.__name__}(ShuffleStageMixin, {base.__name__})"
-                )
+        mro = cls.__mro__
+        pipelines = [base for base in mro if issubclass(base, TrainPipeline)]
+        theirs = [base for base in pipelines if not issubclass(base, ShuffleStageMixin)]
+        of_torchrec = [base for base in theirs if base.__module__.startswith("torchrec.")]
+        is_behind = bool(theirs) and mro.index(theirs[0]) < mro.index(ShuffleStageMixin)
+        if is_behind or (of_torchrec and of_torchrec[0] not in _WORKS):
+            raise TypeError(
+                f"write class {cls.__name__}(ShuffleStageMixin, Base): Base is, or directly extends, "
+                f"{' or '.join(works.__name__ for works in _WORKS)}, and not {theirs[0].__name__}"
+            )
 
     def __init__(
         self,
@@ -198,18 +178,16 @@ class ShuffleStageMixin(_WithStage):
         loss_reduction: str | None = None,
         **torchrec_arguments: Any,
     ) -> None:
-        _check_base(type(self))
-        for name in torchrec_arguments.keys() & _REFUSED.keys():
-            raise ValueError(f"{type(self).__name__} takes no {name}: {_REFUSED[name]}")
+        if torchrec_arguments.get("enable_inplace_copy_batch"):
+            raise ValueError("copies of enable_inplace_copy_batch would bypass the exchange: leave it out")
         device = torch.device(device)
-        torchrec_arguments["custom_model_fwd"] = lambda batch: self._stage.forward(batch)
-        super().__init__(model, optimizer, device, **torchrec_arguments)  # type: ignore[call-arg]
         self._stage = ShuffleStage(batch_shuffler, model, device, loss_reduction)
-        for name in self._stage.runs_in_parts:
-            for argument in _FREE_EARLY & {key for key, value in torchrec_arguments.items() if value}:
-                raise ValueError(
-                    f"{argument} frees fields that {name} divides after their lookup: leave one of them out"
-                )
+        super().__init__(  # type: ignore[call-arg]
+            model, optimizer, device, custom_model_fwd=self._stage.forward, **torchrec_arguments
+        )
+        for argument in ("free_features_storage_early", "clear_data_dist_inputs"):
+            for name in self._stage.runs_in_parts if torchrec_arguments.get(argument) else ():
+                raise ValueError(f"{argument} frees fields that {name} divides later: leave one of them out")
         self._loader: _Loader | None = None
         if device.type == "cuda":
             # A second pipeline on a model, such as for evaluation, takes over its lookups and the stream they
@@ -221,7 +199,6 @@ class ShuffleStageMixin(_WithStage):
         super().reset()  # type: ignore[misc]
         self._stage.reset()
 
-    @note_on_static_graphs()
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step as TorchRec's pipeline does.
 
@@ -272,17 +249,7 @@ class ShuffleStageMixin(_WithStage):
         check_not_hidden(self.batches[0].batch)  # type: ignore[attr-defined]
         # Without a sharded module, TorchRec would trace into all others and fail at a branch on data.
         if any(isinstance(module, ShardedModule) for module in self._model.modules()):
-            try:
-                super()._pipeline_model(*args, **kwargs)  # type: ignore[misc]
-            except Exception as error:
-                if not _raised_in_rewriting(error):
-                    raise
-                raise RuntimeError(
-                    f"{type(self).__name__} cannot trace the model ({type(error).__name__}: {error}). "
-                    "TorchRec follows the top-level forward symbolically, so it must not loop or branch on "
-                    "data, or turn it into numbers. Look the tables up there and do the rest in a "
-                    'submodule, or use pipeline "none"'
-                ) from error
+            super()._pipeline_model(*args, **kwargs)  # type: ignore[misc]
         for name in self._stage.runs_in_parts if self._pipelined_postprocs else ():  # type: ignore[attr-defined]
             raise RuntimeError(
                 f"pipeline_postproc runs modules on the whole batch before {name} divides it, so each part "
@@ -290,10 +257,9 @@ class ShuffleStageMixin(_WithStage):
             )
         if not self._pipelined_modules:  # type: ignore[attr-defined]
             raise RuntimeError(
-                f"{type(self).__name__} found no module of the model to pipeline. TorchRec needs a sharded "
-                "embedding module (a model-parallel table under DistributedModelParallel) that the top-level "
-                "forward calls on an attribute of the batch, as in self.embeddings(batch.features); "
-                'a KeyedJaggedTensor built in the forward hides it. Otherwise use pipeline "none"'
+                f"{type(self).__name__} found no module of the model to pipeline: the top-level forward must "
+                "call a sharded embedding module on an attribute of the batch, as in "
+                'self.embeddings(batch.features). Otherwise use pipeline "none"'
             )
 
 
@@ -320,8 +286,7 @@ class SparseDistTrainPipeline(ShuffleStageMixin, TrainPipelineSparseDist):
     Raises:
         ValueError: `loss_reduction` is invalid as in `SequentialTrainPipeline`; or an argument of TorchRec's
             pipeline would bypass the stage, or does not work with an extension.
-        RuntimeError: the model cannot be traced, or has no sharded module that TorchRec can pipeline. The
-            first step raises it.
+        RuntimeError: the model has no sharded module that TorchRec can pipeline. The first step raises it.
     """
 
 
@@ -336,25 +301,15 @@ class PrefetchTrainPipeline(ShuffleStageMixin, PrefetchTrainPipelineSparseDist):
         RuntimeError: the model has no sharded module that TorchRec can pipeline. The first step raises it.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        device: torch.device | str,
-        *arguments: Any,
-        **named_arguments: Any,
-    ) -> None:
-        device = torch.device(device)
-        if device.type != "cuda":
+    def __init__(self, *arguments: Any, **named_arguments: Any) -> None:
+        super().__init__(*arguments, **named_arguments)
+        device, cached = self._device, EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+        plans = [getattr(module, "module_sharding_plan", {}).values() for module in self._model.modules()]
+        if device.type != "cuda" or not any(of.compute_kernel == cached for plan in plans for of in plan):
             raise ValueError(
-                f'pipeline "prefetch" fills the cache of a GPU, and the device is {device}: use "native"'
+                f'pipeline "prefetch" needs a GPU, and a table planned with the compute kernel "{cached}" '
+                'and prefetch_pipeline=True among its fused parameters: use "native" otherwise'
             )
-        if not _has_cached_table(model):
-            raise ValueError(
-                'pipeline "prefetch" needs a table planned with the compute kernel "fused_uvm_caching", with '
-                'prefetch_pipeline=True among its fused parameters: use "native" for tables in GPU memory'
-            )
-        super().__init__(model, optimizer, device, *arguments, **named_arguments)
         self._prefetch_stream = _stream(device, "prefetch")
 
 
@@ -373,38 +328,6 @@ class TrainPipelineFactory(NamedFactory[TrainPipeline]):
 TrainPipelineFactory.register("none", SequentialTrainPipeline)
 TrainPipelineFactory.register("native", SparseDistTrainPipeline)
 TrainPipelineFactory.register("prefetch", PrefetchTrainPipeline)
-
-
-def _check_base(pipeline: type) -> None:
-    """Raises a TypeError unless a pipeline derives from `_WORKS`, and from no other TorchRec pipeline."""
-    others = [
-        base
-        for base in pipeline.__mro__
-        if issubclass(base, TrainPipeline)
-        and base.__module__.startswith("torchrec.")
-        and base not in (*_WORKS, TrainPipeline)
-    ]
-    if others or not issubclass(pipeline, TrainPipelineSparseDist):
-        base = others[0].__name__ if others else "no pipeline of TorchRec"
-        raise TypeError(
-            f"{pipeline.__name__} derives from {base}, with which the stage does not work: derive it from "
-            f"{' or '.join(works.__name__ for works in _WORKS)}, or from a subclass of your own of these. "
-            'For models without sharded tables, use pipeline "none"'
-        )
-
-
-def _raised_in_rewriting(error: Exception) -> bool:
-    """Returns whether TorchRec's rewriting of a model raised the error, rather than a lookup after it."""
-    return any(frame.name == "_rewrite_model" for frame in traceback.extract_tb(error.__traceback__))
-
-
-def _has_cached_table(model: torch.nn.Module) -> bool:
-    return any(
-        sharding.compute_kernel == _CACHED_KERNEL
-        for module in model.modules()
-        if isinstance(module, ShardedModule)
-        for sharding in getattr(module, "module_sharding_plan", {}).values()
-    )
 
 
 def _stream(device: torch.device, use: str) -> torch.Stream:

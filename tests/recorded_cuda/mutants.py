@@ -137,16 +137,16 @@ def _times_early(_: Any) -> Any:
     return seconds
 
 
-def _launches(submit: Any) -> Any:
+def _launches(plan: Any) -> Any:
     """Planning that also exchanges, in a group of its own, or messages of two threads would mix."""
     group = dist.new_group()
 
-    def plans(function: Any, *arguments: Any) -> Any:
+    def plans(*arguments: Any) -> Any:
         ones = torch.ones(2, device=modes.CUDA)
         dist.all_to_all_single(torch.empty_like(ones), ones, group=group)
-        return function(*arguments)
+        return plan(*arguments)
 
-    return lambda thread, *job: submit(thread, plans, *job)
+    return plans
 
 
 def _skips_unsent(all_to_all: Any) -> Any:
@@ -202,6 +202,6 @@ MUTANTS: dict[str, Mutant] = {
         _instead(compute_clock.ComputeSpan, "seconds", _times_early),
         _instead(learning, "_DELAY", lambda _: 4),  # 8 steps later, other waits have covered them
     ),
-    "planning launches a collective": _instead(plan_ahead._PlanningThread, "submit", _launches),
+    "planning launches a collective": _instead(plan_ahead.PlanAhead, "_plan", _launches),
     "a rank skips an exchange": _of_exchange(_skips_unsent),
 }

@@ -50,8 +50,6 @@ def _step(batch: Any, of: Any = torch.mean, shuffler: BatchShuffler | None = Non
 
 X, NONE = torch.ones(4), torch.empty(0, dtype=torch.int32)
 WRONG = {
-    "a list of ranks": (lambda: Shuffler([0, 1]), TypeError, r"process_group is \[0, 1\].*new_group"),
-    "a backend": (lambda: Shuffler("nccl"), TypeError, "process_group is 'nccl'.*get_group"),
     "no stage": (
         lambda: BalanceMeter(Model()),
         TypeError,
