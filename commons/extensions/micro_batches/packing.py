@@ -12,13 +12,7 @@ from numpy.typing import ArrayLike
 from ...partition import refine, refined
 from ...partition.kernels import sum_per_part
 from ...partition.problem import heaviest_first, indices_of_parts
-from ...partition.workloads import (
-    MOST_TOKENS,
-    as_integers,
-    as_tokens,
-    as_workloads,
-    check_count,
-)
+from ...partition.workloads import MOST_TOKENS, as_integers, as_tokens, as_workloads, check_count
 
 # Bits of the sum of all work. Micro-batches are sorted by loads of this precision.
 SUM_BITS = 62

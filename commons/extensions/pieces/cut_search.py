@@ -103,11 +103,7 @@ def _is_balanced(samples: RowTable, settings: ShufflerSettings, rank_of: np.ndar
 
 
 def _pieces_of_equal_loads(
-    samples: RowTable,
-    settings: ShufflerSettings,
-    cutting: Cutting,
-    mean: float,
-    rank_of: np.ndarray | None,
+    samples: RowTable, settings: ShufflerSettings, cutting: Cutting, mean: float, rank_of: np.ndarray | None
 ) -> tuple[CostRanges, np.ndarray]:
     """Returns as few pieces as balance needs, regardless of `max_tokens`, and their ranks, int64 `[pieces]`.
 
