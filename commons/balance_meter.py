@@ -165,19 +165,11 @@ def window_figures(
     reports: Sequence[BalanceReport],
     of_ranks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Returns the figures of a window by name. Lists have one entry per rank.
+    """Returns the figures of a window by name, which docs/watching-a-run.md explains. Lists have one entry
+    per rank.
 
-    `loads_after` is in `unit`. `counts_after` has each rank's samples, tokens, and columns of
-    `get_workloads`, for calibration. `imbalance_*` is the largest load ÷ the mean load: as loaded, as
-    planned, and as measured in compute time. If ranks differ in speed, loads are divided by speeds. If the
-    measured imbalance exceeds the planned one, the costs did not predict the times. `imbalance_bound`, which
-    no placement of whole samples beats, is given if samples are cut and all ranks exchange together.
-    `token_imbalance_*` is the tokens of the fullest rank ÷ the mean, as loaded and as planned. `slowest_rank`
-    was slowest most often, in `slowest_share` of the steps. `slowest_ms` is the compute time of each step's
-    slowest rank. `waiting_ms` is that time minus the rank's own. Figures of extensions that are floats, such
-    as `padding_after`, are means over steps. `load_ms` is the time that a rank waited for its loader.
-    `other_ms` is the rest of a step beyond the slowest rank's computation: lookups, communication, optimizer,
-    loading, checkpoints.
+    If the measured imbalance exceeds the planned one, the costs did not predict the times. `imbalance_bound`,
+    which no placement of whole samples beats, is given if samples are cut and all ranks exchange together.
 
     Args:
         seconds: duration of the window.

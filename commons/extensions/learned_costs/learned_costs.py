@@ -66,8 +66,8 @@ class LearnedCosts(Extension):
         """Starts to learn for the ranks that plan together, from restored state if there is any."""
         if shuffler.cost is not None:
             raise ValueError(f"cost={shuffler.cost} has no effect with LearnedCosts: leave out one of them")
-        self._extensions, self._group, ranks = shuffler.extensions, shuffler.group, shuffler.group
-        self._learning = Learning(ranks.num_ranks, ranks.rank, self.speed_limit, ranks.hosts, ranks.ranks)
+        self._extensions, self._group = shuffler.extensions, shuffler.group
+        self._learning = Learning(self._group, self.speed_limit)
         if self._restored:
             self._learning.restore(self._restored)
 

@@ -12,12 +12,12 @@ import io
 import logging
 import zlib
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...distributed.rank_group import RankGroup
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.step import MOST_ON_THEIR_WAY
 from ...perf_model.cost import LINEAR, NUM_OTHERS, Cost, is_linear, median_error
@@ -75,15 +75,14 @@ class Learned:
 class Learning:
     """Learns sample costs and rank speeds, for one planner.
 
-    Loads follow speeds between 1 / `speed_limit` and `speed_limit`. `hosts` and `names` have an entry for
-    each rank. A name is the number of a rank in the job. `state` is the state before the next plan.
+    Loads follow speeds between 1 / `speed_limit` and `speed_limit`. `state` is the state before the next
+    plan.
     """
 
-    def __init__(
-        self, num_ranks: int, rank: int, speed_limit: float, hosts: Sequence[str], names: Sequence[int]
-    ) -> None:
-        self._num_ranks, self._rank = num_ranks, rank
-        self._hosts, self._names, self._speed_limit = hosts, names, speed_limit
+    def __init__(self, group: RankGroup, speed_limit: float) -> None:
+        num_ranks = self._num_ranks = group.num_ranks
+        self._rank, self._speed_limit = group.rank, speed_limit
+        self._hosts, self._names = group.hosts, group.ranks  # names are numbers of ranks in the job
         self._most_steps = min(max(_TIMES // num_ranks, _FEWEST_STEPS), _MOST_STEPS)
         self.state = Learned.nothing(num_ranks, 0)
         self._first = 0  # number of the first plan of this run
@@ -167,8 +166,14 @@ class Learning:
                         seconds=np.concatenate([state.seconds, seconds[None]])[-self._most_steps :],
                     )
             state = replace(state, in_flight=state.in_flight[1:])
-        if state.plans - self._last_timed == _NAMED_PLANS:
-            self._name_missing(np.flatnonzero(seconds == 0))
+        if self._rank == 0 and state.plans - self._last_timed == _NAMED_PLANS:
+            missing = [self._names[rank] for rank in np.flatnonzero(seconds == 0).tolist()]
+            logger.warning(
+                f"LearnedCosts has not seen the times of all ranks for {_NAMED_PLANS} plans, and learns "
+                f"nothing from them; they are missing from ranks {missing}. In a loop of your own, call "
+                "record(plan, seconds) on every rank after each step. Pipelines time no step without a "
+                "backward"
+            )
         return state
 
     def speeds(self, state: Learned) -> np.ndarray | None:
@@ -286,17 +291,6 @@ class Learning:
             self._looked_for_linear = True
             if is_linear(counts.reshape(-1, counts.shape[-1])):
                 logger.warning(LINEAR)
-
-    def _name_missing(self, ranks: np.ndarray) -> None:
-        """Warns that these ranks have not recorded times."""
-        if self._rank != 0:
-            return
-        logger.warning(
-            f"LearnedCosts has not seen the times of all ranks for {_NAMED_PLANS} plans, and learns nothing "
-            f"from them; they are missing from ranks {[self._names[rank] for rank in ranks.tolist()]}. In a "
-            "loop of your own, call record(plan, seconds) on every rank after each step. Pipelines time no "
-            "step without a backward"
-        )
 
     def _name_slow(self, speeds: np.ndarray) -> None:
         """Warns of each rank that has been slow for long. Call it once per plan."""
