@@ -40,18 +40,12 @@ class BalanceMeter:
         figures: figures of the last window, by name. Lists have one entry per rank. Empty at first.
 
     Raises:
-        TypeError: the pipeline has no stage.
         ValueError: `window` is less than 1.
     """
 
     def __init__(self, pipeline: Any, window: int = 100) -> None:
         if window < 1:
             raise ValueError(f"window={window}; expected a number of steps of at least 1")
-        if not hasattr(pipeline, "_stage"):
-            raise TypeError(
-                f"BalanceMeter got a {type(pipeline).__name__}, which has no stage to measure: make the "
-                "pipeline by TrainPipelineFactory, or derive it from ShuffleStageMixin"
-            )
         shuffler = pipeline._stage._shuffler
         self._pipeline, self._window = pipeline, window
         group = shuffler.group  # not the shuffler, whose model the clock would then keep alive

@@ -56,8 +56,7 @@ class EqualityReport:
         differences: norm of the difference ÷ norm of the change, for each parameter, buffer and table. Those
             that exceed tolerance and rounding most come first.
         rounding: part of each difference that rounding to float32 may explain.
-        tolerance: relative tolerance of losses. `differences` may be 5 times as large, plus `rounding`,
-            because gradients cancel.
+        tolerance: relative tolerance of losses.
         samples_moved: number of samples that moved, over all steps.
         imbalance: mean imbalance over the steps, as loaded and as balanced.
         suspects: modules whose output depends on other samples or on chance, as "name (type)".
@@ -91,7 +90,8 @@ class EqualityReport:
         first, last = self.losses[0, [0, -1]]
         lines = [
             f"{'equal' if self.is_equal else 'not equal'}: {self.losses.shape[1]} steps, "
-            f"{self.samples_moved} samples moved, imbalance {self.imbalance[0]:.2f} -> {self.imbalance[1]:.2f}",
+            f"{self.samples_moved} samples moved, imbalance "
+            f"{self.imbalance[0]:.2f} -> {self.imbalance[1]:.2f}",
             f"the mean loss goes from {first:.4g} to {last:.4g}, and differs by at most "
             f"{self.loss_difference:.0e}",
         ]

@@ -182,9 +182,22 @@ def _check_lists(views: Sequence[RowsWithObjects], field_lists: Collection[str])
 
 
 def _join_objects(views: Sequence[RowsWithObjects]) -> None:
-    """Concatenates the arrays and lists of all views, and stores them in the first view."""
+    """Concatenates the arrays and lists of all views, and stores them in the first view.
+
+    Raises:
+        ValueError: views differ in a list, number, or text without rows, such as a loss, or in a dtype.
+    """
     first = views[0]
-    _check_without_rows(views)
+    values = [view.facts() for view in views]
+    hashes = [hash_facts(of_view) for of_view in values]
+    for number in range(len(views)):
+        for path in sorted(values[0].keys() | values[number].keys()):
+            if hashes[0].get(path) != hashes[number].get(path):
+                here, there = values[0].get(path), values[number].get(path)
+                raise ValueError(
+                    f"batches 0 and {number} differ in {path!r}, which does not have an entry for each row: "
+                    f"{here!r:.60} and {there!r:.60}; leave it out, or give it a row per sample"
+                )
     for path in first.objects:
         arrays = [view.objects[path] for view in views]
         filled = [array for array in arrays if len(array)] or arrays[:1]  # empty ones may have any dtype
@@ -196,11 +209,8 @@ def _join_objects(views: Sequence[RowsWithObjects]) -> None:
 
 
 def check_results(fields: Mapping[str, FieldValue], whose: str) -> None:
-    """Checks that all results have rows. `whose` names the function that received them, for messages.
-
-    Raises:
-        ValueError: a result is a single number, such as a loss, which belongs to no sample.
-    """
+    """Raises a ValueError if a result is a single number, such as a loss, which belongs to no sample. `whose`
+    names the function that received the results, for messages."""
     for path, value in fields.items():
         if isinstance(value, torch.Tensor) and not value.dim():
             raise ValueError(
@@ -281,17 +291,3 @@ def _joined_dtype(dtype: np.dtype) -> Any:
     """Returns a key on which joined arrays must agree. Numbers need equal dtypes, whereas texts may differ in
     width, and times in unit. Texts and objects may mix."""
     return dtype if dtype.kind in "biufcV" else "OSU" if dtype.kind in "OSU" else dtype.kind
-
-
-def _check_without_rows(views: Sequence[RowsWithObjects]) -> None:
-    """Raises a ValueError if parts differ in a list, number, or text without rows, such as a loss."""
-    values = [view.facts() for view in views]
-    hashes = [hash_facts(of_view) for of_view in values]
-    for number in range(len(views)):
-        for path in sorted(values[0].keys() | values[number].keys()):
-            if hashes[0].get(path) != hashes[number].get(path):
-                here, there = values[0].get(path), values[number].get(path)
-                raise ValueError(
-                    f"batches 0 and {number} differ in {path!r}, which does not have an entry for each row: "
-                    f"{here!r:.60} and {there!r:.60}; leave it out, or give it a row per sample"
-                )

@@ -174,11 +174,6 @@ def merge(batches: Iterable[Batch], order: SplitOrder) -> Batch:
             at its path, and it has an entry for each row of every chunk.
     """
     batches = list(batches)
-    if len(batches) != len(order.partition):
-        raise ValueError(
-            f"merge got {len(batches)} batches, expected one for each of {len(order.partition)} chunks, "
-            "in the order in which split_balanced returned them"
-        )
     shared = shared_in_results(batches, order.shared_fields, order.chunk_rows, order.shared_hashes)
     return join(
         batches, order.partition, order.chunk_rows, order.batch_size, shared, "merge", order.field_lists
@@ -206,13 +201,7 @@ def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:
     check_wide(workloads, "workloads")
     if isinstance(workloads, torch.Tensor):
         workloads = workloads.detach().to("cpu", torch.float64).numpy()
-    try:
-        values = np.asarray(workloads, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"workloads are of type {type(workloads).__name__}; expected one number per row, or a "
-            "BatchShuffler (an object, not the class)"
-        ) from error
+    values = np.asarray(workloads, dtype=np.float64)
     _check_one_per_row("workloads", values.shape, num_rows, num_real)
     return as_workloads(values[:num_real])
 

@@ -96,11 +96,7 @@ class Learning:
         self._looked_for_linear = False
 
     def record(self, plan: ShufflePlan, span: ComputeSpan | float) -> None:
-        """Records this rank's time of a plan's step.
-
-        Raises:
-            ValueError: the plan is not among the most recent, or its step already has a time.
-        """
+        """Records this rank's time of a plan's step, as `LearnedCosts.record` describes."""
         number = self.number_of(plan)
         if number in self._times:
             raise ValueError("the plan's step has a time: record each step once, with the sum of its times")
@@ -127,17 +123,11 @@ class Learning:
         return np.concatenate([state_numbers, coefficients.view(np.int64)])
 
     def updated(self, posted: np.ndarray, num_columns: int) -> Learned:
-        """Returns the state for the next plan, updated with the numbers that all ranks posted.
+        """Returns the state for the next plan, updated with `posted`, int64 `[ranks, numbers]`, the results
+        of `to_post` on all ranks. Raises a ValueError on every rank if ranks have restored different states.
 
-        `state` stays the same until `planned`, because a plan may fail and be made again.
-
-        Args:
-            posted: int64 `[ranks, numbers]`, results of `to_post`.
-            num_columns: current number of columns of `get_workloads`. If it has changed, all that was learned
-                is dropped.
-
-        Raises:
-            ValueError: ranks have restored different states. Raised on every rank.
+        `state` stays the same until `planned`, because a plan may fail and be made again. If `num_columns`,
+        the number of columns of `get_workloads`, has changed, all that was learned is dropped.
         """
         if (posted[:, 1] != posted[0, 1]).any():
             raise ValueError(
@@ -201,11 +191,7 @@ class Learning:
         return replace(cost, median_error=median_error(cost.step_seconds(counts), at_speed_1))
 
     def number_of(self, plan: ShufflePlan) -> int:
-        """Returns the number of a recent plan, counted from 0.
-
-        Raises:
-            ValueError: the plan is not among the most recent.
-        """
+        """Returns the number of a recent plan, counted from 0. Raises a ValueError for any other plan."""
         for kept_plan, number in tuple(self._number_of):  # a copy, because the planning thread appends
             if kept_plan.destination is plan.destination:  # callers hold copies with `job` added
                 return number
@@ -218,9 +204,8 @@ class Learning:
         """Returns the entries of a checkpoint: "learned", the state before a plan, equal on all ranks, and
         "times", this rank's times of the plans in flight then. Waits for the ends of their steps.
 
-        Args:
-            next_plan: number of the first plan whose step has not run, a recent plan or the next one. None
-                means the first plan of the run, even if it is not made yet.
+        `next_plan` is the number of the first plan whose step has not run, a recent plan or the next one.
+        None means the first plan of the run, even if it is not made yet.
         """
         if next_plan is None:
             next_plan = self._first
@@ -238,17 +223,7 @@ class Learning:
 
     def restore(self, saved: dict[str, bytes]) -> None:
         """Restores the entries that `saved` returned. If ranks or hosts have changed, or "times" is missing,
-        only the cost and the number of plans are restored.
-
-        Raises:
-            ValueError: "learned" is missing.
-            RuntimeError: plans were already made.
-        """
-        if "learned" not in saved:
-            raise ValueError(
-                f'what was learned has the keys {sorted(saved)}; expected "learned" and "times", as state '
-                "returned them"
-            )
+        only the cost and the number of plans are restored. A RuntimeError if plans were already made."""
         if self._number_of:
             raise RuntimeError("load_state came after the first plan; call it before")
         self._times.clear()

@@ -138,11 +138,6 @@ class MicroBatches(Extension):
         """
         rank = self._shuffler.group.rank
         rows_of_each = rows_of_micro_batches(plan, rank)
-        if len(values) != len(rows_of_each):
-            raise ValueError(
-                f"got values of {len(values)} micro-batches, the plan has {len(rows_of_each)}: give a list "
-                "with those of each"
-            )
         counts = [len(rows) for rows in rows_of_each]
         shared = shared_in_results(values, self._shuffler.shared_fields, counts)
         num_rows = int(plan.num_rows[rank]) if isinstance(values[0], BaseBatch) else sum(counts)

@@ -66,13 +66,11 @@ class Cutting:
         return np.minimum(np.minimum(most, even), last_cut + 1)
 
     def least_costs(self, samples: RowTable, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the least costs at which pieces of the samples `numbers` have `MIN_TOKENS`.
+        """Returns the least costs at which pieces of the samples `numbers` have `MIN_TOKENS`: that of a
+        sample's first piece, and that of any other, int64 `[numbers]` each. The second is the cost of the
+        whole sample if the sample cannot be cut.
 
         Later tokens cost more, so a piece that costs as much as the last `MIN_TOKENS` has at least as many.
-
-        Returns:
-            The least cost of a sample's first piece, and that of any other piece, int64 `[numbers]` each. The
-            second is the cost of the whole sample if the sample cannot be cut.
         """
         counts = _select(self.counts(samples), numbers)
         thrice = {name: np.concatenate([counts_of_all] * 3) for name, counts_of_all in counts.items()}
@@ -114,14 +112,10 @@ class Cutting:
         return numbers[is_new], items[is_new]
 
     def items_before(self, samples: RowTable, numbers: np.ndarray, costs: np.ndarray) -> np.ndarray:
-        """Finds the cuts with the given costs before them, as closely as whole items allow.
+        """Returns the number of items before each cut, int64 `[cuts]`, for which `costs` come before it, as
+        closely as whole items allow. At least `MIN_TOKENS` are on either side.
 
-        Args:
-            samples, numbers: arguments of `cut`, with at least one number.
-            costs: cost before each cut, int64 `[cuts]`, ascending within a sample.
-
-        Returns:
-            The number of items before each cut, int64 `[cuts]`. At least `MIN_TOKENS` are on either side.
+        `numbers` are those of `cut`, at least one. `costs`, int64 `[cuts]`, ascend within a sample.
         """
         chosen, owner = np.unique(numbers, return_inverse=True)
         counts = _select(self.counts(samples), chosen)

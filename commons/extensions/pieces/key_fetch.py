@@ -59,19 +59,12 @@ class PlacedPieces:
         """Returns one of the `row_counts` of the last piece of each row's sample, int64 `[rows of the step]`,
         or zeros if batches do not have this count."""
         rows = self._plan.rows
-        if count not in rows.columns:
-            return np.zeros(len(self._all), dtype=np.int64)
-        counts_of_rows = rows.columns[count]
-        starts = np.flatnonzero(rows.starts_sample)
-        last = np.append(starts[1:], len(counts_of_rows)) - 1
-        return counts_of_rows[last][rows.sample_of]
+        counts = rows.columns.get(count, np.zeros(len(self._all), dtype=np.int64))
+        return counts[np.append(rows.starts_sample[1:], True)][rows.sample_of]
 
     def check_read(self) -> None:
-        """Checks that the model, after running on the batch, has fetched keys and values for its pieces.
-
-        Raises:
-            RuntimeError: the model fetched nothing, or did not land every fetch that it started.
-        """
+        """Raises a RuntimeError if the model, after running on the batch, has fetched no keys and values for
+        its pieces, or did not land every fetch that it started."""
         if self.num_started != self.num_landed:
             raise RuntimeError(
                 f"a model started {self.num_started} fetches for its pieces and landed {self.num_landed}; "

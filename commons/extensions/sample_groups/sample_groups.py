@@ -17,7 +17,6 @@ from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
 from ...sequence_batch import BaseBatch
-from ...sequence_batch.row_schema import type_name
 from .groups import COLUMN, MOST_MOVES, MOVES_PER_COPY, compile_search, number_groups, rebalance_groups
 
 if TYPE_CHECKING:
@@ -136,11 +135,7 @@ class SampleGroups(Extension):
         compile_search()
 
     def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
-        """Returns the group of each row, int64 `[batch_size]`.
-
-        Raises:
-            ValueError: the groups are not one integer per row.
-        """
+        """Returns the group of each row, int64 `[batch_size]`. A ValueError if they are no such tensor."""
         groups = self._get_groups(batch)
         shape, is_tensor = (self._view(batch).num_rows,), isinstance(groups, torch.Tensor)
         if not is_tensor or groups.shape != shape or groups.dtype not in (torch.int32, torch.int64):
@@ -172,22 +167,11 @@ class SampleGroups(Extension):
         rank_of[order] = place_rows(groups, self._settings)
         return make_plan(rows, rank_of[group_of])
 
-    def _read_feature(self, batch: Any) -> torch.Tensor:
-        name = self.feature
-        if not isinstance(batch, BaseBatch):
-            raise TypeError(
-                f"feature={name!r} is read from a BaseBatch, and this is a {type_name(batch)}: "
-                "give SampleGroups get_groups"
-            )
-        names = batch.features.keys()
-        if name not in names:
-            raise ValueError(
-                f"feature={name!r} is not among the batch's features: {sorted(names)}. For groups from "
-                "elsewhere, give SampleGroups get_groups"
-            )
-        values, lengths = batch.features[name].values(), batch.features[name].lengths().long()
+    def _read_feature(self, batch: BaseBatch) -> torch.Tensor:
+        ids = batch.features[self.feature]
+        values, lengths = ids.values(), ids.lengths().long()
         if values.is_floating_point():
-            raise ValueError(f"feature={name!r} has {values.dtype} values, expected integers")
+            raise ValueError(f"feature={self.feature!r} has {values.dtype} values, expected integers")
         has_group, starts = lengths > 0, lengths.cumsum(0) - lengths
         groups = torch.full_like(lengths, -1)
         # Ids such as hashes may be negative, but a negative group means none.

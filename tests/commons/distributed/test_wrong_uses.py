@@ -6,7 +6,6 @@ import pytest
 import torch
 from torchrec import KeyedJaggedTensor
 
-from commons.balance_meter import BalanceMeter
 from commons.distributed import BatchShuffler
 from commons.pipeline import TrainPipelineFactory
 from tests.commons.distributed.errors_and_warnings import warnings_of
@@ -63,11 +62,6 @@ WRONG = {
         "WithoutSuper is not set up",
     ),
     "no attribute": (lambda: Shuffler().rate, AttributeError, "Shuffler has no attribute 'rate'"),
-    "no stage": (
-        lambda: BalanceMeter(Model()),
-        TypeError,
-        "a Model, which has no stage",
-    ),
     "a step again": (
         lambda: Shuffler().plan(Shuffler().ahead().next_step(iter([{"x": X}]))),
         TypeError,
