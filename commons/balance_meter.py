@@ -90,10 +90,7 @@ class BalanceMeter:
 
     def close(self, **last: float) -> dict[str, Any]:
         """Ends the window after any number of steps. Returns `figures`, unchanged after 0 steps. Collective.
-
-        Args:
-            last: amounts of this rank at the end of the window, such as its peak memory.
-        """
+        `last` has amounts of this rank at the end of the window, such as its peak memory."""
         if not self._reports:
             return self.figures
         of_rank = {**self._sums(), **self._amounts, **last}

@@ -126,8 +126,7 @@ def join(
     Args:
         batches: one batch per part. The batch of a part without samples may have no rows.
         partition: positions of each part's samples in the result, int64 `[samples]`.
-        part_rows: number of rows of each part, including the padding rows after its samples.
-        num_rows: number of rows of the result, including the padding rows after its samples.
+        part_rows, num_rows: rows of each part and of the result, with the padding rows after the samples.
         shared: paths of the values that all samples share.
         whose: name of the function that received the batches, for messages.
         field_lists: paths of lists of tensors that are known to be fields. All others with an entry for each
@@ -236,11 +235,8 @@ def shared_in_results(
     A batch may share a "scale", while a worker returns a "scale" per row. For two chunks of 3 rows each,
     `{"scale": s}` and `{"scale": s}` share it, whereas `{"scale": t[:3]}` and `{"scale": t[3:]}` do not.
 
-    Args:
-        values: results of each part.
-        shared: paths of the values that the samples of the batch share.
-        rows: number of rows of each part. Parts without rows are ignored.
-        hashes: hashes of the shared values, by path, as `hashes_at` returns them.
+    The samples of the batch share the values at the paths `shared`, and `hashes_at` returned their `hashes`.
+    Parts without `rows` are ignored.
 
     Raises:
         ValueError: the value at a path could either be shared or have a row per sample.

@@ -144,12 +144,8 @@ class Cutting:
         return np.minimum(np.maximum(items, first[owner]), last[owner])
 
     def cut(self, samples: RowTable, numbers: np.ndarray, items: np.ndarray) -> RowTable:
-        """Returns the samples, with pieces in place of each cut sample.
-
-        Args:
-            samples: samples as loaded.
-            numbers: sample of each cut, int64 `[cuts]`, ascending.
-            items: number of items before each cut, int64 `[cuts]`, ascending within a sample.
+        """Returns the samples, with pieces in place of each cut sample. `numbers`, int64 `[cuts]`, has the
+        sample of each cut, ascending, and `items` how many items come before it, ascending within a sample.
 
         Raises:
             ValueError: the rules forbid a cut or miscount tokens, or `prefix_cost` returns invalid costs.

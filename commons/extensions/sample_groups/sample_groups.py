@@ -147,11 +147,8 @@ class SampleGroups(Extension):
         return {COLUMN: groups.detach().cpu().long()}
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        """Places rows, or strict groups as if each was one row.
-
-        Raises:
-            ValueError: a strict group has more than `max_tokens` tokens. Every rank raises it.
-        """
+        """Places rows, or strict groups as if each was one row. A ValueError on every rank if a strict group
+        is above `max_tokens`."""
         if not self.strict or rows.num_ranks == 1:
             return place(replace(rows, partitioner=self._partitioner))
         group_of = number_groups(rows.columns[COLUMN], len(rows.workloads))
