@@ -111,7 +111,8 @@ def split_balanced(
     if isinstance(workloads, BatchShuffler):
         shown = view.on_host().to_count().batch
         if groups is None:
-            group_of = _read_groups(workloads, shown, num_real)
+            columns = [extension.columns(shown).get("groups") for extension in workloads.extensions]
+            group_of = next((of[:num_real].numpy() for of in columns if of is not None), None)
         costs = _costs_of(workloads, shown, batch_size, num_real)
     else:
         costs = _checked_costs(workloads, batch_size, num_real)
@@ -185,15 +186,6 @@ def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int)
     whose = f"{type(shuffler).__name__}.get_workloads"
     work = check_work(shuffler.get_workloads(batch), num_rows, num_real, whose).numpy()
     return Cost.sum_of_columns(work.shape[1]).of(0, np.zeros(len(work)), work)
-
-
-def _read_groups(shuffler: BatchShuffler, batch: Any, num_real: int) -> np.ndarray | None:
-    """Returns the group of each sample, int64 `[samples]`; None without groups. `batch` is on the host."""
-    for extension in shuffler.extensions:
-        groups = extension.columns(batch).get("groups")
-        if groups is not None:
-            return groups[:num_real].numpy()
-    return None
 
 
 def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:

@@ -35,18 +35,15 @@ class Verification(Extension):
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         """Returns the plan. If plans differ, every rank raises a RuntimeError, and if placement failed on a
         rank, every rank raises the first such error."""
-        channel = self._planning
-        plan: ShufflePlan | None = None
         failure: Exception | None = None
         try:
             plan = place(rows)
-        except Exception as error:  # raised again on all ranks below
-            failure = error
-        mine = -1 if plan is None else fingerprint(plan)
-        fingerprints = channel.all_gather(np.array([mine]))[:, 0]
+            mine = fingerprint(plan)
+        except Exception as error:
+            failure, mine = error, -1
+        fingerprints = self._planning.all_gather(np.array([mine]))[:, 0]
         if (fingerprints < 0).any():
-            channel.all_gather_objects(None, failure)
-        assert plan is not None  # otherwise the gather above has raised
+            self._planning.all_gather_objects(None, failure)  # raises the failure on all ranks
         _raise_if_different(fingerprints)
         return plan
 

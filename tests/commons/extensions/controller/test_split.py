@@ -185,7 +185,7 @@ HOLES = JaggedTensor(torch.arange(5), lengths=torch.tensor([1, 1, 1]))
         ({"workloads": [1, 2]}, ValueError, r"workloads has shape \(2,\), expected one for each of 3"),
         ({"workloads": [1, float("nan"), 2]}, ValueError, r"workloads\[1\] is nan, expected a finite"),
         ({"workloads": torch.ones(3).int()}, ValueError, r"workloads is of int32, .* overflow"),
-        ({"workloads": TokenShuffler}, TypeError, "a real number, not 'type'"),
+        ({"workloads": TokenShuffler}, TypeError, "must be a string or a real number"),
         ({"groups": [0, 1, 0.5]}, TypeError, r"groups\[2\] is 0.5, expected an integer or a string"),
         ({"groups": "abc"}, TypeError, "groups is 'abc'"),
         ({"batch": "three"}, TypeError, "str has no rows to place"),
