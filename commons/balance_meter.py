@@ -162,12 +162,8 @@ def window_figures(
     If the measured imbalance exceeds the planned one, the costs did not predict the times. `imbalance_bound`,
     which no placement of whole samples beats, is given if samples are cut and all ranks exchange together.
 
-    Args:
-        seconds: duration of the window.
-        loss_tokens: loss tokens of all ranks and steps.
-        reports: balance of each step.
-        of_ranks: figures of each rank by name: sums over the steps, and lists with one entry per step, which
-            are its compute times and `figures_of_rank`.
+    `loss_tokens` are those of all ranks and steps. `of_ranks` has the figures of each rank by name: sums over
+    the steps, and lists with one entry per step, which are its compute times and `figures_of_rank`.
     """
     num_ranks, num_steps = len(of_ranks), len(reports)
     compute_seconds, tokens_before, tokens_after, counts = (

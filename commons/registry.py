@@ -35,8 +35,7 @@ class NamedFactory(Generic[T]):
             raise TypeError(
                 f"{cls.kind} {name!r}: {implementation!r} is not a subclass of {cls.base.__name__}"
             )
-        taken_by = cls._classes.get(name)
-        if taken_by is not None:
+        if taken_by := cls._classes.get(name):
             raise ValueError(
                 f"{cls.kind} {name!r} is already registered, as {taken_by.__name__}; "
                 "unregister it first, or choose another name"

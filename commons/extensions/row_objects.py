@@ -249,13 +249,12 @@ def shared_in_results(
         if not has_rows or all(part is at[0] for part in at):
             found.add(path)
         elif len(alike := {_hash(part) for part in at}) == 1:
-            if alike == {(hashes or {}).get(path)}:
-                found.add(path)
-                continue
-            raise ValueError(
-                f"{path!r} is named as shared, and has a row for each row of every part, alike in all: it "
-                "may be either. Rename it if it is a result, else leave it out"
-            )
+            if alike != {(hashes or {}).get(path)}:
+                raise ValueError(
+                    f"{path!r} is named as shared, and has a row for each row of every part, alike in all: "
+                    "it may be either. Rename it if it is a result, else leave it out"
+                )
+            found.add(path)
     return found
 
 

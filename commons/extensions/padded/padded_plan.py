@@ -56,12 +56,10 @@ def plan_padded(
     """Places samples by runs, or leaves them where they are if that is no slower.
 
     If `rows.arguments` has `micro_batch_tokens`, ranks are divided into micro-batches of at most so many
-    padded tokens.
+    padded tokens. `max_rows` and `max_real_tokens` are as in `Padded`.
 
     Args:
-        rows: rows of a step.
         max_tokens: largest number of padded tokens of a rank, or of a micro-batch.
-        max_rows, max_real_tokens: as in `Padded`.
         exchanges: whether rows may move. If not, `max_tokens` has no effect, but the least load is still that
             of runs.
 

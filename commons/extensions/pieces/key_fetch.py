@@ -80,10 +80,8 @@ class PlacedPieces:
     def fetch(self, num_seen: np.ndarray, device: torch.device) -> KeyFetch:
         """Makes the fetch of this batch, which all layers share. Call it on every rank of the group.
 
-        Args:
-            num_seen: number of tokens that the queries of each row see, counted from the start of the row's
-                sample, int64 `[rows of the step]`.
-            device: device of keys and values.
+        `num_seen`, int64 `[rows of the step]`, is the number of tokens that the queries of each row see,
+        counted from the start of the row's sample. `device` is that of keys and values.
         """
         return KeyFetch(self, num_seen, device)
 
@@ -174,11 +172,8 @@ class KeyFetch:
         return dist.all_to_all_single(received, sent, into, out, group=self.group, async_op=True)
 
     def start(self, keys: torch.Tensor, values: torch.Tensor) -> InFlight:
-        """Starts the fetch of one layer. Call it on every rank of the group.
-
-        Args:
-            keys, values: keys and values of the batch, `[tokens, num_heads, head_dim]` each.
-        """
+        """Starts the fetch of one layer. Call it on every rank of the group. `keys` and `values` of the batch
+        are `[tokens, num_heads, head_dim]` each."""
         self.pieces.num_started += 1
         flight = InFlight(self)
         flight.received = _Launch.apply(keys, values, flight)

@@ -191,14 +191,13 @@ def _as_rows(rows: RowTable, group_of: np.ndarray) -> tuple[RowTable, np.ndarray
         np.add.at(sums, group_of, values)
         return sums[order]
 
-    none = np.zeros((count, 0), dtype=np.int64)
     groups = RowTable(
         batch_sizes=rows.batch_sizes,
         num_loaded=np.bincount(home, minlength=num_ranks),
         workloads=summed(rows.workloads),
         tokens=summed(rows.tokens),
         loss_tokens=summed(rows.loss_tokens),
-        key_lengths=none,
+        key_lengths=np.zeros((count, 0), dtype=np.int64),
         sample_bytes=summed(rows.sample_bytes),
         arguments=rows.arguments,
         ranks=rows.ranks,
