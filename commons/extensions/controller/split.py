@@ -113,7 +113,9 @@ def split_balanced(
         if groups is None:
             columns = [extension.columns(shown).get("groups") for extension in workloads.extensions]
             group_of = next((of[:num_real].numpy() for of in columns if of is not None), None)
-        costs = _costs_of(workloads, shown, batch_size, num_real)
+        whose = f"{type(workloads).__name__}.get_workloads"
+        work = check_work(workloads.get_workloads(shown), batch_size, num_real, whose).numpy()
+        costs = Cost.sum_of_columns(work.shape[1]).of(0, np.zeros(len(work)), work)
     else:
         costs = _checked_costs(workloads, batch_size, num_real)
     partition = refined(costs, num_chunks) if group_of is None else split_groups(costs, group_of, num_chunks)
@@ -179,13 +181,6 @@ def merge(batches: Iterable[Batch], order: SplitOrder) -> Batch:
     return join(
         batches, order.partition, order.chunk_rows, order.batch_size, shared, "merge", order.field_lists
     )
-
-
-def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
-    """Returns the sum of each sample's workload columns, int64 `[samples]`. `batch` is on the host."""
-    whose = f"{type(shuffler).__name__}.get_workloads"
-    work = check_work(shuffler.get_workloads(batch), num_rows, num_real, whose).numpy()
-    return Cost.sum_of_columns(work.shape[1]).of(0, np.zeros(len(work)), work)
 
 
 def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:

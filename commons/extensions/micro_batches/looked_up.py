@@ -55,11 +55,9 @@ class LookedUp:
 
 
 class LookedUpTensor:
-    """A looked-up tensor with one row per row of the batch.
+    """A looked-up tensor with one row per row of the batch, whose values are `[any, ...]`.
 
-    Attributes:
-        values: values of the whole batch, `[any, ...]`.
-        gradient: gradient of `values` from the parts so far. None before the first one, or if none is needed.
+    `gradient` is that of `values` from the parts so far. None before the first one, or if none is needed.
     """
 
     def __init__(self, values: torch.Tensor) -> None:

@@ -89,12 +89,12 @@ def plan_padded(
     placed = next((division for division in found if division is not None), loaded)
     if placed is loaded and not may_stay:
         placed = _divide_by_tokens(rows, required) or loaded
-    if placed is loaded and not may_stay:
-        raise ValueError(
-            f"no placement of {len(rows.tokens)} samples, the longest of {rows.tokens.max()} tokens, on "
-            f"{rows.num_ranks} ranks meets max_tokens={max_tokens}, which limits rows × longest, and "
-            f"Padded(max_rows={max_rows}): raise the limits, or load fewer samples"
-        )
+        if placed is loaded:
+            raise ValueError(
+                f"no placement of {len(rows.tokens)} samples, the longest of {rows.tokens.max()} tokens, on "
+                f"{rows.num_ranks} ranks meets max_tokens={max_tokens}, which limits rows × longest, and "
+                f"Padded(max_rows={max_rows}): raise the limits, or load fewer samples"
+            )
     # 3. Make the plan of the better one.
     moves = exchanges and (not may_stay or placed.loads.max() < largest)
     chosen = placed if moves else loaded

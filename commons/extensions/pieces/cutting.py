@@ -204,11 +204,11 @@ class Cutting:
     ) -> np.ndarray:
         """Returns the place of each piece in its sample, `[pieces]` of dtype `PIECE`."""
         counts = self.counts(samples)
-        num_items = self.rules.num_items(counts)
-        for cut in np.flatnonzero((items < 1) | (items > self.rules.last_cut(counts)[numbers]))[:1]:
+        num_items, last_cut = self.rules.num_items(counts), self.rules.last_cut(counts)[numbers]
+        for cut in np.flatnonzero((items < 1) | (items > last_cut))[:1]:
             raise ValueError(
                 f"cut {cut} of sample {numbers[cut]} is after {items[cut]} items; expected 1 to "
-                f"{self.rules.last_cut(counts)[numbers[cut]]}"
+                f"{last_cut[cut]}"
             )
         follows = np.flatnonzero(sample_of[1:] == sample_of[:-1]) + 1  # the piece after each cut
         tokens = self.rules.tokens_before(items, _select(counts, numbers))
