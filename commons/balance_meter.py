@@ -40,18 +40,12 @@ class BalanceMeter:
         figures: figures of the last window, by name. Lists have one entry per rank. Empty at first.
 
     Raises:
-        TypeError: the pipeline has no stage.
         ValueError: `window` is less than 1.
     """
 
     def __init__(self, pipeline: Any, window: int = 100) -> None:
         if window < 1:
             raise ValueError(f"window={window}; expected a number of steps of at least 1")
-        if not hasattr(pipeline, "_stage"):
-            raise TypeError(
-                f"BalanceMeter got a {type(pipeline).__name__}, which has no stage to measure: make the "
-                "pipeline by TrainPipelineFactory, or derive it from ShuffleStageMixin"
-            )
         shuffler = pipeline._stage._shuffler
         self._pipeline, self._window = pipeline, window
         group = shuffler.group  # not the shuffler, whose model the clock would then keep alive
@@ -96,10 +90,7 @@ class BalanceMeter:
 
     def close(self, **last: float) -> dict[str, Any]:
         """Ends the window after any number of steps. Returns `figures`, unchanged after 0 steps. Collective.
-
-        Args:
-            last: amounts of this rank at the end of the window, such as its peak memory.
-        """
+        `last` has amounts of this rank at the end of the window, such as its peak memory."""
         if not self._reports:
             return self.figures
         of_rank = {**self._sums(), **self._amounts, **last}
@@ -165,26 +156,14 @@ def window_figures(
     reports: Sequence[BalanceReport],
     of_ranks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Returns the figures of a window by name. Lists have one entry per rank.
+    """Returns the figures of a window by name, which docs/watching-a-run.md explains. Lists have one entry
+    per rank.
 
-    `loads_after` is in `unit`. `counts_after` has each rank's samples, tokens, and columns of
-    `get_workloads`, for calibration. `imbalance_*` is the largest load ÷ the mean load: as loaded, as
-    planned, and as measured in compute time. If ranks differ in speed, loads are divided by speeds. If the
-    measured imbalance exceeds the planned one, the costs did not predict the times. `imbalance_bound`, which
-    no placement of whole samples beats, is given if samples are cut and all ranks exchange together.
-    `token_imbalance_*` is the tokens of the fullest rank ÷ the mean, as loaded and as planned. `slowest_rank`
-    was slowest most often, in `slowest_share` of the steps. `slowest_ms` is the compute time of each step's
-    slowest rank. `waiting_ms` is that time minus the rank's own. Figures of extensions that are floats, such
-    as `padding_after`, are means over steps. `load_ms` is the time that a rank waited for its loader.
-    `other_ms` is the rest of a step beyond the slowest rank's computation: lookups, communication, optimizer,
-    loading, checkpoints.
+    If the measured imbalance exceeds the planned one, the costs did not predict the times. `imbalance_bound`,
+    which no placement of whole samples beats, is given if samples are cut and all ranks exchange together.
 
-    Args:
-        seconds: duration of the window.
-        loss_tokens: loss tokens of all ranks and steps.
-        reports: balance of each step.
-        of_ranks: figures of each rank by name: sums over the steps, and lists with one entry per step, which
-            are its compute times and `figures_of_rank`.
+    `loss_tokens` are those of all ranks and steps. `of_ranks` has the figures of each rank by name: sums over
+    the steps, and lists with one entry per step, which are its compute times and `figures_of_rank`.
     """
     num_ranks, num_steps = len(of_ranks), len(reports)
     compute_seconds, tokens_before, tokens_after, counts = (

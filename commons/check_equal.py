@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist
 
+from .distributed import BalanceReport
 from .distributed.rank_group import RankGroup
 from .pipeline.shuffle_stage import losses_and_output
 from .sequence_batch.tree import move_to
@@ -55,8 +56,7 @@ class EqualityReport:
         differences: norm of the difference ÷ norm of the change, for each parameter, buffer and table. Those
             that exceed tolerance and rounding most come first.
         rounding: part of each difference that rounding to float32 may explain.
-        tolerance: relative tolerance of losses. `differences` may be 5 times as large, plus `rounding`,
-            because gradients cancel.
+        tolerance: relative tolerance of losses.
         samples_moved: number of samples that moved, over all steps.
         imbalance: mean imbalance over the steps, as loaded and as balanced.
         suspects: modules whose output depends on other samples or on chance, as "name (type)".
@@ -87,24 +87,20 @@ class EqualityReport:
         return float((np.abs(on - off) / np.maximum(np.abs(off), np.finfo(np.float32).tiny)).max())
 
     def __str__(self) -> str:
-        shown = list(self.differences.items())[:_SHOWN]
         first, last = self.losses[0, [0, -1]]
-        suspects = [f"look at {', '.join(self.suspects[:_SHOWN])}"] if self.suspects else []
-        return "\n".join(
-            [
-                f"{'equal' if self.is_equal else 'not equal'}: {self.losses.shape[1]} steps, "
-                f"{self.samples_moved} samples moved, imbalance "
-                f"{self.imbalance[0]:.2f} -> {self.imbalance[1]:.2f}",
-                f"the mean loss goes from {first:.4g} to {last:.4g}, and differs by at most "
-                f"{self.loss_difference:.0e}",
-                *(
-                    f"{name} differs by {value:.0e} of what training changed; {self.allowed(name):.0e} are "
-                    "allowed"
-                    for name, value in shown
-                ),
-                *([] if self.is_equal else suspects),
-            ]
-        )
+        lines = [
+            f"{'equal' if self.is_equal else 'not equal'}: {self.losses.shape[1]} steps, "
+            f"{self.samples_moved} samples moved, imbalance "
+            f"{self.imbalance[0]:.2f} -> {self.imbalance[1]:.2f}",
+            f"the mean loss goes from {first:.4g} to {last:.4g}, and differs by at most "
+            f"{self.loss_difference:.0e}",
+        ]
+        for name, value in list(self.differences.items())[:_SHOWN]:
+            allowed = self.allowed(name)
+            lines.append(f"{name} differs by {value:.0e} of what training changed; {allowed:.0e} are allowed")
+        if self.suspects and not self.is_equal:
+            lines.append(f"look at {', '.join(self.suspects[:_SHOWN])}")
+        return "\n".join(lines)
 
 
 def check_equal(
@@ -157,21 +153,18 @@ def check_equal(
             "compare with: fix that first, or lower the learning rate"
         )
     # Each set of ranks that balance together counts only its own samples.
-    moved = RankGroup.of().all_gather_objects(on.samples_moved / on.num_ranks)
+    own_moved = sum(report.samples_moved for report in on.reports) / len(on.reports[0].loads_after)
+    moved = RankGroup.of().all_gather_objects(own_moved)
     if not any(moved):
         raise ValueError(
             "no sample moved in any step, so that nothing was compared: take batches whose costs differ, and "
             "pass enabled on, as in MyShuffler(enabled=enabled)"
         )
     differences, rounding = _differences(off, on, tolerance)
+    losses = np.array([off.losses, on.losses])
+    before, after = (float(np.mean([of.job_imbalance_after for of in run.reports])) for run in (off, on))
     report = EqualityReport(
-        losses=np.array([off.losses, on.losses]),
-        differences=differences,
-        rounding=rounding,
-        tolerance=tolerance,
-        samples_moved=round(sum(moved)),
-        imbalance=(float(np.mean(off.imbalance)), float(np.mean(on.imbalance))),
-        suspects=on.suspects,
+        losses, differences, rounding, tolerance, round(sum(moved)), (before, after), on.suspects
     )
     if not report.is_equal:
         reasons = _of_all_ranks(on.magnifies)
@@ -194,9 +187,7 @@ class _Run:
     end: dict[str, torch.Tensor]
     losses: list[float]
     loss_tokens: list[int | float]
-    imbalance: list[float]
-    samples_moved: int
-    num_ranks: int
+    reports: list[BalanceReport]
     suspects: tuple[str, ...]
     magnifies: list[str]
 
@@ -209,8 +200,7 @@ def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) ->
     model, loader = pipeline._model, iter(batches)
     start = _state(model)
     loader = _check_reduction(pipeline, loader)
-    losses: list[float] = []
-    loss_tokens, reports = [], []
+    losses, loss_tokens, reports = list[float](), [], []
     while len(losses) < steps:
         try:
             pipeline.progress(loader)
@@ -225,31 +215,15 @@ def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) ->
     pipeline.reset()
     if not losses:
         raise ValueError("make_pipeline gives no batches, so that nothing was compared")
-    moved = sum(report.samples_moved for report in reports)
-    imbalance, num_ranks = [report.job_imbalance_after for report in reports], len(reports[0].loads_after)
-    return _Run(
-        start,
-        _state(model),
-        losses,
-        loss_tokens,
-        imbalance,
-        moved,
-        num_ranks,
-        _suspects(model),
-        _magnifies(model, pipeline._optimizer),
-    )
+    magnifies = _magnifies(model, pipeline._optimizer)
+    return _Run(start, _state(model), losses, loss_tokens, reports, _suspects(model), magnifies)
 
 
 def _check_reduction(pipeline: Any, loader: Iterator[Any]) -> Iterator[Any]:
-    """Checks whether the model's loss is a mean or a sum, as the pipeline was told. Collective.
+    """Raises a ValueError on every rank if the model's loss is a mean, and the pipeline was told that it is a
+    sum, or the other way round. Returns an iterator over all batches of `loader`. Collective.
 
     If each row is there twice, a mean stays as it is, and a sum doubles.
-
-    Returns:
-        An iterator over all batches of `loader`, including the first one, which the check reads.
-
-    Raises:
-        ValueError: the model returns the other. Every rank raises it.
     """
     first = list(itertools.islice(loader, 1))
     rest = itertools.chain(first, loader)
@@ -284,10 +258,8 @@ def _magnifies(model: nn.Module, optimizer: Any) -> list[str]:
     adapts = any(not key.endswith(("step", "momentum_buffer")) for state in states for key in map(str, state))
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     narrow = sorted(str(dtype) for dtype in dtypes if torch.finfo(dtype).bits < 32)
-    return [
-        *(["the optimizer divides by gradients"] if adapts else []),
-        *(f"parameters are of {dtype}" for dtype in narrow),
-    ]
+    found = ["the optimizer divides by gradients"] if adapts else []
+    return found + [f"parameters are of {dtype}" for dtype in narrow]
 
 
 def _suspects(model: nn.Module) -> tuple[str, ...]:

@@ -64,13 +64,8 @@ def require_settings_at_least(least: int, settings: object, *fields: str) -> Non
 
 
 def require_integer(name: str, value: Any) -> int:
-    """Returns an argument as a Python int.
-
-    A bool is refused, because it is more often a mistake than a number.
-
-    Raises:
-        TypeError: the argument is not an integer. Names the argument, its value and its type.
-    """
+    """Returns an argument as a Python int. Raises a TypeError for any other type, and for a bool, which is
+    more often a mistake than a number."""
     if not isinstance(value, bool):
         with suppress(TypeError):
             return operator.index(value)

@@ -36,11 +36,8 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def expand_paths(settings: Any, *names: str) -> None:
-    """Replaces paths among gin settings by what `local_path` returns. Empty ones and None stay.
-
-    Raises:
-        PathError: `local_path` raises it. The message names the setting.
-    """
+    """Replaces paths among gin settings by what `local_path` returns. Empty ones and None stay. A PathError
+    names the setting."""
     for name in names:
         if given := getattr(settings, name):
             try:

@@ -11,7 +11,8 @@ T = TypeVar("T")
 class NamedFactory(Generic[T]):
     """Registers classes and creates their instances by name. Each subclass has its own names.
 
-    A subclass sets `kind`, a word for these classes in messages, and `base`, from which they must derive.
+    A subclass sets `kind`, a word for these classes in messages, and `base`, from which they must derive. An
+    unknown name is a KeyError, whose message lists the registered names.
     """
 
     kind: ClassVar[str]
@@ -34,8 +35,7 @@ class NamedFactory(Generic[T]):
             raise TypeError(
                 f"{cls.kind} {name!r}: {implementation!r} is not a subclass of {cls.base.__name__}"
             )
-        taken_by = cls._classes.get(name)
-        if taken_by is not None:
+        if taken_by := cls._classes.get(name):
             raise ValueError(
                 f"{cls.kind} {name!r} is already registered, as {taken_by.__name__}; "
                 "unregister it first, or choose another name"
@@ -45,38 +45,23 @@ class NamedFactory(Generic[T]):
 
     @classmethod
     def unregister(cls, name: str) -> None:
-        """Removes a name.
-
-        Raises:
-            KeyError: the name is not registered.
-        """
+        """Removes a name."""
         cls.class_of(name)
         del cls._classes[name]
 
     @classmethod
     def clear_registry(cls) -> None:
-        """Removes all names, for tests that register their own.
-
-        This includes built-in names such as "identity". Only `register` brings them back.
-        """
+        """Removes all names, also built-in ones such as "identity", for tests that register their own."""
         cls._classes.clear()
 
     @classmethod
     def create(cls, name: str, /, *args: Any, **kwargs: Any) -> T:
-        """Creates an instance of the class registered under `name`, and passes it the other arguments.
-
-        Raises:
-            KeyError: the name is not registered. The message lists the registered names.
-        """
+        """Creates an instance of the class registered under `name`, and passes it the other arguments."""
         return cls.class_of(name)(*args, **kwargs)
 
     @classmethod
     def create_from_config(cls, config: Mapping[str, Any]) -> T:
-        """Calls `create(config["type"], **rest_of_config)`.
-
-        Raises:
-            KeyError: the config has no "type", or the type is not registered.
-        """
+        """Calls `create(config["type"], **rest_of_config)`. A KeyError if there is no "type"."""
         if "type" not in config:
             raise KeyError(
                 f'a {cls.kind} config needs a "type", one of {cls.list_available()}; got {dict(config)}'
@@ -95,11 +80,7 @@ class NamedFactory(Generic[T]):
 
     @classmethod
     def class_of(cls, name: str) -> Callable[..., T]:
-        """Returns the class registered under `name`.
-
-        Raises:
-            KeyError: the name is not registered. The message lists the registered names.
-        """
+        """Returns the class registered under `name`."""
         if name not in cls._classes:
             raise KeyError(f"unknown {cls.kind} {name!r}; registered are {cls.list_available()}")
         return cls._classes[name]

@@ -117,8 +117,7 @@ def join(
     Args:
         batches: one batch per part. The batch of a part without samples may have no rows.
         partition: positions of each part's samples in the result, int64 `[samples]`.
-        part_rows: number of rows of each part, including the padding rows after its samples.
-        num_rows: number of rows of the result, including the padding rows after its samples.
+        part_rows, num_rows: rows of each part and of the result, with the padding rows after the samples.
         shared: paths of the values that all samples share.
         whose: name of the function that received the batches, for messages.
         field_lists: paths of lists of tensors that are known to be fields. All others with an entry for each
@@ -173,9 +172,22 @@ def _check_lists(views: Sequence[RowsWithObjects], field_lists: Collection[str])
 
 
 def _join_objects(views: Sequence[RowsWithObjects]) -> None:
-    """Concatenates the arrays and lists of all views, and stores them in the first view."""
+    """Concatenates the arrays and lists of all views, and stores them in the first view.
+
+    Raises:
+        ValueError: views differ in a list, number, or text without rows, such as a loss, or in a dtype.
+    """
     first = views[0]
-    _check_without_rows(views)
+    values = [view.facts() for view in views]
+    hashes = [hash_facts(of_view) for of_view in values]
+    for number in range(len(views)):
+        for path in sorted(values[0].keys() | values[number].keys()):
+            if hashes[0].get(path) != hashes[number].get(path):
+                here, there = values[0].get(path), values[number].get(path)
+                raise ValueError(
+                    f"batches 0 and {number} differ in {path!r}, which does not have an entry for each row: "
+                    f"{here!r:.60} and {there!r:.60}; leave it out, or give it a row per sample"
+                )
     for path in first.objects:
         arrays = [view.objects[path] for view in views]
         filled = [array for array in arrays if len(array)] or arrays[:1]  # empty ones may have any dtype
@@ -187,11 +199,8 @@ def _join_objects(views: Sequence[RowsWithObjects]) -> None:
 
 
 def check_results(fields: Mapping[str, FieldValue], whose: str) -> None:
-    """Checks that all results have rows. `whose` names the function that received them, for messages.
-
-    Raises:
-        ValueError: a result is a single number, such as a loss, which belongs to no sample.
-    """
+    """Raises a ValueError if a result is a single number, such as a loss, which belongs to no sample. `whose`
+    names the function that received the results, for messages."""
     for path, value in fields.items():
         if isinstance(value, torch.Tensor) and not value.dim():
             raise ValueError(
@@ -217,11 +226,8 @@ def shared_in_results(
     A batch may share a "scale", while a worker returns a "scale" per row. For two chunks of 3 rows each,
     `{"scale": s}` and `{"scale": s}` share it, whereas `{"scale": t[:3]}` and `{"scale": t[3:]}` do not.
 
-    Args:
-        values: results of each part.
-        shared: paths of the values that the samples of the batch share.
-        rows: number of rows of each part. Parts without rows are ignored.
-        hashes: hashes of the shared values, by path, as `hashes_at` returns them.
+    The samples of the batch share the values at the paths `shared`, and `hashes_at` returned their `hashes`.
+    Parts without `rows` are ignored.
 
     Raises:
         ValueError: the value at a path could either be shared or have a row per sample.
@@ -234,13 +240,12 @@ def shared_in_results(
         if not has_rows or all(part is at[0] for part in at):
             found.add(path)
         elif len(alike := {_hash(part) for part in at}) == 1:
-            if alike == {(hashes or {}).get(path)}:
-                found.add(path)
-                continue
-            raise ValueError(
-                f"{path!r} is named as shared, and has a row for each row of every part, alike in all: it "
-                "may be either. Rename it if it is a result, else leave it out"
-            )
+            if alike != {(hashes or {}).get(path)}:
+                raise ValueError(
+                    f"{path!r} is named as shared, and has a row for each row of every part, alike in all: "
+                    "it may be either. Rename it if it is a result, else leave it out"
+                )
+            found.add(path)
     return found
 
 
@@ -272,6 +277,7 @@ def _joined_dtype(dtype: np.dtype) -> Any:
     """Returns a key on which joined arrays must agree. Numbers need equal dtypes, whereas texts may differ in
     width, and times in unit. Texts and objects may mix."""
     return dtype if dtype.kind in "biufcV" else "OSU" if dtype.kind in "OSU" else dtype.kind
+<<<<<<< HEAD
 
 
 def _check_without_rows(views: Sequence[RowsWithObjects]) -> None:
@@ -286,3 +292,5 @@ def _check_without_rows(views: Sequence[RowsWithObjects]) -> None:
                     f"batches 0 and {number} differ in {path!r}, which does not have an entry for each row: "
                     f"{here!r:.60} and {there!r:.60}; leave it out, or give it a row per sample"
                 )
+=======
+>>>>>>> cut-ext

@@ -109,8 +109,11 @@ def split_balanced(
     if isinstance(workloads, BatchShuffler):
         shown = view.on_host().to_count().batch
         if groups is None:
-            group_of = _read_groups(workloads, shown, num_real)
-        costs = _costs_of(workloads, shown, batch_size, num_real)
+            columns = [extension.columns(shown).get("groups") for extension in workloads.extensions]
+            group_of = next((of[:num_real].numpy() for of in columns if of is not None), None)
+        whose = f"{type(workloads).__name__}.get_workloads"
+        work = check_work(workloads.get_workloads(shown), batch_size, num_real, whose).numpy()
+        costs = Cost.sum_of_columns(work.shape[1]).of(0, np.zeros(len(work)), work)
     else:
         costs = _checked_costs(workloads, batch_size, num_real)
     partition = refined(costs, num_chunks) if group_of is None else split_groups(costs, group_of, num_chunks)
@@ -172,31 +175,10 @@ def merge(batches: Iterable[Batch], order: SplitOrder) -> Batch:
             at its path, and it has an entry for each row of every chunk.
     """
     batches = list(batches)
-    if len(batches) != len(order.partition):
-        raise ValueError(
-            f"merge got {len(batches)} batches, expected one for each of {len(order.partition)} chunks, "
-            "in the order in which split_balanced returned them"
-        )
     shared = shared_in_results(batches, order.shared_fields, order.chunk_rows, order.shared_hashes)
     return join(
         batches, order.partition, order.chunk_rows, order.batch_size, shared, "merge", order.field_lists
     )
-
-
-def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
-    """Returns the sum of each sample's workload columns, int64 `[samples]`. `batch` is on the host."""
-    whose = f"{type(shuffler).__name__}.get_workloads"
-    work = check_work(shuffler.get_workloads(batch), num_rows, num_real, whose).numpy()
-    return Cost.sum_of_columns(work.shape[1]).of(0, np.zeros(len(work)), work)
-
-
-def _read_groups(shuffler: BatchShuffler, batch: Any, num_real: int) -> np.ndarray | None:
-    """Returns the group of each sample, int64 `[samples]`; None without groups. `batch` is on the host."""
-    for extension in shuffler.extensions:
-        groups = extension.columns(batch).get("groups")
-        if groups is not None:
-            return groups[:num_real].numpy()
-    return None
 
 
 def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:
@@ -204,13 +186,7 @@ def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:
     check_wide(workloads, "workloads")
     if isinstance(workloads, torch.Tensor):
         workloads = workloads.detach().to("cpu", torch.float64).numpy()
-    try:
-        values = np.asarray(workloads, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"workloads are of type {type(workloads).__name__}; expected one number per row, or a "
-            "BatchShuffler (an object, not the class)"
-        ) from error
+    values = np.asarray(workloads, dtype=np.float64)
     _check_one_per_row("workloads", values.shape, num_rows, num_real)
     return as_workloads(values[:num_real])
 

@@ -66,8 +66,8 @@ class LearnedCosts(Extension):
         """Starts to learn for the ranks that plan together, from restored state if there is any."""
         if shuffler.cost is not None:
             raise ValueError(f"cost={shuffler.cost} has no effect with LearnedCosts: leave out one of them")
-        self._extensions, self._group, ranks = shuffler.extensions, shuffler.group, shuffler.group
-        self._learning = Learning(ranks.num_ranks, ranks.rank, self.speed_limit, ranks.hosts, ranks.ranks)
+        self._extensions, self._group = shuffler.extensions, shuffler.group
+        self._learning = Learning(self._group, self.speed_limit)
         if self._restored:
             self._learning.restore(self._restored)
 
@@ -157,7 +157,7 @@ class LearnedCosts(Extension):
             state: state that this rank saved, or the state of another rank without its "times".
 
         Raises:
-            ValueError: `state` has no "learned".
+            KeyError: `state` has no "learned".
             RuntimeError: plans were already made.
         """
         if state:
@@ -168,11 +168,8 @@ class LearnedCosts(Extension):
 def check_waits(
     model: torch.nn.Module, device: torch.device, extensions: Sequence[Extension], loss_reduction: str
 ) -> None:
-    """Checks that measured times contain no waits for other ranks, which would count as computation.
-
-    Raises:
-        ValueError: the times contain such waits, which cannot be subtracted.
-    """
+    """Raises a ValueError if measured times contain waits for other ranks that cannot be subtracted, and so
+    would count as computation."""
     reason = None
     for extension in extensions:
         if extension.waits_on_device and device.type == "cuda":

@@ -12,12 +12,12 @@ import io
 import logging
 import zlib
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...distributed.rank_group import RankGroup
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.step import MOST_ON_THEIR_WAY
 from ...perf_model.cost import LINEAR, NUM_OTHERS, Cost, is_linear, median_error
@@ -75,15 +75,14 @@ class Learned:
 class Learning:
     """Learns sample costs and rank speeds, for one planner.
 
-    Loads follow speeds between 1 / `speed_limit` and `speed_limit`. `hosts` and `names` have an entry for
-    each rank. A name is the number of a rank in the job. `state` is the state before the next plan.
+    Loads follow speeds between 1 / `speed_limit` and `speed_limit`. `state` is the state before the next
+    plan.
     """
 
-    def __init__(
-        self, num_ranks: int, rank: int, speed_limit: float, hosts: Sequence[str], names: Sequence[int]
-    ) -> None:
-        self._num_ranks, self._rank = num_ranks, rank
-        self._hosts, self._names, self._speed_limit = hosts, names, speed_limit
+    def __init__(self, group: RankGroup, speed_limit: float) -> None:
+        num_ranks = self._num_ranks = group.num_ranks
+        self._rank, self._speed_limit = group.rank, speed_limit
+        self._hosts, self._names = group.hosts, group.ranks  # names are numbers of ranks in the job
         self._most_steps = min(max(_TIMES // num_ranks, _FEWEST_STEPS), _MOST_STEPS)
         self.state = Learned.nothing(num_ranks, 0)
         self._first = 0  # number of the first plan of this run
@@ -97,11 +96,7 @@ class Learning:
         self._looked_for_linear = False
 
     def record(self, plan: ShufflePlan, span: ComputeSpan | float) -> None:
-        """Records this rank's time of a plan's step.
-
-        Raises:
-            ValueError: the plan is not among the most recent, or its step already has a time.
-        """
+        """Records this rank's time of a plan's step, as `LearnedCosts.record` describes."""
         number = self.number_of(plan)
         if number in self._times:
             raise ValueError("the plan's step has a time: record each step once, with the sum of its times")
@@ -128,17 +123,11 @@ class Learning:
         return np.concatenate([state_numbers, coefficients.view(np.int64)])
 
     def updated(self, posted: np.ndarray, num_columns: int) -> Learned:
-        """Returns the state for the next plan, updated with the numbers that all ranks posted.
+        """Returns the state for the next plan, updated with `posted`, int64 `[ranks, numbers]`, the results
+        of `to_post` on all ranks. Raises a ValueError on every rank if ranks have restored different states.
 
-        `state` stays the same until `planned`, because a plan may fail and be made again.
-
-        Args:
-            posted: int64 `[ranks, numbers]`, results of `to_post`.
-            num_columns: current number of columns of `get_workloads`. If it has changed, all that was learned
-                is dropped.
-
-        Raises:
-            ValueError: ranks have restored different states. Raised on every rank.
+        `state` stays the same until `planned`, because a plan may fail and be made again. If `num_columns`,
+        the number of columns of `get_workloads`, has changed, all that was learned is dropped.
         """
         if (posted[:, 1] != posted[0, 1]).any():
             raise ValueError(
@@ -167,8 +156,14 @@ class Learning:
                         seconds=np.concatenate([state.seconds, seconds[None]])[-self._most_steps :],
                     )
             state = replace(state, in_flight=state.in_flight[1:])
-        if state.plans - self._last_timed == _NAMED_PLANS:
-            self._name_missing(np.flatnonzero(seconds == 0))
+        if self._rank == 0 and state.plans - self._last_timed == _NAMED_PLANS:
+            missing = [self._names[rank] for rank in np.flatnonzero(seconds == 0).tolist()]
+            logger.warning(
+                f"LearnedCosts has not seen the times of all ranks for {_NAMED_PLANS} plans, and learns "
+                f"nothing from them; they are missing from ranks {missing}. In a loop of your own, call "
+                "record(plan, seconds) on every rank after each step. Pipelines time no step without a "
+                "backward"
+            )
         return state
 
     def speeds(self, state: Learned) -> np.ndarray | None:
@@ -196,11 +191,7 @@ class Learning:
         return replace(cost, median_error=median_error(cost.step_seconds(counts), at_speed_1))
 
     def number_of(self, plan: ShufflePlan) -> int:
-        """Returns the number of a recent plan, counted from 0.
-
-        Raises:
-            ValueError: the plan is not among the most recent.
-        """
+        """Returns the number of a recent plan, counted from 0. Raises a ValueError for any other plan."""
         for kept_plan, number in tuple(self._number_of):  # a copy, because the planning thread appends
             if kept_plan.destination is plan.destination:  # callers hold copies with `job` added
                 return number
@@ -213,9 +204,8 @@ class Learning:
         """Returns the entries of a checkpoint: "learned", the state before a plan, equal on all ranks, and
         "times", this rank's times of the plans in flight then. Waits for the ends of their steps.
 
-        Args:
-            next_plan: number of the first plan whose step has not run, a recent plan or the next one. None
-                means the first plan of the run, even if it is not made yet.
+        `next_plan` is the number of the first plan whose step has not run, a recent plan or the next one.
+        None means the first plan of the run, even if it is not made yet.
         """
         if next_plan is None:
             next_plan = self._first
@@ -233,17 +223,7 @@ class Learning:
 
     def restore(self, saved: dict[str, bytes]) -> None:
         """Restores the entries that `saved` returned. If ranks or hosts have changed, or "times" is missing,
-        only the cost and the number of plans are restored.
-
-        Raises:
-            ValueError: "learned" is missing.
-            RuntimeError: plans were already made.
-        """
-        if "learned" not in saved:
-            raise ValueError(
-                f'what was learned has the keys {sorted(saved)}; expected "learned" and "times", as state '
-                "returned them"
-            )
+        only the cost and the number of plans are restored. A RuntimeError if plans were already made."""
         if self._number_of:
             raise RuntimeError("load_state came after the first plan; call it before")
         self._times.clear()
@@ -286,17 +266,6 @@ class Learning:
             self._looked_for_linear = True
             if is_linear(counts.reshape(-1, counts.shape[-1])):
                 logger.warning(LINEAR)
-
-    def _name_missing(self, ranks: np.ndarray) -> None:
-        """Warns that these ranks have not recorded times."""
-        if self._rank != 0:
-            return
-        logger.warning(
-            f"LearnedCosts has not seen the times of all ranks for {_NAMED_PLANS} plans, and learns nothing "
-            f"from them; they are missing from ranks {[self._names[rank] for rank in ranks.tolist()]}. In a "
-            "loop of your own, call record(plan, seconds) on every rank after each step. Pipelines time no "
-            "step without a backward"
-        )
 
     def _name_slow(self, speeds: np.ndarray) -> None:
         """Warns of each rank that has been slow for long. Call it once per plan."""

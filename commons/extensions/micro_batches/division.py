@@ -40,12 +40,7 @@ def number_micro_batches(
 
 
 def _divide_longest_first(
-    work: np.ndarray,
-    tokens: np.ndarray,
-    max_tokens: int,
-    rank_of: np.ndarray,
-    num_ranks: int,
-    count: int,
+    work: np.ndarray, tokens: np.ndarray, max_tokens: int, rank_of: np.ndarray, num_ranks: int, count: int
 ) -> np.ndarray:
     """Divides all ranks' samples at once into `count` micro-batches. A rank that needs a search gets NONE.
 

@@ -23,7 +23,7 @@ class LookedUp:
     """
 
     def __init__(self, whole: Any, rows: Sequence[torch.Tensor]) -> None:
-        self.tensors: list[_Tensor] = []
+        self.tensors: list[LookedUpTensor] = []
         self._rows = rows
         self._whole = _mapped(self._registered, whole)
         jagged = [tensor for tensor in self.tensors if isinstance(tensor, _Jagged)]
@@ -37,19 +37,14 @@ class LookedUp:
         """Returns the result for a micro-batch."""
         return _mapped(lambda tensor: tensor.part(self._rows[number], number), self._whole)
 
-    def collect_gradients(self) -> None:
-        """Adds the gradients of the last part to the rows of the whole batch."""
-        for tensor in self.tensors:
-            tensor.collect_gradient()
-
-    def _registered(self, value: Any) -> _Tensor:
-        tensor: _Tensor
+    def _registered(self, value: Any) -> LookedUpTensor:
+        tensor: LookedUpTensor
         if isinstance(value, JaggedTensor):
-            tensor = _Jagged(value.values(), value.lengths(), value.weights_or_none())
+            tensor = _Jagged(value)
         elif isinstance(value, KeyedTensor):
-            tensor = _Keyed(value.values(), value.keys(), value.length_per_key())
+            tensor = _Keyed(value)
         elif isinstance(value, torch.Tensor):
-            tensor = _Tensor(value)
+            tensor = LookedUpTensor(value)
         else:
             raise TypeError(
                 f"a sharded module returns a {type(value).__name__}, which cannot be divided into "
@@ -59,12 +54,10 @@ class LookedUp:
         return tensor
 
 
-class _Tensor:
-    """A looked-up tensor with one row per row of the batch.
+class LookedUpTensor:
+    """A looked-up tensor with one row per row of the batch, whose values are `[any, ...]`.
 
-    Attributes:
-        values: values of the whole batch, `[any, ...]`.
-        gradient: gradient of `values` from the parts so far. None before the first one, or if none is needed.
+    `gradient` is that of `values` from the parts so far. None before the first one, or if none is needed.
     """
 
     def __init__(self, values: torch.Tensor) -> None:
@@ -94,18 +87,19 @@ class _Tensor:
         return leaf
 
 
-class _Keyed(_Tensor):
+class _Keyed(LookedUpTensor):
     """The values of a KeyedTensor."""
 
-    def __init__(self, values: torch.Tensor, keys: list[str], widths: list[int]) -> None:
-        super().__init__(values)
-        self._keys, self._widths = keys, widths
+    def __init__(self, whole: KeyedTensor) -> None:
+        super().__init__(whole.values())
+        self._whole = whole
 
     def part(self, rows: torch.Tensor, number: int) -> KeyedTensor:
-        return KeyedTensor(self._keys, self._widths, super().part(rows, number))
+        values = super().part(rows, number)
+        return KeyedTensor(self._whole.keys(), self._whole.length_per_key(), values)
 
 
-class _Jagged(_Tensor):
+class _Jagged(LookedUpTensor):
     """The values of a JaggedTensor.
 
     Attributes:
@@ -113,13 +107,12 @@ class _Jagged(_Tensor):
         totals: sum of the lengths in each micro-batch.
     """
 
-    def __init__(self, values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None) -> None:
-        super().__init__(values)
-        self._weights = weights
-        self.lengths = lengths.long()
+    def __init__(self, whole: JaggedTensor) -> None:
+        super().__init__(whole.values())
+        self._weights, self._dtype = whole.weights_or_none(), whole.lengths().dtype
+        self.lengths = whole.lengths().long()
         self.totals: list[int] = []
         self._starts = self.lengths.cumsum(0) - self.lengths
-        self._dtype = lengths.dtype
 
     def part(self, rows: torch.Tensor, number: int) -> JaggedTensor:
         lengths = self.lengths[rows]

@@ -24,7 +24,7 @@ from ...sequence_batch.packed_rows import to_device_together
 from ...sequence_batch.rows import Rows
 from ...sharded_modules import outermost_sharded
 from .divided_batch import micro_batches, rows_of_micro_batches
-from .looked_up import LookedUp
+from .looked_up import LookedUp, LookedUpTensor
 
 
 def run_micro_batches(
@@ -85,30 +85,29 @@ def run_micro_batches(
     parts, rows = micro_batches(shuffler, batch, plan)
     rank = shuffler.group.rank
     own = plan.rows.loss_tokens[plan.computed_by(rank)]
-    samples = rows_of_micro_batches(plan, rank)
-    loss_tokens = [sum_loss_tokens(own[part_rows]) for part_rows in samples]
+    loss_tokens = [sum_loss_tokens(own[samples]) for samples in rows_of_micro_batches(plan, rank)]
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []
     lookups = _Lookups(model, batch, parts, rows, shuffler.view)
-    total = torch.zeros((), device=device)
-    outputs = []
+    total, outputs = torch.zeros((), device=device), []
     with lookups.in_place(), _GradientsAside(model if trains else None) as dense, _no_reduction(replicated):
         for number, micro_batch in enumerate(parts):
-            lookups.turn_to(number)
+            lookups.number = number
             losses, output = losses_and_output(model(micro_batch))
             loss = loss_sum(losses, loss_reduction, loss_tokens[number], 0.0, failures)
             if trains:
                 with named_range("## backward ##"):
                     (loss * loss_scale).backward()
-                    lookups.collect_gradients()
+                    for looked_up in lookups.tensors():
+                        looked_up.collect_gradient()
             total = total + loss.detach()
             outputs.append(output)
     scaled = total * loss_scale
     if trains:
         _check_static_graphs(model, replicated, dense)
-        pairs = [*lookups.gradients(), *dense.sums.items()]
-        gradients, tensors = [gradient for _, gradient in pairs], [tensor for tensor, _ in pairs]
-        scaled = _HandOut.apply(scaled.requires_grad_(), gradients, *tensors)
+        found = [of for of in lookups.tensors() if of.gradient is not None]
+        gradients = [*(of.gradient for of in found), *dense.sums.values()]
+        scaled = _HandOut.apply(scaled.requires_grad_(), gradients, *(of.values for of in found), *dense.sums)
         for module in replicated:
             # Announce one forward for all micro-batches, so that the module reduces in the coming backward.
             if any(parameter in dense.sums for parameter in module.parameters()):
@@ -182,7 +181,8 @@ def _replicated(module: torch.nn.Module) -> list[DistributedDataParallel]:
 class _Lookups:
     """The lookups of a model's sharded modules for a batch, which its micro-batches share.
 
-    `rows` holds the rows of the batch in each micro-batch, int64. `view` is the shuffler's method.
+    `rows` holds the rows of the batch in each micro-batch, int64. `view` is the shuffler's method. Set
+    `number` to that of the micro-batch that runs.
     """
 
     def __init__(
@@ -203,8 +203,8 @@ class _Lookups:
         self._rows = to_device_together(rows, view(batch).device)
         self._modules = outermost_sharded(model)
         self._found: dict[tuple[ShardedModule, int], LookedUp] = {}  # by module, and number of earlier calls
-        self._calls = Counter[ShardedModule]()
-        self._number = 0
+        self._calls = Counter[tuple[ShardedModule, int]]()  # by module and micro-batch
+        self.number = 0
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -218,34 +218,21 @@ class _Lookups:
                 module.forward = self._forward_of(module, module.forward)
             yield
 
-    def turn_to(self, number: int) -> None:
-        """Makes another micro-batch the current one."""
-        self._number = number
-        self._calls.clear()
-
-    def collect_gradients(self) -> None:
-        """Adds the gradients of the current micro-batch to those of the whole batch."""
-        for found in self._found.values():
-            found.collect_gradients()
-
-    def gradients(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields each looked-up tensor of the whole batch that got a gradient, and the gradient."""
-        for found in self._found.values():
-            for tensor in found.tensors:
-                if tensor.gradient is not None:
-                    yield tensor.values, tensor.gradient
+    def tensors(self) -> list[LookedUpTensor]:
+        """Returns the looked-up tensors of the whole batch."""
+        return [tensor for found in self._found.values() for tensor in found.tensors]
 
     def _forward_of(self, module: ShardedModule, forward: Callable[..., Any]) -> Callable[..., Any]:
         def part(*args: Any, **kwargs: Any) -> Any:
-            key = module, self._calls[module]
-            self._calls[module] += 1
+            key = module, self._calls[module, self.number]
+            self._calls[module, self.number] += 1
             if key not in self._found:
                 _check_no_checkpoint()
                 if not isinstance(forward, BaseForward):  # whose input is distributed already
                     args = tuple(self._whole(value, module) for value in args)
                     kwargs = {name: self._whole(value, module) for name, value in kwargs.items()}
                 self._found[key] = LookedUp(forward(*args, **kwargs), self._rows)
-            return self._found[key].part(self._number)
+            return self._found[key].part(self.number)
 
         return part
 

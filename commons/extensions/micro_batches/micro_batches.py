@@ -110,8 +110,10 @@ class MicroBatches(Extension):
         It replaces `imbalance_after` if ranks wait for each other after every micro-batch. The pipelines here
         wait only once per step.
         """
-        loads = micro_batch_loads(plan)
-        return {"micro_batches": loads.shape[1], "micro_batch_imbalance": time_relative_to_mean(loads)}
+        count = plan.num_parts
+        slots = plan.destination * count + micro_batch_of_rows(plan)
+        loads = np.bincount(slots, plan.rows.workloads, minlength=plan.num_ranks * count).reshape(-1, count)
+        return {"micro_batches": count, "micro_batch_imbalance": time_relative_to_mean(loads)}
 
     def micro_batches(self, batch: Batch, plan: ShufflePlan) -> list[Batch]:
         """Returns the micro-batches of an exchanged batch in order, or only the batch if its plan has none.
@@ -136,11 +138,6 @@ class MicroBatches(Extension):
         """
         rank = self._shuffler.group.rank
         rows_of_each = rows_of_micro_batches(plan, rank)
-        if len(values) != len(rows_of_each):
-            raise ValueError(
-                f"got values of {len(values)} micro-batches, the plan has {len(rows_of_each)}: give a list "
-                "with those of each"
-            )
         counts = [len(rows) for rows in rows_of_each]
         shared = shared_in_results(values, self._shuffler.shared_fields, counts)
         num_rows = int(plan.num_rows[rank]) if isinstance(values[0], BaseBatch) else sum(counts)
@@ -171,10 +168,3 @@ def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
     micro_batch, count = number_micro_batches(work, tokens, cap, plan.destination, plan.num_ranks)
     columns = {**rows.columns, MICRO_BATCH: micro_batch}
     return replace(plan, rows=replace(rows, columns=columns), num_parts=count)
-
-
-def micro_batch_loads(plan: ShufflePlan) -> np.ndarray:
-    """Returns the load of each micro-batch, float64 `[ranks, micro-batches]`."""
-    count = plan.num_parts
-    slots = plan.destination * count + micro_batch_of_rows(plan)
-    return np.bincount(slots, plan.rows.workloads, minlength=plan.num_ranks * count).reshape(-1, count)

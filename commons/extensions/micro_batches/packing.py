@@ -12,13 +12,7 @@ from numpy.typing import ArrayLike
 from ...partition import refine, refined
 from ...partition.kernels import sum_per_part
 from ...partition.problem import heaviest_first, indices_of_parts
-from ...partition.workloads import (
-    MOST_TOKENS,
-    as_integers,
-    as_tokens,
-    as_workloads,
-    check_count,
-)
+from ...partition.workloads import MOST_TOKENS, as_integers, as_tokens, as_workloads, check_count
 
 # Bits of the sum of all work. Micro-batches are sorted by loads of this precision.
 SUM_BITS = 62
@@ -32,8 +26,6 @@ def pack_micro_batches(
     max_tokens: int,
     multiple_of: int = 1,
     min_count: int = 1,
-    *,
-    strict: bool = False,
 ) -> list[np.ndarray]:
     """Divides samples into few micro-batches under a token cap, with loads as equal as possible.
 
@@ -48,26 +40,26 @@ def pack_micro_batches(
             micro-batch of its own, and a warning names it.
         multiple_of: Divisor of the number of micro-batches.
         min_count: Smallest number of micro-batches.
-        strict: Whether a sample above the cap, or an empty micro-batch, is an error.
 
     Returns:
         Indices of the samples of each micro-batch, int64, ascending. The lightest micro-batch comes first. A
         micro-batch is empty only if there are fewer samples than micro-batches.
 
     Raises:
-        ValueError: A value is negative, NaN, or infinite; tokens are not whole numbers; a count is below 1;
-            or `strict` refuses a sample or a micro-batch.
+        ValueError: A value is negative, NaN, or infinite, tokens are not whole, or a count is below 1.
     """
-    samples = check_samples(workloads, tokens, max_tokens, multiple_of, min_count)
-    report_above_cap(*samples[1:], strict)
-    least = int(least_counts(*samples[1:], np.zeros_like(samples[1]), 1)[0])
-    micro_batches = pack(*samples, int(multiple_of), max(int(min_count), least))
-    if strict and len(micro_batches) > len(samples[0]):
-        raise ValueError(
-            f"{len(micro_batches)} micro-batches are needed for {len(samples[0])} samples, and some would be "
-            "empty; lower multiple_of or min_count"
+    work, counts, cap = check_samples(workloads, tokens, max_tokens, multiple_of, min_count)
+    above = np.flatnonzero(counts > cap)
+    if above.size:
+        largest = int(np.argmax(counts))
+        warnings.warn(
+            f"samples {above[:10].tolist()}{' and more' if above.size > 10 else ''} have more than "
+            f"max_tokens={cap} tokens (sample {largest} has {counts[largest]}): each gets a micro-batch of "
+            "its own, which takes more memory than the cap allows",
+            stacklevel=2,
         )
-    return micro_batches
+    least = int(least_counts(counts, cap, np.zeros_like(counts), 1)[0])
+    return pack(work, counts, cap, int(multiple_of), max(int(min_count), least))
 
 
 def pack(
@@ -143,24 +135,6 @@ def check_samples(
         check_count(name, count)
     work = as_integers(as_workloads(workloads), SUM_BITS)
     return work, as_tokens(tokens, len(work)), min(int(max_tokens), MOST_TOKENS)
-
-
-def report_above_cap(tokens: np.ndarray, max_tokens: int, strict: bool) -> None:
-    """Warns the caller's caller of samples above the cap, or raises a ValueError about them if `strict`."""
-    above = np.flatnonzero(tokens > max_tokens)
-    if not above.size:
-        return
-    largest = int(np.argmax(tokens))
-    fault = (
-        f"samples {above[:10].tolist()}{' and more' if above.size > 10 else ''} have more than "
-        f"max_tokens={max_tokens} tokens (sample {largest} has {tokens[largest]})"
-    )
-    if strict:
-        raise ValueError(f"{fault}: raise max_tokens, or leave them out")
-    warnings.warn(
-        f"{fault}: each gets a micro-batch of its own, which takes more memory than the cap allows",
-        stacklevel=3,
-    )
 
 
 def least_counts(tokens: np.ndarray, max_tokens: int, rank_of: np.ndarray, num_ranks: int) -> np.ndarray:

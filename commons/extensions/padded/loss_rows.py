@@ -44,15 +44,8 @@ def spread_loss_rows(
 ) -> np.ndarray:
     """Swaps a row for each run without loss tokens, with the nearest run that keeps some, if limits allow it.
 
-    Args:
-        run_of: int64 `[rows]`, the run of each row, ascending.
-        has_loss: bool `[rows]`, whether a row has loss tokens.
-        work: int64 `[rows, columns]`.
-        tokens: int64 `[rows]`.
-        most_cost, most_tokens: cost and padded tokens that neither of the two runs may exceed.
-
-    Returns:
-        The run of each row, int64 `[rows]`.
+    Takes and returns the run of each row, int64 `[rows]`, ascending in `run_of`. `has_loss` tells which rows
+    have loss tokens. Neither of the two runs may exceed `most_cost` and `most_tokens`, counted with padding.
     """
     counts = np.bincount(run_of, has_loss)
     for run in np.flatnonzero((counts == 0) & (np.bincount(run_of) > 0)).tolist():

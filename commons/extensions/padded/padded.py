@@ -103,11 +103,7 @@ class Padded(Extension):
         ranks_of_runs(numbers, numbers, numbers, 2, 1)
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        """Places samples by runs, or leaves them where they are if that is no slower.
-
-        Raises:
-            ValueError: no runs meet the limits.
-        """
+        """Places samples by runs, or leaves them where they are if that is no slower; see `plan_padded`."""
         tokens = rows.tokens
         alike = tokens.size and 0 < tokens.min() == tokens.max()
         if self._rank == 0 and alike and np.ptp(rows.workloads):

@@ -56,12 +56,10 @@ def plan_padded(
     """Places samples by runs, or leaves them where they are if that is no slower.
 
     If `rows.arguments` has `micro_batch_tokens`, ranks are divided into micro-batches of at most so many
-    padded tokens.
+    padded tokens. `max_rows` and `max_real_tokens` are as in `Padded`.
 
     Args:
-        rows: rows of a step.
         max_tokens: largest number of padded tokens of a rank, or of a micro-batch.
-        max_rows, max_real_tokens: as in `Padded`.
         exchanges: whether rows may move. If not, `max_tokens` has no effect, but the least load is still that
             of runs.
 
@@ -91,12 +89,12 @@ def plan_padded(
     placed = next((division for division in found if division is not None), loaded)
     if placed is loaded and not may_stay:
         placed = _divide_by_tokens(rows, required) or loaded
-    if placed is loaded and not may_stay:
-        raise ValueError(
-            f"no placement of {len(rows.tokens)} samples, the longest of {rows.tokens.max()} tokens, on "
-            f"{rows.num_ranks} ranks meets max_tokens={max_tokens}, which limits rows × longest, and "
-            f"Padded(max_rows={max_rows}): raise the limits, or load fewer samples"
-        )
+        if placed is loaded:
+            raise ValueError(
+                f"no placement of {len(rows.tokens)} samples, the longest of {rows.tokens.max()} tokens, on "
+                f"{rows.num_ranks} ranks meets max_tokens={max_tokens}, which limits rows × longest, and "
+                f"Padded(max_rows={max_rows}): raise the limits, or load fewer samples"
+            )
     # 3. Make the plan of the better one.
     moves = exchanges and (not may_stay or placed.loads.max() < largest)
     chosen = placed if moves else loaded

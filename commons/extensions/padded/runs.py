@@ -75,20 +75,12 @@ def _cut(
 def cut_into_runs(
     work: np.ndarray, tokens: np.ndarray, starts: np.ndarray, num_runs: int, limits: Limits
 ) -> tuple[bool, np.ndarray]:
-    """Cuts lists of samples into runs, in the given order, so that the largest cost in each list is smallest.
+    """Cuts lists of samples into `num_runs` runs each, in the given order, so that the largest cost in each
+    list is smallest. Returns whether the limits allow it, and the end of each run, int64 `[lists, runs]`.
 
     A run has at least one sample, if there are enough. For each list, the search halves the range of costs
-    and steps from one cost that occurs to the next, so that it is exact.
-
-    Args:
-        work: int64 `[samples, columns]`, each at least 0.
-        tokens: int64 `[samples]`.
-        starts: int64 `[lists + 1]`, where each list starts, and the number of samples.
-        num_runs: number of runs of each list.
-        limits: limits of each run.
-
-    Returns:
-        Whether the limits allow such runs, and the end of each run, int64 `[lists, runs]`.
+    and steps from one cost that occurs to the next, so that it is exact. `work`, int64 `[samples, columns]`,
+    is at least 0. `starts`, int64 `[lists + 1]`, tells where each list starts, and the number of samples.
     """
     best, ends = np.zeros((len(starts) - 1, num_runs), np.int64), np.zeros(num_runs, np.int64)
     for number in range(len(best)):
@@ -115,13 +107,8 @@ def cut_into_runs(
 
 @compiled
 def padded_costs(work: np.ndarray, part_of: np.ndarray, num_rows: np.ndarray) -> np.ndarray:
-    """Returns what each part costs, float64 `[parts]`: its rows × the sum over columns of the largest work.
-
-    Args:
-        work: int64 `[samples, columns]`.
-        part_of: int64 `[samples]`, the part of each sample.
-        num_rows: int64 `[parts]`, rows of each part, which may include padding rows.
-    """
+    """Returns what each part costs, float64 `[parts]`: its rows × the sum over columns of the largest work,
+    int64 `[samples, columns]`. `num_rows`, int64 `[parts]`, may include padding rows."""
     largest = np.zeros((len(num_rows), work.shape[1]), dtype=np.int64)
     for sample in range(len(work)):
         for column in range(work.shape[1]):
@@ -135,17 +122,9 @@ def ranks_of_runs(
     run_of: np.ndarray, home: np.ndarray, sizes: np.ndarray, num_ranks: int, per_node: int
 ) -> np.ndarray:
     """Gives each run a rank of its own: the free one that holds most of its bytes, if any; otherwise one in
-    the node that holds most; otherwise any.
+    the node, of `per_node` ranks, that holds most; otherwise any. Returns these ranks, int64 `[num_ranks]`.
 
-    Args:
-        run_of: int64 `[samples]`, ascending, below `num_ranks`. Runs without samples come last.
-        home: int64 `[samples]`, the rank that loaded each sample.
-        sizes: int64 `[samples]`, bytes of each sample.
-        num_ranks: number of ranks.
-        per_node: consecutive ranks per node.
-
-    Returns:
-        The rank of each run, int64 `[num_ranks]`.
+    `run_of`, int64 `[samples]`, ascends, and runs without samples come last. `sizes` are bytes of samples.
     """
     rank_of, is_free = np.full(num_ranks, NONE), np.ones(num_ranks, dtype=np.bool_)
     starts = np.searchsorted(run_of, np.arange(num_ranks + 1))

@@ -21,12 +21,8 @@ __all__ = [
 ]
 # The place of a row in its sample: half-open ranges of its items and tokens, and the totals of the whole
 # sample. A whole sample is a single piece.
-PIECE = np.dtype(
-    [
-        (name, np.int64)
-        for name in ("first_item", "last_item", "num_items", "first_token", "last_token", "num_tokens")
-    ]
-)
+_PIECE_NAMES = ("first_item", "last_item", "num_items", "first_token", "last_token", "num_tokens")
+PIECE = np.dtype([(name, np.int64) for name in _PIECE_NAMES])
 # Places of fields that do not follow the items.
 _OF_WHOLE = ("first", "last", "every")
 _PLACES = ("items", "items_from_end", *_OF_WHOLE)
@@ -69,15 +65,10 @@ class FieldRule:
 def spans(
     rules: Sequence[FieldRule], lengths: np.ndarray, pieces: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the range of a sample's elements that each piece gets in each field.
+    """Returns the range of a sample's elements that each piece gets in each field: inclusive begins and
+    exclusive ends, int64 `[pieces, rules]` each.
 
-    Args:
-        rules: rules of the fields.
-        lengths: int64 `[pieces, rules]`, number of elements in the whole sample.
-        pieces: `[pieces]` of dtype `PIECE`.
-
-    Returns:
-        The inclusive begins and exclusive ends of the ranges, int64 `[pieces, rules]` each.
+    `lengths`, int64 `[pieces, rules]`, are those of the whole samples. `pieces` have the dtype `PIECE`.
     """
     place, unit, before, after = _by_attribute(rules)
     first, last, num_items = (pieces[name][:, None] for name in ("first_item", "last_item", "num_items"))
@@ -93,10 +84,8 @@ def spans(
 def own_spans(
     rules: Sequence[FieldRule], lengths: np.ndarray, pieces: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ranges of `spans`, without elements that earlier pieces of the sample already have.
-
-    Arguments are those of `spans`. One after another, these ranges make up all elements of the sample.
-    """
+    """Returns the ranges of `spans`, without elements that earlier pieces of the sample already have. One
+    after another, these ranges make up all elements of the sample."""
     begin, end = spans(rules, lengths, pieces)
     place, unit, _, after = _by_attribute(rules)
     first, num_items = pieces["first_item"][:, None], pieces["num_items"][:, None]
@@ -177,7 +166,7 @@ class CutRules:
         return sum((counts[name] for name in self.head), np.zeros_like(counts["tokens"]))
 
     def num_items(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the number of items of each sample, int64 `[samples]`, from its counts by name."""
+        """Returns the number of items of each sample, int64 `[samples]`."""
         return np.sum([counts[group.name] // group.elements for group in self.items], axis=0)
 
     def last_cut(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -207,22 +196,15 @@ class CutRules:
         return {"head_tokens": head, "kept_tokens": np.where(kept > 0, counts["tokens"] - before, 0)}
 
     def rule(self, name: str) -> FieldRule:
-        """Returns the rule of a field, a count, or "<field>.<key>".
-
-        Raises:
-            ValueError: there is no such rule.
-        """
+        """Returns the rule of a field, a count, or "<field>.<key>". Raises a ValueError if there is none."""
         for known in (name, name.rpartition(".")[0]):
             if known in self.fields:
                 return self.fields[known]
         raise ValueError(f"cut_rules has no rule for {name!r}; it has {sorted(self.fields)}")
 
     def check(self, schema: Schema, count_names: Sequence[str]) -> None:
-        """Checks that every field and count has a rule.
-
-        Raises:
-            ValueError: a rule is missing or does not fit its field, or planning does not know a counted name.
-        """
+        """Raises a ValueError if a field or count has no rule, or one that does not fit, or if planning does
+        not know a counted name."""
         for field in schema.fields:
             for key in field.keys:
                 rule = self.rule(f"{field.name}.{key}")

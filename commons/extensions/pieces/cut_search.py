@@ -47,9 +47,7 @@ def cut_and_place(
     """Cuts the samples of a step that prevent balance, or exceed `max_tokens`, and places all rows.
 
     Returns the samples, with pieces in place of each cut sample, and the rank of each row, int64 `[rows]`.
-
-    Raises:
-        ValueError: the limits cannot be kept, or no placement was found that keeps them.
+    Raises a ValueError if no placement was found that keeps the limits.
     """
     # Added up one by one, so that all processors get the same last bit.
     total = np.bincount(np.zeros_like(samples.home), samples.workloads, minlength=1)[0]
@@ -103,11 +101,7 @@ def _is_balanced(samples: RowTable, settings: ShufflerSettings, rank_of: np.ndar
 
 
 def _pieces_of_equal_loads(
-    samples: RowTable,
-    settings: ShufflerSettings,
-    cutting: Cutting,
-    mean: float,
-    rank_of: np.ndarray | None,
+    samples: RowTable, settings: ShufflerSettings, cutting: Cutting, mean: float, rank_of: np.ndarray | None
 ) -> tuple[CostRanges, np.ndarray]:
     """Returns as few pieces as balance needs, regardless of `max_tokens`, and their ranks, int64 `[pieces]`.
 

@@ -66,13 +66,11 @@ class Cutting:
         return np.minimum(np.minimum(most, even), last_cut + 1)
 
     def least_costs(self, samples: RowTable, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the least costs at which pieces of the samples `numbers` have `MIN_TOKENS`.
+        """Returns the least costs at which pieces of the samples `numbers` have `MIN_TOKENS`: that of a
+        sample's first piece, and that of any other, int64 `[numbers]` each. The second is the cost of the
+        whole sample if the sample cannot be cut.
 
         Later tokens cost more, so a piece that costs as much as the last `MIN_TOKENS` has at least as many.
-
-        Returns:
-            The least cost of a sample's first piece, and that of any other piece, int64 `[numbers]` each. The
-            second is the cost of the whole sample if the sample cannot be cut.
         """
         counts = _select(self.counts(samples), numbers)
         thrice = {name: np.concatenate([counts_of_all] * 3) for name, counts_of_all in counts.items()}
@@ -114,14 +112,10 @@ class Cutting:
         return numbers[is_new], items[is_new]
 
     def items_before(self, samples: RowTable, numbers: np.ndarray, costs: np.ndarray) -> np.ndarray:
-        """Finds the cuts with the given costs before them, as closely as whole items allow.
+        """Returns the number of items before each cut, int64 `[cuts]`, for which `costs` come before it, as
+        closely as whole items allow. At least `MIN_TOKENS` are on either side.
 
-        Args:
-            samples, numbers: arguments of `cut`, with at least one number.
-            costs: cost before each cut, int64 `[cuts]`, ascending within a sample.
-
-        Returns:
-            The number of items before each cut, int64 `[cuts]`. At least `MIN_TOKENS` are on either side.
+        `numbers` are those of `cut`, at least one. `costs`, int64 `[cuts]`, ascend within a sample.
         """
         chosen, owner = np.unique(numbers, return_inverse=True)
         counts = _select(self.counts(samples), chosen)
@@ -150,12 +144,8 @@ class Cutting:
         return np.minimum(np.maximum(items, first[owner]), last[owner])
 
     def cut(self, samples: RowTable, numbers: np.ndarray, items: np.ndarray) -> RowTable:
-        """Returns the samples, with pieces in place of each cut sample.
-
-        Args:
-            samples: samples as loaded.
-            numbers: sample of each cut, int64 `[cuts]`, ascending.
-            items: number of items before each cut, int64 `[cuts]`, ascending within a sample.
+        """Returns the samples, with pieces in place of each cut sample. `numbers`, int64 `[cuts]`, has the
+        sample of each cut, ascending, and `items` how many items come before it, ascending within a sample.
 
         Raises:
             ValueError: the rules forbid a cut or miscount tokens, or `prefix_cost` returns invalid costs.
@@ -214,11 +204,11 @@ class Cutting:
     ) -> np.ndarray:
         """Returns the place of each piece in its sample, `[pieces]` of dtype `PIECE`."""
         counts = self.counts(samples)
-        num_items = self.rules.num_items(counts)
-        for cut in np.flatnonzero((items < 1) | (items > self.rules.last_cut(counts)[numbers]))[:1]:
+        num_items, last_cut = self.rules.num_items(counts), self.rules.last_cut(counts)[numbers]
+        for cut in np.flatnonzero((items < 1) | (items > last_cut))[:1]:
             raise ValueError(
                 f"cut {cut} of sample {numbers[cut]} is after {items[cut]} items; expected 1 to "
-                f"{self.rules.last_cut(counts)[numbers[cut]]}"
+                f"{last_cut[cut]}"
             )
         follows = np.flatnonzero(sample_of[1:] == sample_of[:-1]) + 1  # the piece after each cut
         tokens = self.rules.tokens_before(items, _select(counts, numbers))

@@ -59,19 +59,12 @@ class PlacedPieces:
         """Returns one of the `row_counts` of the last piece of each row's sample, int64 `[rows of the step]`,
         or zeros if batches do not have this count."""
         rows = self._plan.rows
-        if count not in rows.columns:
-            return np.zeros(len(self._all), dtype=np.int64)
-        counts_of_rows = rows.columns[count]
-        starts = np.flatnonzero(rows.starts_sample)
-        last = np.append(starts[1:], len(counts_of_rows)) - 1
-        return counts_of_rows[last][rows.sample_of]
+        counts = rows.columns.get(count, np.zeros(len(self._all), dtype=np.int64))
+        return counts[np.append(rows.starts_sample[1:], True)][rows.sample_of]
 
     def check_read(self) -> None:
-        """Checks that the model, after running on the batch, has fetched keys and values for its pieces.
-
-        Raises:
-            RuntimeError: the model fetched nothing, or did not land every fetch that it started.
-        """
+        """Raises a RuntimeError if the model, after running on the batch, has fetched no keys and values for
+        its pieces, or did not land every fetch that it started."""
         if self.num_started != self.num_landed:
             raise RuntimeError(
                 f"a model started {self.num_started} fetches for its pieces and landed {self.num_landed}; "
@@ -87,10 +80,8 @@ class PlacedPieces:
     def fetch(self, num_seen: np.ndarray, device: torch.device) -> KeyFetch:
         """Makes the fetch of this batch, which all layers share. Call it on every rank of the group.
 
-        Args:
-            num_seen: number of tokens that the queries of each row see, counted from the start of the row's
-                sample, int64 `[rows of the step]`.
-            device: device of keys and values.
+        `num_seen`, int64 `[rows of the step]`, is the number of tokens that the queries of each row see,
+        counted from the start of the row's sample. `device` is that of keys and values.
         """
         return KeyFetch(self, num_seen, device)
 
@@ -181,11 +172,8 @@ class KeyFetch:
         return dist.all_to_all_single(received, sent, into, out, group=self.group, async_op=True)
 
     def start(self, keys: torch.Tensor, values: torch.Tensor) -> InFlight:
-        """Starts the fetch of one layer. Call it on every rank of the group.
-
-        Args:
-            keys, values: keys and values of the batch, `[tokens, num_heads, head_dim]` each.
-        """
+        """Starts the fetch of one layer. Call it on every rank of the group. `keys` and `values` of the batch
+        are `[tokens, num_heads, head_dim]` each."""
         self.pieces.num_started += 1
         flight = InFlight(self)
         flight.received = _Launch.apply(keys, values, flight)

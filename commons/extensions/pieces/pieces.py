@@ -48,8 +48,8 @@ class Pieces(Extension):
             so compute in int64: the last bits of floats may differ between processors.
 
     Raises:
-        ValueError: when a shuffler is made: it has equal rows, or lacks a method. At the first batch: the
-            batch cannot be cut.
+        AttributeError: when a shuffler is made: it lacks a method.
+        ValueError: when a shuffler is made: it has equal rows. At the first batch: the batch cannot be cut.
     """
 
     name = "pieces"
@@ -79,12 +79,8 @@ class Pieces(Extension):
 
     def setup(self, shuffler: BatchShuffler) -> None:
         """Looks up `prefix_cost` and `cut_rules`."""
-        prefix_cost = self._given or getattr(shuffler, "prefix_cost", None)
-        cut_rules = getattr(shuffler, "cut_rules", None)
-        if prefix_cost is None or cut_rules is None:
-            name = "cut_rules" if cut_rules is None else "prefix_cost"
-            raise ValueError(f"Pieces needs {name}: give {type(shuffler).__name__} this method")
-        self._prefix_cost, self._cut_rules, self._settings = prefix_cost, cut_rules, shuffler.settings
+        self._prefix_cost = self._given or shuffler.prefix_cost
+        self._cut_rules, self._settings = shuffler.cut_rules, shuffler.settings
         self._group, self._counters = shuffler.group, {name: getattr(shuffler, name) for name in _COUNTED}
         self._own_loss_tokens = type(shuffler).get_loss_tokens is not BatchShuffler.get_loss_tokens
         self._checks_cuts = any(extension.verifies for extension in shuffler.extensions)
@@ -130,7 +126,7 @@ class Pieces(Extension):
         if plan.rows.starts_sample.all() or rows.num_samples == len(own):
             return rows
         on_host, pieces = rows.on_host(), plan.rows.columns[COLUMN][own]
-        rules, _ = self._agreed(plan.rows)
+        rules = self._cutting_of(plan.rows).rules
         cut = cut_rows(on_host, pieces, rules)
         if not rules.has_halo:  # with a halo, the batch would count the halo, too
             self._check_counts(cut, plan, own)
@@ -157,23 +153,19 @@ class Pieces(Extension):
     def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
         """Returns the numbers of cut samples and pieces, and this rank's fetched bytes and waiting time."""
         rows_of_each = np.bincount(plan.rows.sample_of)
-        num_cut, pieces = int((rows_of_each > 1).sum()), int(rows_of_each[rows_of_each > 1].sum())
-        ran = self._ran
+        pieces_of_cut, ran = rows_of_each[rows_of_each > 1], self._ran
         return {
-            "samples_cut": num_cut,
-            "pieces": pieces,
+            "samples_cut": len(pieces_of_cut),
+            "pieces": int(pieces_of_cut.sum()),
             "bytes_fetched": 0.0 if ran is None else float(ran.bytes_fetched),
             "fetch_seconds": 0.0 if ran is None else ran.seconds,
         }
 
     def _cutting_of(self, rows: RowTable) -> Cutting:
-        rules, known = self._agreed(rows)
-        return Cutting(rules, known.schema, known.count_names, self._prefix_cost, rows.cost)
-
-    def _agreed(self, rows: RowTable) -> tuple[CutRules, Format]:
-        """Returns the rules and the format that the ranks agreed on at the first batch."""
-        assert rows.format is not None  # the rows were gathered
-        return rows.format.agreed[self.name], rows.format
+        """Returns the rules that the ranks agreed on at the first batch, and the costs."""
+        known = rows.format
+        assert known is not None  # the rows were gathered
+        return Cutting(known.agreed[self.name], known.schema, known.count_names, self._prefix_cost, rows.cost)
 
     def _check_counts(self, cut: Rows, plan: ShufflePlan, own: np.ndarray) -> None:
         """Raises a ValueError unless a cut batch has the token counts that planning got from the rules."""

@@ -259,13 +259,8 @@ class GroupSearch:
 
 
 def number_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
-    """Numbers the groups from 0 in the order of their first samples, int64 `[samples]`.
-
-    A sample with a negative label gets a number of its own: [70, −1, 30, 70] becomes [0, 1, 2, 0].
-
-    Raises:
-        ValueError: `groups` is not one integer per sample.
-    """
+    """Numbers the groups from 0 in the order of their first samples, int64 `[samples]`. A sample with a
+    negative label gets a number of its own: [70, −1, 30, 70] becomes [0, 1, 2, 0]."""
     labels = np.asarray(groups)
     if labels.shape != (num_samples,) or (labels.dtype.kind not in "iu" and num_samples):
         raise ValueError(

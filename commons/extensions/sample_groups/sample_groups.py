@@ -17,7 +17,6 @@ from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
 from ...sequence_batch import BaseBatch
-from ...sequence_batch.row_schema import type_name
 from .groups import COLUMN, MOST_MOVES, MOVES_PER_COPY, compile_search, number_groups, rebalance_groups
 
 if TYPE_CHECKING:
@@ -136,11 +135,7 @@ class SampleGroups(Extension):
         compile_search()
 
     def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
-        """Returns the group of each row, int64 `[batch_size]`.
-
-        Raises:
-            ValueError: the groups are not one integer per row.
-        """
+        """Returns the group of each row, int64 `[batch_size]`. A ValueError if they are no such tensor."""
         groups = self._get_groups(batch)
         shape, is_tensor = (self._view(batch).num_rows,), isinstance(groups, torch.Tensor)
         if not is_tensor or groups.shape != shape or groups.dtype not in (torch.int32, torch.int64):
@@ -152,11 +147,8 @@ class SampleGroups(Extension):
         return {COLUMN: groups.detach().cpu().long()}
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        """Places rows, or strict groups as if each was one row.
-
-        Raises:
-            ValueError: a strict group has more than `max_tokens` tokens. Every rank raises it.
-        """
+        """Places rows, or strict groups as if each was one row. A ValueError on every rank if a strict group
+        is above `max_tokens`."""
         if not self.strict or rows.num_ranks == 1:
             return place(replace(rows, partitioner=self._partitioner))
         group_of = number_groups(rows.columns[COLUMN], len(rows.workloads))
@@ -172,22 +164,11 @@ class SampleGroups(Extension):
         rank_of[order] = place_rows(groups, self._settings)
         return make_plan(rows, rank_of[group_of])
 
-    def _read_feature(self, batch: Any) -> torch.Tensor:
-        name = self.feature
-        if not isinstance(batch, BaseBatch):
-            raise TypeError(
-                f"feature={name!r} is read from a BaseBatch, and this is a {type_name(batch)}: "
-                "give SampleGroups get_groups"
-            )
-        names = batch.features.keys()
-        if name not in names:
-            raise ValueError(
-                f"feature={name!r} is not among the batch's features: {sorted(names)}. For groups from "
-                "elsewhere, give SampleGroups get_groups"
-            )
-        values, lengths = batch.features[name].values(), batch.features[name].lengths().long()
+    def _read_feature(self, batch: BaseBatch) -> torch.Tensor:
+        ids = batch.features[self.feature]
+        values, lengths = ids.values(), ids.lengths().long()
         if values.is_floating_point():
-            raise ValueError(f"feature={name!r} has {values.dtype} values, expected integers")
+            raise ValueError(f"feature={self.feature!r} has {values.dtype} values, expected integers")
         has_group, starts = lengths > 0, lengths.cumsum(0) - lengths
         groups = torch.full_like(lengths, -1)
         # Ids such as hashes may be negative, but a negative group means none.
@@ -210,14 +191,13 @@ def _as_rows(rows: RowTable, group_of: np.ndarray) -> tuple[RowTable, np.ndarray
         np.add.at(sums, group_of, values)
         return sums[order]
 
-    none = np.zeros((count, 0), dtype=np.int64)
     groups = RowTable(
         batch_sizes=rows.batch_sizes,
         num_loaded=np.bincount(home, minlength=num_ranks),
         workloads=summed(rows.workloads),
         tokens=summed(rows.tokens),
         loss_tokens=summed(rows.loss_tokens),
-        key_lengths=none,
+        key_lengths=np.zeros((count, 0), dtype=np.int64),
         sample_bytes=summed(rows.sample_bytes),
         arguments=rows.arguments,
         ranks=rows.ranks,

@@ -134,12 +134,9 @@ class Unshuffle(Extension):
         return move(PackedRows.pack(fields, schema, lengths), to_come, num_rows), to_come
 
     def _check_kind(self, schema: Schema, lists: dict[str, int]) -> None:
-        """Checks that all ranks return values of this kind. Collective if the kind is new or ranks verify.
-
-        Raises:
-            ValueError: ranks differ in the kind, or in lists of plain values beside the tensors; raised on
-                every rank. Or a list has changed; raised on this rank only.
-        """
+        """Raises a ValueError on every rank if ranks differ in the kind, or in lists of plain values beside
+        the tensors, or on this rank only if a list has changed. Collective if the kind is new or ranks
+        verify."""
         if schema in self._agreed and not self._every_call:
             if self._agreed[schema] != lists:
                 raise ValueError(

@@ -33,24 +33,17 @@ class Verification(Extension):
         self._planning, self._exchanging = shuffler.group.channel(), shuffler.group.channel()
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        """Returns the plan, after checking that all ranks have the same one.
-
-        Raises:
-            RuntimeError: the plans differ.
-            Exception: the error of the first rank whose placement failed. Raised on every rank.
-        """
-        channel = self._planning
-        plan: ShufflePlan | None = None
+        """Returns the plan. If plans differ, every rank raises a RuntimeError, and if placement failed on a
+        rank, every rank raises the first such error."""
         failure: Exception | None = None
         try:
             plan = place(rows)
-        except Exception as error:  # raised again on all ranks below
-            failure = error
-        mine = -1 if plan is None else fingerprint(plan)
-        fingerprints = channel.all_gather(np.array([mine]))[:, 0]
+            mine = fingerprint(plan)
+        except Exception as error:
+            failure, mine = error, -1
+        fingerprints = self._planning.all_gather(np.array([mine]))[:, 0]
         if (fingerprints < 0).any():
-            channel.all_gather_objects(None, failure)
-        assert plan is not None  # otherwise the gather above has raised
+            self._planning.all_gather_objects(None, failure)  # raises the failure on all ranks
         _raise_if_different(fingerprints)
         return plan
 
@@ -67,11 +60,8 @@ class Verification(Extension):
         return select_rows([rows], np.zeros(0, dtype=np.int64), planned) if self._more else fields
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Compares each rank's samples with the plan, and with the samples that were loaded.
-
-        Raises:
-            RuntimeError: a rank has the wrong number of samples, or a sample changed. Raised on every rank.
-        """
+        """Raises a RuntimeError on every rank if a rank has another number of samples than planned, or if a
+        sample has changed since it was loaded."""
         view = self._view(batch)
         here, own = plan.computed_by(self._rank), plan.rows.loaded_by(self._rank)
         num_samples = min(view.num_samples, len(here)) if not view.pads else view.num_samples

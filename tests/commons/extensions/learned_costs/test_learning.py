@@ -192,7 +192,7 @@ def test_errors():
         "has no effect with LearnedCosts: leave out one": error_of(_learning, cost=Cost((0.0, 0.0, 1.0))),
         "speed_limit=0.5: expected 1 to": error_of(LearnedCosts, 0.5),
         "an IdentityShuffler moves no samples": error_of(_learning, kind=IdentityShuffler),
-        "has the keys ['times']; expected": error_of(learned(_learning()).load_state, {"times": b""}),
+        "KeyError: 'learned'": error_of(learned(_learning()).load_state, {"times": b""}),
         "load_state came after the first plan": error_of(of.load_state, of.state(plans[-1])),
         "ranks 0 and 1 have restored different states": error_of(resumed.plan, _batch(60)),
     }

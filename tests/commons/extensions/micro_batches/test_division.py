@@ -144,17 +144,6 @@ def test_divide_keeps_every_sample_on_its_rank(data, drawn, num_ranks):
     assert len(ranks[0]) <= max(1, *(best_fit_decreasing(of_rank, cap) for of_rank in of_ranks))
 
 
-def test_strict_refuses_what_is_above_the_cap_and_what_is_empty():
-    tokens = [9, 2, 3, 1]
-    with pytest.raises(ValueError, match=r"samples \[0\] .* max_tokens=8 .*raise max_tokens"):
-        pack_micro_batches(tokens, tokens, max_tokens=8, strict=True)
-    with pytest.raises(ValueError, match=r"6 micro-batches .* empty; lower multiple_of or min_count"):
-        pack_micro_batches(tokens, tokens, max_tokens=9, min_count=6, strict=True)
-    options = {"max_tokens": 9, "multiple_of": 2}
-    result = pack_micro_batches(tokens, tokens, **options, strict=True)
-    assert as_lists(result) == as_lists(pack_micro_batches(tokens, tokens, **options))
-
-
 @pytest.mark.parametrize("longest", [4095, 512])
 @pytest.mark.parametrize("hidden_size", [128, 1024])
 def test_packs_as_evenly_as_refined_under_the_same_cap(hidden_size, longest):

@@ -159,7 +159,7 @@ def test_values_of_other_micro_batches_are_refused():
     count = len(values)
     assert count > 1
     for wrong, words in (
-        (values[1:], f"values of {count - 1} micro-batches, the plan has {count}"),
+        (values[1:], "zip"),
         ([*values[:-1], torch.zeros(len(values[-1]) + 7)], "give join_values a row for each row of the part"),
         ([*values[:-1], values[-1].int()], f"batches 0 and {count - 1} differ: "),
         ([[each, each] for each in values], "list of 2 similar entries"),

@@ -170,7 +170,11 @@ def test_what_cannot_be_cut_and_contracts_that_do_not_fit_are_errors():
         return np.where(tokens == counts["tokens"], tokens**2, counts["tokens"] ** 2 + 1 - tokens)
 
     for make, loaded, expected in (
-        (partial(Changed, prefix_cost=None), batch, "prefix_cost: give Changed this method"),
+        (
+            partial(TokenShuffler, equal_rows=False, extensions=[Pieces()]),
+            batch,
+            "TokenShuffler has no attribute 'prefix_cost'",
+        ),
         (partial(TokenShuffler, extensions=[Pieces()]), batch, "equal_rows=True with Pieces"),
         (
             partial(Changed, get_workloads=lambda batch: batch[0]),
