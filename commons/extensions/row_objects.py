@@ -179,7 +179,7 @@ def _join_objects(views: Sequence[RowsWithObjects]) -> None:
     """
     first = views[0]
     values = [view.facts() for view in views]
-    hashes = [hash_facts(of_view) for of_view in values]
+    hashes = [hashes_of(of_view) for of_view in values]
     for number in range(len(views)):
         for path in sorted(values[0].keys() | values[number].keys()):
             if hashes[0].get(path) != hashes[number].get(path):
@@ -277,20 +277,3 @@ def _joined_dtype(dtype: np.dtype) -> Any:
     """Returns a key on which joined arrays must agree. Numbers need equal dtypes, whereas texts may differ in
     width, and times in unit. Texts and objects may mix."""
     return dtype if dtype.kind in "biufcV" else "OSU" if dtype.kind in "OSU" else dtype.kind
-<<<<<<< HEAD
-
-
-def _check_without_rows(views: Sequence[RowsWithObjects]) -> None:
-    """Raises a ValueError if parts differ in a list, number, or text without rows, such as a loss."""
-    values = [view.facts() for view in views]
-    hashes = [hashes_of(of_view) for of_view in values]
-    for number in range(len(views)):
-        for path in sorted(values[0].keys() | values[number].keys()):
-            if hashes[0].get(path) != hashes[number].get(path):
-                here, there = values[0].get(path), values[number].get(path)
-                raise ValueError(
-                    f"batches 0 and {number} differ in {path!r}, which does not have an entry for each row: "
-                    f"{here!r:.60} and {there!r:.60}; leave it out, or give it a row per sample"
-                )
-=======
->>>>>>> cut-ext

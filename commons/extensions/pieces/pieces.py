@@ -77,7 +77,7 @@ class Pieces(Extension):
         """Returns the name of the process group for the fetch."""
         return ("fetch",)
 
-    def setup(self, shuffler: BatchShuffler) -> None:
+    def setup(self, shuffler: Any) -> None:
         """Looks up `prefix_cost` and `cut_rules`."""
         self._prefix_cost = self._given or shuffler.prefix_cost
         self._cut_rules, self._settings = shuffler.cut_rules, shuffler.settings

@@ -49,22 +49,6 @@ def _step(batch: Any, of: Any = torch.mean, shuffler: BatchShuffler | None = Non
 
 X, NONE = torch.ones(4), torch.empty(0, dtype=torch.int32)
 WRONG = {
-<<<<<<< HEAD
-    "no stage": (
-        lambda: BalanceMeter(Model()),
-        TypeError,
-        "a Model, which has no stage",
-    ),
-=======
-    "a list of ranks": (lambda: Shuffler([0, 1]), TypeError, r"process_group is \[0, 1\].*new_group"),
-    "a backend": (lambda: Shuffler("nccl"), TypeError, "process_group is 'nccl'.*get_group"),
-    "no super": (
-        lambda: WithoutSuper().plan({"x": X}),
-        AttributeError,
-        "WithoutSuper is not set up",
-    ),
-    "no attribute": (lambda: Shuffler().rate, AttributeError, "Shuffler has no attribute 'rate'"),
->>>>>>> cut-ext
     "a step again": (
         lambda: Shuffler().plan(Shuffler().ahead().next_step(iter([{"x": X}]))),
         TypeError,
