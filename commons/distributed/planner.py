@@ -166,7 +166,7 @@ class Planner:
             rows, posted = self._gather.gather(counted, failure, _joined(posts))
         if (
             not rows.batch_sizes.any()
-        ):  # all loaders ended; a resumed run makes no such plan: extensions skip it
+        ):  # all loaders ended. A resumed run has no such plan: extensions skip it
             return self._with_route(place_at_home(rows))
         rows = replace(
             rows,

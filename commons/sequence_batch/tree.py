@@ -121,12 +121,15 @@ def join_path(path: str, key: Hashable) -> str:
 
 def _replace_dataclass(value: Any, parts: Parts) -> Any:
     given = {spec.name for spec in dataclasses.fields(value) if spec.init}
-    if set(inspect.signature(type(value)).parameters) != given:
+    if set(_signature(type(value)).parameters) != given:  # type: ignore[arg-type]
         raise TypeError(
             f"{type_name(value)} cannot be rebuilt by dataclasses.replace: its __init__ takes something "
             f"other than its fields; {TAKE_APART}"
         )
     return dataclasses.replace(value, **{str(name): part for name, part in parts.items()})
+
+
+_signature = functools.cache(inspect.signature)
 
 
 def _dataclass_parts(value: Any) -> Parts:
