@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..perf_model.cost import Cost
-from ..sequence_batch.row_schema import Schema
 from .row_table import RowTable
+
+if TYPE_CHECKING:
+    from ..sequence_batch.row_schema import Schema
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,41 +13,7 @@ import torch.nn.functional as F
 from ..sequence_batch.packed_rows import PackedRows, Selection, gather_fields, to_chunks
 from ..sequence_batch.row_schema import FieldValue, Schema
 from .channel import note_if_lost
-from .shuffle_plan import ShufflePlan
-
-
-@dataclass(frozen=True)
-class Route:
-    """The rows that one rank sends, receives, and ends up with, computed on the host.
-
-    Attributes:
-        leaving: chunks of rows to send, one per receiving rank or one for all. None means no collective.
-        sent_bytes, received_bytes: bytes to and from each rank.
-        arriving: sending ranks, ascending, each with the lengths of its rows, int64 `[rows, keys]`.
-        keeps: whether `placed` selects from the rows that the rank held, followed by the arriving rows. If
-            False, it selects only from the arriving rows.
-        placed: rows that the rank ends up with, padding included.
-        gathers: whether an all-gather sends the rows of every rank to all ranks, padded to equal sizes.
-    """
-
-    leaving: Selection | None
-    sent_bytes: list[int]
-    received_bytes: list[int]
-    arriving: list[tuple[int, np.ndarray]]
-    keeps: bool
-    placed: Selection
-    gathers: bool = False
-
-    def pinned(self) -> Route:
-        """Returns the route with its indices in pinned memory."""
-        leaving = None if self.leaving is None else self.leaving.pinned()
-        return replace(self, leaving=leaving, placed=self.placed.pinned())
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes that this rank sends to other ranks, and receives from them."""
-        first = int(self.gathers)  # one of the equal sizes is for its own bytes
-        return sum(self.sent_bytes[first:]), sum(self.received_bytes[first:])
+from .shuffle_plan import Route, ShufflePlan
 
 
 class RowsOf(NamedTuple):

@@ -15,7 +15,7 @@ from ..perf_model.cost import Cost, sum_counts
 from .row_table import RowTable
 
 if TYPE_CHECKING:
-    from .exchange import Route
+    from ..sequence_batch.packed_rows import Selection
 
 # Name of the column in `RowTable.columns` with each row's micro-batch on its rank, if `num_parts` is not 0.
 MICRO_BATCH = "micro_batch"
@@ -54,6 +54,40 @@ class JobStep:
     def num_ranks(self) -> int:
         """Number of ranks in the job."""
         return len(self.num_placed)
+
+
+@dataclass(frozen=True)
+class Route:
+    """The rows that one rank sends, receives, and ends up with, computed on the host.
+
+    Attributes:
+        leaving: chunks of rows to send, one per receiving rank or one for all. None means no collective.
+        sent_bytes, received_bytes: bytes to and from each rank.
+        arriving: sending ranks, ascending, each with the lengths of its rows, int64 `[rows, keys]`.
+        keeps: whether `placed` selects from the rows that the rank held, followed by the arriving rows. If
+            False, it selects only from the arriving rows.
+        placed: rows that the rank ends up with, padding included.
+        gathers: whether an all-gather sends the rows of every rank to all ranks, padded to equal sizes.
+    """
+
+    leaving: Selection | None
+    sent_bytes: list[int]
+    received_bytes: list[int]
+    arriving: list[tuple[int, np.ndarray]]
+    keeps: bool
+    placed: Selection
+    gathers: bool = False
+
+    def pinned(self) -> Route:
+        """Returns the route with its indices in pinned memory."""
+        leaving = None if self.leaving is None else self.leaving.pinned()
+        return replace(self, leaving=leaving, placed=self.placed.pinned())
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that this rank sends to other ranks, and receives from them."""
+        first = int(self.gathers)  # one of the equal sizes is for its own bytes
+        return sum(self.sent_bytes[first:]), sum(self.received_bytes[first:])
 
 
 @dataclass(frozen=True, eq=False)
