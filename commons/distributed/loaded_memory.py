@@ -38,10 +38,10 @@ class LoadedBatch:
 def _contents(rows: Rows) -> dict[str, bytes]:
     """Returns the bytes of some elements of each host tensor, by its path."""
     found = {}
-    for path, field in rows.fields.items():
-        for part, tensor in parts_of(field).items():
+    for path, leaf in rows.fields.items():
+        for part, tensor in parts_of(leaf).items():
             if tensor.device.type == "cpu":
-                found[path if tensor is field else f"{path}.{part}()"] = _sample_of(tensor)
+                found[path if tensor is leaf else f"{path}.{part}()"] = _sample_of(tensor)
     return found
 
 
