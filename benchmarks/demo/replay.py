@@ -88,7 +88,7 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
     }
     counted = count_rows(shuffler.view(batch), count, [])
     each = batch.batch_size // num_ranks
-    messages = np.zeros(num_ranks, dtype=counted.format.message(0, each))
+    messages = np.zeros(num_ranks, dtype=counted.format.message(np.dtype([]), each))
     messages["num_rows"] = messages["num_real"] = each
     messages["rows"] = counted.numbers.reshape(num_ranks, each)
     rows = replace(counted.format.table(messages), arguments=arguments_of(shuffler.extensions))

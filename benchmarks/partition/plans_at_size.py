@@ -98,7 +98,7 @@ class GatheredStep:
     def of(lengths: np.ndarray, ranks: int) -> GatheredStep:
         """Returns gathered histories of these lengths."""
         rows, row_format = load_histories(lengths, HIDDEN_SIZE, ranks)
-        messages = np.zeros(ranks, dtype=row_format.message(0, ROWS_PER_RANK))
+        messages = np.zeros(ranks, dtype=row_format.message(np.dtype([]), ROWS_PER_RANK))
         messages["num_rows"] = messages["num_real"] = ROWS_PER_RANK
         gathered = messages["rows"]
         gathered["work"] = rows.work.reshape(ranks, ROWS_PER_RANK, -1)

@@ -55,7 +55,7 @@ class Format:
             ]
         )
 
-    def message(self, num_posted: int, num_rows: int, is_wide: bool = False) -> np.dtype:
+    def message(self, posts: np.dtype, num_rows: int, is_wide: bool = False) -> np.dtype:
         """The numbers that a rank sends for a step.
 
         They are whether it failed, whether its rows are wide, a hash of its batch's plain values, its numbers
@@ -66,7 +66,7 @@ class Format:
             [
                 *((name, np.int64) for name in ("failed", "is_wide", "facts", "num_rows", "num_real")),
                 ("padding_lengths", np.int64, (self.schema.num_keys,)),
-                ("posts", np.int64, (num_posted,)),
+                ("posts", posts),
                 ("rows", self.row(is_wide), (num_rows,)),
             ]
         )

@@ -51,10 +51,10 @@ class PlanGather:
 
         Args:
             counted: this rank's rows. None means that its loader has ended, or that it has a `failure`.
-            posts: numbers for the other ranks, int64 `[numbers]`.
+            posts: numbers for the other ranks, `[1]`, with a field for each extension.
 
         Returns:
-            The rows of all ranks, and the posts of all ranks, int64 `[ranks, numbers]`.
+            The rows of all ranks, and the posts of all ranks, `[ranks]`.
 
         Raises:
             ValueError: the formats of batches differ between ranks or steps.
@@ -62,10 +62,10 @@ class PlanGather:
             Exception: the failure of the first rank that has one. Every rank raises it.
         """
         if self.format is None:
-            self._agree(counted, failure, len(posts))
+            self._agree(counted, failure, posts.dtype.itemsize)
         if self.format is None:  # no rank has ever had a batch
             num_ranks = self._channel.num_ranks
-            return RowTable.empty(num_ranks), np.zeros((num_ranks, len(posts)), dtype=np.int64)
+            return RowTable.empty(num_ranks), np.zeros(num_ranks, dtype=posts.dtype)
         facts = 0
         try:
             if counted is not None:
@@ -105,7 +105,7 @@ class PlanGather:
     ) -> np.ndarray:
         """Gathers the messages of all ranks. A message leaves out rows for which it has no room."""
         assert self.format is not None  # ranks have agreed
-        sent = np.zeros(1, dtype=self.format.message(len(posts), self._capacity, self._is_wide))
+        sent = np.zeros(1, dtype=self.format.message(posts.dtype, self._capacity, self._is_wide))
         sent["failed"], sent["facts"], sent["posts"] = failure is not None, facts, posts
         if counted is not None and failure is None:
             sent["num_rows"], sent["num_real"] = counted.batch.num_rows, len(counted.numbers)

@@ -26,7 +26,7 @@ from .shuffle_plan import JobStep, ShufflePlan, sum_loss_tokens
 from .shuffler_settings import ShufflerSettings
 
 
-def _job_message(loss_dtype: str, num_posted: int) -> np.dtype:
+def _job_message(loss_dtype: str, posts: np.dtype) -> np.dtype:
     """The numbers that a rank sends to the whole job after it has planned within its set of ranks."""
     return np.dtype(
         [
@@ -35,7 +35,7 @@ def _job_message(loss_dtype: str, num_posted: int) -> np.dtype:
             *(
                 (name, np.float64) for name in ("load_before", "load", "mean_load")
             ),  # its own; that of its set
-            ("posts", np.int64, (num_posted,)),
+            ("posts", posts),
         ]
     )
 
@@ -121,7 +121,8 @@ class Planner:
         """
         if (error := self.busy()) is not None:
             raise error
-        posts = {of.name: np.zeros(of.num_posted, dtype=np.int64) for of in self._extensions}
+        of_each = [(of.name, np.int64, (of.num_posted,)) for of in self._extensions]
+        posts = np.zeros(1, dtype=of_each)
         if self._job is None:
             return self._plan(batch, failure, posts)
         plan = None
@@ -129,7 +130,10 @@ class Planner:
             plan = self._plan(batch, failure, posts)
         except Exception as error:
             failure = error
-        return self._share(self._job, plan, failure, {of.name: posts[of.name] for of in self._takers})
+        own = np.zeros(1, dtype=[(of.name, posts.dtype[of.name]) for of in self._takers])
+        for extension in self._takers:
+            own[extension.name] = posts[extension.name]
+        return self._share(self._job, plan, failure, own)
 
     def prepare(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
         """Returns this rank's rows to copy and exchange in a step. `rows` is None if its loader has ended."""
@@ -149,28 +153,26 @@ class Planner:
         for extension in self._takers:
             extension.take(posts[extension.name])
 
-    def _plan(
-        self, batch: Rows | None, failure: Exception | None, posts: dict[str, np.ndarray]
-    ) -> ShufflePlan:
+    def _plan(self, batch: Rows | None, failure: Exception | None, posts: np.ndarray) -> ShufflePlan:
         """Plans among the ranks that exchange samples; fills `posts` with this rank's posts."""
         counted: Counted | None = None
         try:
             for extension in self._extensions:
-                posts[extension.name][:] = extension.post()
+                posts[extension.name] = extension.post()
             if batch is not None and failure is None:
                 with named_range("## plan: workloads ##"):
                     counted = self._count(batch)
         except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
             failure = failure or error
         with named_range("## plan: gather ##"):
-            rows, posted = self._gather.gather(counted, failure, _joined(posts))
+            rows, posted = self._gather.gather(counted, failure, posts)
         if (
             not rows.batch_sizes.any()
         ):  # all loaders ended. A resumed run has no such plan: extensions skip it
             return self._with_route(place_at_home(rows))
         rows = replace(
             rows,
-            posts=_by_name(posted, posts),
+            posts={extension.name: posted[extension.name] for extension in self._extensions},
             ranks=self._group.ranks,
             ranks_per_node=self._group.ranks_per_node,
             arguments=self._arguments,
@@ -216,20 +218,20 @@ class Planner:
         job: Channel,
         plan: ShufflePlan | None,
         failure: Exception | None,
-        posts: Mapping[str, np.ndarray],
+        posts: np.ndarray,
     ) -> ShufflePlan:
         """Returns the plan with a `JobStep`, by one all-gather over all ranks of the job.
 
         If there is no plan, `failure` is the reason, and all ranks raise it. Ranks post equally many numbers.
         """
-        own = _joined(posts)
-        sent = np.zeros(1, _job_message("int64" if self.format is None else self.format.loss_dtype, len(own)))
+        loss_dtype = "int64" if self.format is None else self.format.loss_dtype
+        sent = np.zeros(1, _job_message(loss_dtype, posts.dtype))
         try:
             if plan is not None:
                 self._tell(plan, sent)
         except Exception as error:  # such as loss tokens that overflow
             failure = error
-        sent["failed"], sent["posts"] = failure is not None, own
+        sent["failed"], sent["posts"] = failure is not None, posts
         of_ranks = job.all_gather(sent)[:, 0]
         if of_ranks["failed"].any():
             job.all_gather_objects(None, failure)
@@ -240,7 +242,7 @@ class Planner:
             num_loss_tokens=sum_loss_tokens(of_ranks["loss_tokens"]),
             loads_before=of_ranks["load_before"].copy(),
             loads=of_ranks["load"].copy(),
-            posts=_by_name(of_ranks["posts"], posts),
+            posts=of_ranks["posts"],
             total_load=float(of_ranks["mean_load"].sum()),
         )
         return replace(plan, num_parts=int(of_ranks["num_parts"].max()), job=step)
@@ -276,16 +278,6 @@ class Planner:
         if self._exchanges:
             return place(rows, self._settings, self.format is None or self.format.pads)
         return place_at_home(rows)
-
-
-def _joined(posts: Mapping[str, np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype=np.int64), *posts.values()])
-
-
-def _by_name(posted: np.ndarray, posts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the posts of all ranks by name, `[ranks, numbers]` each, from each rank's `_joined` posts."""
-    ends = np.cumsum([len(numbers) for numbers in posts.values()], dtype=np.int64)
-    return dict(zip(posts, np.split(posted, ends, axis=1), strict=False))
 
 
 def _check_same_settings(

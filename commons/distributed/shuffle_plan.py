@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -38,7 +37,7 @@ class JobStep:
     because each set of ranks may learn a cost of its own.
 
     Attributes:
-        posts: posts of extensions with a `take` hook, int64 `[ranks, numbers]` each, by extension name.
+        posts: posts of extensions with a `take` hook, `[ranks]`, with a field for each extension.
         total_load: sum of all workloads, float64.
     """
 
@@ -47,7 +46,7 @@ class JobStep:
     num_placed: np.ndarray
     loads_before: np.ndarray
     loads: np.ndarray
-    posts: Mapping[str, np.ndarray]
+    posts: np.ndarray
     total_load: float
 
     @property
