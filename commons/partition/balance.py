@@ -57,5 +57,4 @@ def lower_bound(
     problem = Problem.of(workloads, num_partitions, equal_size, speeds=speeds)
     if not as_workloads(workloads).any():
         return 1.0
-    total = problem.work.sum()
-    return float(max(1.0, problem.shortest_time() * float(problem.speeds.sum()) / total))
+    return float(max(1.0, problem.shortest_time() * problem.speeds.sum() / problem.work.sum()))

@@ -13,18 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .kernels import NO_CAP, NONE, Limits, bucket, shortest_time, sum_per_part
-from .workloads import (
-    as_integers,
-    as_speeds,
-    as_tokens,
-    as_workloads,
-    bits_of_loads,
-    check_count,
-    check_each,
-    check_tolerance,
-)
+from .workloads import as_capped_tokens, as_integers, as_speeds, as_workloads, check_count, check_tolerance
 
 P = ParamSpec("P")
+
+# Loads are sums of int64, exact in any order, so ties do not depend on how a machine adds. With this many
+# bits, load × speed and load ÷ speed are exact enough in float64.
+LOAD_BITS = 48
 
 
 @dataclass(frozen=True)
@@ -55,9 +50,11 @@ class Problem:
         num_partitions = int(num_partitions)  # a narrow numpy integer would overflow, and recompile
         values = as_workloads(workloads)
         relative = as_speeds(speeds, num_partitions)
-        integers = as_integers(values, bits_of_loads(max(len(values), num_partitions)))
+        # A key also holds a sample or part number, and a difference of two sums takes one more bit.
+        bits = min(LOAD_BITS, 61 - max(len(values), num_partitions).bit_length())
+        integers = as_integers(values, bits)
         order = heaviest_first(integers)
-        amounts = _check_tokens(tokens, max_tokens, token_tolerance, len(values), num_partitions)
+        amounts = as_capped_tokens(tokens, max_tokens, token_tolerance, len(values), num_partitions)
         fewest, most = 0, len(values)
         if equal_size:
             fewest, most = len(values) // num_partitions, -(-len(values) // num_partitions)
@@ -133,10 +130,7 @@ class Problem:
 
 
 def heaviest_first(values: np.ndarray) -> np.ndarray:
-    """Returns the int64 indices that sort int64 `values` from the largest down. Ties keep their order.
-
-    Example: values [5, 7, 5] give [1, 0, 2].
-    """
+    """Returns the int64 indices that sort int64 `values` from the largest down. Ties keep their order."""
     if (values[1:] <= values[:-1]).all():  # often true of tokens in the order of work
         return np.arange(len(values))
     digits = len(values).bit_length()
@@ -160,10 +154,7 @@ def indices_of_parts(part_of: np.ndarray, num_parts: int) -> list[np.ndarray]:
 
 
 def in_lists(place: Callable[P, np.ndarray]) -> Callable[P, list[np.ndarray]]:
-    """Wraps a function that returns each sample's part, so that it returns each part's samples instead.
-
-    The attribute `part_of` of the new function is the original one.
-    """
+    """Turns a function's result, the part of each sample, into lists. Attribute `part_of` is the original."""
     signature = inspect.signature(place)
 
     @functools.wraps(place)
@@ -176,11 +167,7 @@ def in_lists(place: Callable[P, np.ndarray]) -> Callable[P, list[np.ndarray]]:
 
 
 def number_of_part(partition: Sequence[ArrayLike], num_samples: int) -> np.ndarray:
-    """Returns the part of each sample, int64 `[samples]`.
-
-    Raises:
-        ValueError: `partition` does not hold each index below `num_samples` exactly once.
-    """
+    """Returns each sample's part, int64 `[samples]`. Raises ValueError unless each is in exactly one part."""
     parts = [np.asarray(part).reshape(-1) for part in partition]
     indices = np.concatenate(parts) if parts else np.empty(0)
     if not np.array_equal(np.sort(indices), np.arange(num_samples)):  # fractions and NaN equal no index
@@ -196,36 +183,3 @@ def token_goal(total: int, num_parts: int, tolerance: float) -> int:
     """Returns a part's token goal: (1 + tolerance) × the mean, but at least the mean rounded up."""
     goal = (1 + check_tolerance(tolerance, "token_tolerance")) * (total / num_parts)
     return max(-(-total // num_parts), int(min(goal, NO_CAP)))
-
-
-def _check_tokens(
-    tokens: ArrayLike | None,
-    max_tokens: int | None,
-    token_tolerance: float | None,
-    num_samples: int,
-    num_partitions: int,
-) -> np.ndarray:
-    """Checks the arguments. Returns tokens as int64 `[samples]`, in the caller's order, zeros if None."""
-    if tokens is None:
-        for name, value in (("max_tokens", max_tokens), ("token_tolerance", token_tolerance)):
-            if value is not None:
-                raise ValueError(f"{name} is given without tokens")
-        return np.zeros(num_samples, dtype=np.int64)
-    if max_tokens is None and token_tolerance is None:
-        raise ValueError("tokens is given without max_tokens, or token_tolerance in functions that take it")
-    if token_tolerance is not None:
-        check_tolerance(token_tolerance, "token_tolerance")
-    amounts = as_tokens(tokens, num_samples)
-    if max_tokens is None:
-        return amounts
-    check_count("max_tokens", max_tokens, minimum=0)
-    max_tokens = int(max_tokens)
-    check_each(
-        "tokens", amounts, amounts <= max_tokens, f"at most max_tokens={max_tokens}: more fits nowhere"
-    )
-    if amounts.sum() > num_partitions * max_tokens:
-        raise ValueError(
-            f"max_tokens={max_tokens} is too small: {num_partitions} parts hold at most "
-            f"{num_partitions * max_tokens} tokens, the samples have {int(amounts.sum())}"
-        )
-    return amounts

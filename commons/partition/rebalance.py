@@ -40,16 +40,14 @@ def rebalance(
     """Balances parts that already have samples, and moves as few samples as it can.
 
     Args:
-        workloads: Cost of each sample, `[samples]`, non-negative.
+        workloads, num_partitions, equal_size, tokens, max_tokens, speeds: Those of `longest_processing_time`.
         home: Current part of each sample, `[samples]`.
-        num_partitions: Number of parts, at least 1.
         tolerance: Share by which the largest load may exceed the lower bound. None means 0.002, or 0.005 or
             0.01 if tokens would otherwise exceed `token_tolerance`. If no placement is that close, the
             largest load is about (1 + 1.1 · tolerance) × that of `refined`, and never above that of
             equal-size `karmarkar_karp` under the same limits.
         sizes: Cost of moving each sample, such as its bytes, `[samples]`, non-negative. None means 1 each.
         ranks_per_node: Number of consecutive parts per node. None means 1. Samples leave their node last.
-        equal_size, tokens, max_tokens, speeds: Options of `longest_processing_time`.
         token_tolerance: Share by which the fullest part's tokens may exceed the mean. Needs `tokens`. At most
             4% of all samples move for that, and no load rises above the largest, or what `tolerance` allows.
 
@@ -85,18 +83,15 @@ class FromHome:
         homes = np.asarray(home)
         num_samples, num_parts = len(problem.work), problem.num_parts
         if homes.shape != (num_samples,) or homes.dtype.kind not in "biuf":
-            found = f"shape {homes.shape} and dtype {homes.dtype}"
-            raise ValueError(f"home has {found}, expected one part for each of {num_samples} samples")
-        is_part = (homes >= 0) & (homes < num_parts)  # NaN compares as False
-        if homes.dtype.kind == "f":
-            is_part &= homes == np.floor(homes)
+            raise ValueError(f"home has shape {homes.shape} and dtype {homes.dtype}, not one part per sample")
+        is_part = (homes >= 0) & (homes < num_parts) & (homes == np.floor(homes))  # NaN compares as False
         check_each("home", homes, is_part, f"a part from 0 to {num_parts - 1}")
         to_move = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes", num_samples)
         price = problem.sort(as_integers(to_move, PRICE_BITS))
         samples = Samples(problem.work, problem.tokens, problem.sort(homes), price)
-        if per_node is not None:
-            check_count("ranks_per_node", per_node)
-        tolerance, per_node = check_tolerance(tolerance), min(int(per_node or 1), num_parts)
+        per_node = 1 if per_node is None else per_node
+        check_count("ranks_per_node", per_node)
+        tolerance, per_node = check_tolerance(tolerance), min(int(per_node), num_parts)
         return FromHome(problem, samples, tolerance, problem.target_near_home(tolerance), per_node)
 
     def parts(self, for_tokens: Sequence[float] = ()) -> np.ndarray:
@@ -127,9 +122,8 @@ class FromHome:
         relaxed = int(min(attained * (1 + 1.1 * self.tolerance), 2.0**61))
         by_differencing = problem.time_within_limits(difference(problem, problem.num_parts))
         relaxed = max(target, min(relaxed, by_differencing, *map(problem.time, found)))
-        limits = problem.limits(relaxed, per_node)
-        near = samples.home.copy() if not found else found[-1].copy()
-        if settle(samples, limits, near):
+        near = (found or [samples.home])[-1].copy()
+        if settle(samples, problem.limits(relaxed, per_node), near):
             return near
         best = min([*found, *scratch], key=problem.time).copy()
         # `best` is within these limits, so its samples only go home. `time` rounds down, as `limits` does.

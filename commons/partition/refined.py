@@ -107,8 +107,7 @@ def refine(
     tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, len(partition), equal_size, tokens, max_tokens, speeds)
     part_of = problem.sort(number_of_part(partition, len(problem.work)))
-    fault = problem.fault(part_of)
-    if fault is not None:
+    if fault := problem.fault(part_of):
         raise ValueError(fault)
     lower_within(problem, part_of, problem.target_near_home(tolerance))
     return indices_of_parts(problem.unsort(part_of), problem.num_parts)
@@ -116,10 +115,7 @@ def refine(
 
 def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.ndarray:
     """Returns parts, int64 `[samples]`: longest first, else by tokens, and refined if `tolerance` is given.
-
-    Raises:
-        ValueError: neither start keeps to `max_tokens`.
-    """
+    Raises ValueError if neither start keeps to `max_tokens`."""
     if tolerance is None:
         part_of = place_longest_first(problem, problem.target(0.0))
     else:
@@ -190,8 +186,7 @@ def lower_within(problem: Problem, part_of: np.ndarray, target: int) -> int:
         level(samples, problem.limits(tried), found, NO_CAP)
         reached = problem.time(found)
         if reached < time:
-            part_of[:] = found
-            time = reached
+            part_of[:], time = found, reached
         if reached > tried:
             failed = tried
         tried = failed + (time - failed) // 2

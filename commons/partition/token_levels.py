@@ -45,11 +45,11 @@ def level_tokens(
         return
     by_tokens = problem.by_tokens()
     goal = max(goal, int((1 + tolerance) * by_tokens.shortest_time()))
-    if most <= goal:
-        return
     loads, time = sum_per_part(samples.work, part_of, num_parts), problem.time(part_of)
     exchanged, best = _exchanged(by_tokens, samples), part_of
     for target in targets:
+        if most <= goal:
+            break
         most_load = np.maximum(problem.limits(max(target, time)).load, loads)
         limits = by_tokens.limits(goal, per_node)._replace(other=most_load)
         part = part_of[by_tokens.order]
@@ -58,8 +58,6 @@ def level_tokens(
         reached = sum_per_part(tokens, leveled, num_parts).max()
         if reached < most:
             best, most = leveled, reached
-        if most <= goal:
-            break
     part_of[:] = best
 
 

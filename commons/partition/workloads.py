@@ -8,9 +8,6 @@ from numbers import Integral
 import numpy as np
 from numpy.typing import ArrayLike
 
-# Loads are sums of int64, exact in any order, so ties do not depend on how a machine adds. With this many
-# bits, load × speed and load ÷ speed are exact enough in float64.
-LOAD_BITS = 48
 # With a larger ratio, the times of the slowest parts would overflow.
 MAX_SPEED_RATIO = 1000
 # Sums of tokens below this are exact in float64.
@@ -42,16 +39,14 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads", num_samples: int
     """Returns `workloads` as a float64 array `[samples]`.
 
     Raises:
-        ValueError: `workloads` is not one-dimensional, is masked, has a narrow or complex type, has a value
-            that is negative, NaN, or infinite, or does not have `num_samples` values.
+        ValueError: `check_wide` rejects workloads, or they are not `num_samples` finite non-negative numbers.
     """
     if name == "workloads":
         check_wide(workloads, name)
     values = np.asarray(workloads, dtype=np.float64)
     if values.ndim != 1:
         raise ValueError(f"{name} has shape {values.shape}, expected one number per sample")
-    is_valid = (values >= 0) & (values < np.inf)  # NaN compares as False
-    check_each(name, values, is_valid, "a finite number of at least 0")
+    check_each(name, values, (values >= 0) & (values < np.inf), "a finite number of at least 0")
     if num_samples not in (None, len(values)):
         raise ValueError(f"{name} has {len(values)} values for {num_samples} workloads")
     return values
@@ -63,10 +58,7 @@ def check_wide(numbers: object, name: str) -> None:
     if isinstance(numbers, np.ma.MaskedArray):
         raise ValueError(f"{name} is a masked array, whose mask would be lost: fill it, or leave samples out")
     if dtype in _NARROW:
-        raise ValueError(
-            f"{name} is of {dtype}, in which squares and FLOPs overflow silently; compute it in int64, as "
-            "in lengths.long() ** 2 or lengths.astype(np.int64) ** 2"
-        )
+        raise ValueError(f"{name} is of {dtype}, in which FLOPs overflow; compute it from lengths in int64")
     if dtype.startswith("complex"):
         raise ValueError(f"{name} is of {dtype}, expected real numbers")
 
@@ -80,12 +72,6 @@ def as_integers(values: np.ndarray, bits: int) -> np.ndarray:
     return np.maximum(np.rint(np.ldexp(values, shift)), 1).astype(np.int64)
 
 
-def bits_of_loads(count: int) -> int:
-    """Returns the number of bits that the sum of all work may have, so that a key has room for it next to a
-    sample or part number up to `count`. A difference of two sums takes one more bit."""
-    return min(LOAD_BITS, 61 - count.bit_length())
-
-
 def as_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
     """Returns `tokens` as int64 `[samples]`. Raises ValueError unless they are non-negative whole numbers."""
     amounts = as_workloads(tokens, "tokens", num_samples)
@@ -93,6 +79,31 @@ def as_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
     if amounts.sum() >= MOST_TOKENS:
         raise ValueError(f"tokens add up to {amounts.sum():.3g}, expected less than 2**53")
     return amounts.astype(np.int64)
+
+
+def as_capped_tokens(
+    tokens: ArrayLike | None, max_tokens: int | None, tolerance: float | None, count: int, num_parts: int
+) -> np.ndarray:
+    """Checks the options on tokens. Returns those of `count` samples, int64, or zeros for None."""
+    if tokens is None:
+        for name, value in (("max_tokens", max_tokens), ("token_tolerance", tolerance)):
+            if value is not None:
+                raise ValueError(f"{name} is given without tokens")
+        return np.zeros(count, dtype=np.int64)
+    if max_tokens is None and tolerance is None:
+        raise ValueError("tokens is given without max_tokens, or token_tolerance in functions that take it")
+    check_tolerance(tolerance or 0.0, "token_tolerance")
+    amounts = as_tokens(tokens, count)
+    if max_tokens is not None:
+        check_count("max_tokens", max_tokens, minimum=0)
+        check_each("tokens", amounts, amounts <= int(max_tokens), f"at most max_tokens={max_tokens}")
+        room, total = num_parts * int(max_tokens), int(amounts.sum())
+        if total > room:
+            raise ValueError(
+                f"max_tokens={max_tokens} is too small: {num_parts} parts hold at most {room} tokens, "
+                f"the samples have {total}"
+            )
+    return amounts
 
 
 def as_speeds(speeds: ArrayLike | None, num_partitions: int) -> np.ndarray:
@@ -103,9 +114,6 @@ def as_speeds(speeds: ArrayLike | None, num_partitions: int) -> np.ndarray:
     if values.shape != (num_partitions,):
         raise ValueError(f"speeds has shape {values.shape}, expected one for each of {num_partitions} parts")
     check_each("speeds", values, (values > 0) & (values < np.inf), "a finite number above 0")
-    if values.max() > MAX_SPEED_RATIO * values.min():
-        raise ValueError(
-            f"speeds are {values.min()} to {values.max()}, expected the fastest part to be at most "
-            f"{MAX_SPEED_RATIO} times as fast as the slowest"
-        )
+    is_near = MAX_SPEED_RATIO * values >= values.max()
+    check_each("speeds", values, is_near, f"the fastest part to be at most {MAX_SPEED_RATIO} times as fast")
     return values / values.max()
