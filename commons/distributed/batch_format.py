@@ -44,23 +44,22 @@ class Format:
 
     def row(self, is_wide: bool) -> np.dtype:
         """The numbers of a row. Unless it is wide, tokens and whole loss tokens take 4 bytes."""
-        num_keys, tokens = self.schema.num_keys, np.int64 if is_wide else np.int32
+        tokens = np.int64 if is_wide else np.int32
         return np.dtype(
             [
                 ("work", np.int64, (self.num_work,)),
                 ("tokens", tokens),
                 ("loss_tokens", tokens if self.loss_dtype == "int64" else self.loss_dtype),
                 ("columns", np.int64, (len(self.column_names),)),
-                ("key_lengths", np.int32, (num_keys,)),
+                ("key_lengths", np.int32, (self.schema.num_keys,)),
             ]
         )
 
     def message(self, posts: np.dtype, num_rows: int, is_wide: bool = False) -> np.dtype:
         """The numbers that a rank sends for a step.
 
-        They are whether it failed, whether its rows are wide, a hash of its batch's plain values, its numbers
-        of rows and real rows, the summed lengths of its padding rows, its posts, and its rows. A batch has at
-        least one row, so 0 rows mean that a rank has no batch.
+        `facts` is a hash of its batch's plain values. A batch has at least one row, so a `num_rows` of 0
+        means that a rank has no batch.
         """
         return np.dtype(
             [
@@ -113,8 +112,7 @@ class Format:
         for name, value in other.agreed.items():
             if value != self.agreed[name]:
                 raise ValueError(
-                    f"rank {rank}'s batch has {value} for {name}, but that of {whose} has "
-                    f"{self.agreed[name]}; all ranks need the same"
+                    f"rank {rank}'s batch has {value} for {name}, but that of {whose} has {self.agreed[name]}"
                 )
         if str(other) != str(self):
             raise ValueError(

@@ -16,6 +16,7 @@ from ..sequence_batch.packed_rows import PackedRows
 from ..sequence_batch.row_schema import FieldValue
 from ..sequence_batch.rows import Rows
 from .balance_report import WORKLOAD_UNITS
+from .batch_format import Format
 from .count_rows import Counter, of_batch
 from .empty_rank import check_runs_copies
 from .exchange import transfer
@@ -108,15 +109,13 @@ class BatchShuffler(ABC):
         self._take(extensions)
 
     def add_extension(self, extension: Extension) -> None:
-        """Adds an extension, as the constructor does. The shuffler must not have planned a step yet.
+        """Adds an extension, as the constructor does.
 
         Raises:
             RuntimeError: a step was planned, or a pipeline or loop exists. See also the constructor.
         """
         if self.planner.format is not None or self._is_taken:
-            raise RuntimeError(
-                f"this {type(self).__name__} is, or was, in use: add {extension.name} before it plans"
-            )
+            raise RuntimeError(f"this shuffler is, or was, in use: add {extension.name} before it plans")
         before = dict(vars(self))
         try:
             self._take([extension])
@@ -134,10 +133,7 @@ class BatchShuffler(ABC):
         moving = [type(extension).__name__ for extension in ordered if extension.moves]
         if moving and not self.moves_samples:
             off = f"{name}(enabled=False)" if type(self).moves_samples else f"an {name}"
-            raise ValueError(
-                f"{off} moves no samples, as {' and '.join(moving)} would need: leave them out of the "
-                "baseline"
-            )
+            raise ValueError(f"{off} moves no samples, as {' and '.join(moving)} would need: leave them out")
         # Connect the groups now, so that no step waits for a connection.
         uses = ["exchange", *(use for extension in ordered for use in extension.uses(job_device()))]
         # Unlike an identity shuffler, a disabled one still plans among its process group.
@@ -177,24 +173,20 @@ class BatchShuffler(ABC):
         """Returns the number of tokens of each row, `[batch_size]` integers. `batch` is on the host.
 
         Token limits apply to this number, and costs fitted to measured times depend on it. Defaults to
-        `BaseBatch.num_tokens()`. For any other batch, defaults to the number of jagged elements.
+        `BaseBatch.num_tokens()`, or else to the number of jagged elements.
         """
         return self.view(batch).num_tokens()
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the loss tokens of each row, `[batch_size]` non-negative numbers. `batch` is on the host.
 
-        The loss is a mean over these tokens. Return integers, or floats for a weighted mean. All ranks must
-        return the same kind in every step. Defaults to `BaseBatch.num_loss_tokens()`. For any other batch,
-        defaults to one per row.
+        The loss is a mean over these tokens. Return integers, or floats for a weighted mean, the same kind on
+        all ranks and in every step. Defaults to `BaseBatch.num_loss_tokens()`, or else to one per row.
         """
         return self.view(batch).num_loss_tokens()
 
     def plan_over(self, job: RankGroup) -> None:
         """Makes all ranks of the job plan in step from now on, as pipelines require. Collective over the job.
-
-        If ranks exchange in smaller sets, they still plan within their sets, and a second gather gives all
-        ranks numbers for the loss, as `plan.job`. If no shuffler moves samples, `group` becomes all ranks.
 
         Raises:
             ValueError: ranks disagree on which of them exchange with each other. Raised on all ranks.
@@ -229,16 +221,8 @@ class BatchShuffler(ABC):
         | all ranks              | None      | in a pipeline, if no shuffler moves samples             |
         """
         self.group, self._loss_scale = group, LossScale(group)
-        self.planner = Planner(
-            group,
-            job,
-            self.exchanges,
-            self.settings,
-            self.extensions,
-            self.cost,
-            self.shared_fields,
-            self._counters(),
-        )
+        own = self.settings, self.extensions, self.cost, self.shared_fields
+        self.planner = Planner(group, job, self.exchanges, *own, self._counters())
         for extension in self.extensions:
             extension.setup(self)
 
@@ -317,12 +301,11 @@ class BatchShuffler(ABC):
             counts = known.row_counts(plan.rows, plan.rows.loaded_by(rank))
             return rows.with_totals(lengths).with_counts(counts) if rows.pads else rows
         loaded = rows.packed(lengths)
-        self._check_planned(rows, loaded, plan)
+        self._check_planned(rows, loaded, plan, known)
         fields, own, num_rows = self._move(loaded, plan), plan.computed_by(rank), int(plan.num_rows[rank])
         if not (len(own) or rows.pads):  # a copy of a real row
             fields, num_rows = self.planner.spare_row().to(rows.device, non_blocking=True).fields, 1
-        counts = known.row_counts(plan.rows, own)
-        placed = rows.replaced(fields, num_rows, len(own)).with_counts(counts)
+        placed = rows.replaced(fields, num_rows, len(own)).with_counts(known.row_counts(plan.rows, own))
         batch = placed.batch
         for extension in self.extensions:
             batch = extension.after_exchange(batch, plan)
@@ -422,14 +405,12 @@ class BatchShuffler(ABC):
         """
         return self.planner.spare_row().batch
 
-    def _check_planned(self, view: Rows, rows: PackedRows, plan: ShufflePlan) -> None:
+    def _check_planned(self, view: Rows, rows: PackedRows, plan: ShufflePlan, known: Format) -> None:
         """Raises a ValueError unless the fields and the numbers of rows and elements fit the plan."""
-        jagged = [field for field in view.fields.values() if not isinstance(field, torch.Tensor)]
-        elements = [len(field.values()) for field in jagged]
+        elements = [len(of.values()) for of in view.fields.values() if not isinstance(of, torch.Tensor)]
         planned = [sum(of_keys) for of_keys in rows.schema.totals(rows.lengths).values()]
         same_elements = elements == planned or not plan.rows.batch_sizes[self.group.rank]
-        expected = plan.rows.format
-        difference = "" if expected is None else expected.schema.difference(rows.schema)
+        difference = known.schema.difference(rows.schema)
         if difference or view.num_rows != len(rows.lengths) or not same_elements:
             raise ValueError(
                 f"exchange got a batch of {view.num_rows} rows with {elements} elements in its jagged "

@@ -61,9 +61,7 @@ def count_rows(batch: Rows, counters: Mapping[str, Counter], extensions: Sequenc
     _check_detached(batch.fields)
     schema, num_rows, num_real = batch.schema, batch.num_rows, batch.num_samples
     if num_rows == 0:
-        raise ValueError(
-            "a batch of this rank has no rows: skip it in the loader; ranks may have fewer batches"
-        )
+        raise ValueError("a batch has no rows: skip it in the loader; ranks may have fewer batches")
     lengths = read_lengths(batch.fields, schema, num_rows)
     _check_lengths(lengths, schema)
     shown = batch.to_count()
@@ -92,8 +90,7 @@ def count_rows(batch: Rows, counters: Mapping[str, Counter], extensions: Sequenc
 def _check_lengths(lengths: np.ndarray, schema: Schema) -> None:
     """Raises a ValueError for lengths, int64 `[rows, keys]`, that are negative or do not fit in an int32."""
     for row, column in np.argwhere((lengths < 0) | (lengths >= 2**31))[:1]:
-        names = [(field.name, key) for field in schema.jagged_fields for key in field.keys]
-        name, key = names[column]
+        name, key = [(field.name, key) for field in schema.jagged_fields for key in field.keys][column]
         raise ValueError(
             f"field {name!r} has a length of {lengths[row, column]} for row {row}"
             f"{f' of key {key!r}' if key else ''}; expected 0 to 2**31 - 1"
@@ -157,21 +154,15 @@ def check_numbers(
     """
     real = _values_of_rows(returned, num_rows, whose)[:num_real]
     weights = weights and real.is_floating_point()
+    fits = real >= 0
     if weights:
-        fits = real.isfinite()
+        fits &= real.isfinite()
     elif real.is_floating_point():  # NaN is not equal to itself
-        fits = (real == real.round()) & (real < 2.0**63)
-    else:
-        fits = torch.ones_like(real, dtype=torch.bool)
-    for row in torch.nonzero(~(fits & (real >= 0)))[:1, 0].tolist():
-        expected = (
-            "an integer of at least 0, below 2**63; round fractions, scaled up where they are costs. "
-            "Compute products, which may wrap, in int64"
-        )
-        raise ValueError(
-            f"{whose} returned {real[row].item()} for row {row}, expected "
-            f"{'a finite number from 0' if weights else expected}"
-        )
+        fits &= (real == real.round()) & (real < 2.0**63)
+    for row in torch.nonzero(~fits)[:1, 0].tolist():
+        expected = "an integer from 0 to 2**63 - 1: round fractions, scaled up; compute products in int64"
+        expected = "a finite number from 0" if weights else expected
+        raise ValueError(f"{whose} returned {real[row].item()} for row {row}, expected {expected}")
     return real.to(torch.float64 if weights else torch.int64, copy=True)
 
 

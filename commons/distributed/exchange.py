@@ -53,12 +53,10 @@ def direct_route(
 def transfer(
     rows: PackedRows, route: Route, group: Callable[[torch.device], dist.ProcessGroup | None]
 ) -> dict[str, FieldValue]:
-    """Sends and receives rows along a route, and returns the fields that the rank ends up with.
+    """Sends the rows that this rank holds along a route, and returns the fields that it ends up with.
 
-    Takes one collective on bytes for any number of fields, dtypes, and ranks, or none if no row moves. No
-    host-device synchronization.
-
-    `rows` are the rows that this rank holds. `group` returns the process group to use on a device.
+    Takes one collective on bytes for any number of fields, dtypes, and ranks, or none if no row moves. The
+    host does not wait for the device. `group` returns the process group to use on a device.
     """
     sources = [rows] if route.keeps else []
     if route.leaving is not None:
@@ -91,8 +89,7 @@ def route_of(plan: ShufflePlan, rank: int, schema: Schema, exchange: str) -> Rou
         return Route(None, [], [], [], True, selection)
     if exchange == "all_gather":
         return _gathering_route(plan, rank, schema, lengths)
-    own, wanted = rows.loaded_by(rank), plan.computed_by(rank)
-    held = RowsOf(plan.destination[own], lengths)
+    wanted, held = plan.computed_by(rank), RowsOf(plan.destination[rows.loaded_by(rank)], lengths)
     placed = RowsOf(rows.home[wanted], rows.key_lengths[wanted])
     return direct_route(schema, held, placed, rank, plan.num_ranks, num_rows)
 

@@ -26,10 +26,9 @@ Forward = Callable[["Step"], "tuple[torch.Tensor, torch.Tensor, Any]"]
 
 
 class Extension:
-    """An optional part of a shuffler. Each method is a hook into a step.
+    """An optional part of a shuffler, which takes extensions in any order. Each method is a hook into a step.
 
-    A shuffler takes extensions in any order, and `order` decides which one wraps which. The core imports no
-    extension, and no extension with hooks imports another.
+    The core imports no extension, and no extension with hooks imports another.
 
     Attributes:
         name: name of the extension, for messages and for `excludes`.
@@ -149,9 +148,8 @@ def order_extensions(
     return ordered
 
 
-def chain(extensions: Sequence[Extension], hook: str, innermost: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `innermost` in the hook of each extension that overrides it. The first one is outermost."""
-    wrapped = innermost
+def chain(extensions: Sequence[Extension], hook: str, wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function in the hook of each extension that overrides it. The first one is outermost."""
     for extension in reversed(extensions):
         if getattr(type(extension), hook) is not getattr(Extension, hook):
             wrapped = _wrap(getattr(extension, hook), wrapped)

@@ -47,14 +47,11 @@ class PlanGather:
     def gather(
         self, counted: Counted | None, failure: Exception | None, posts: np.ndarray
     ) -> tuple[RowTable, np.ndarray]:
-        """Gathers the rows of all ranks. Collective, even for ranks without a batch.
+        """Gathers the rows and the posts, `[ranks]`, of all ranks. Collective, even without a batch.
 
         Args:
             counted: this rank's rows. None means that its loader has ended, or that it has a `failure`.
             posts: numbers for the other ranks, `[1]`, with a field for each extension.
-
-        Returns:
-            The rows of all ranks, and the posts of all ranks, `[ranks]`.
 
         Raises:
             ValueError: the formats of batches differ between ranks or steps.
@@ -88,9 +85,7 @@ class PlanGather:
         return self.format.table(messages), messages["posts"].copy()
 
     def spare_row(self) -> Rows:
-        """Returns a copy of the row that this rank computes in a step without samples.
-
-        It is padding if batches know it, or else the row of the rank's first batch with the fewest elements.
+        """Returns a copy of the row that this rank computes in a step without samples; see `_row_of`.
 
         Raises:
             RuntimeError: no rank of the group has had a batch yet.
@@ -123,10 +118,8 @@ class PlanGather:
                 batch, num_rows = counted.batch.on_host(), counted.batch.num_rows
                 self._spare, self._is_pinned = _row_of(counted), counted.batch.is_pinned
                 agreed = {of.name: of.agree(batch.batch, counted.format) for of in self._extensions}
-                mine, contents = (
-                    replace(counted.format, agreed=agreed),
-                    contents_of(batch) if self._moves else None,
-                )
+                contents = contents_of(batch) if self._moves else None
+                mine = replace(counted.format, agreed=agreed)
             except Exception as error:
                 failure = error
         agrees, names = self._agrees, self._agrees.ranks
@@ -152,10 +145,7 @@ class PlanGather:
         self._capacity, self.format = max(rows_of_each), formats[first]
 
     def _renew_spare(self, counted: Counted | None, has_batch: np.ndarray) -> None:
-        """Replaces the spare rows of ranks without a batch if what stays with a batch has changed.
-
-        Such are numbers, texts, and tensors that all samples share. Collective.
-        """
+        """Replaces spare rows if what stays with a batch, such as shared tensors, has changed. Collective."""
         rows = self._spare if counted is None else counted.batch.on_host()
         rest = 0 if rows is None else rows.hash_of_rest()
         hashes, sender = self._channel.all_gather(np.array([rest]))[:, 0], int(has_batch.argmax())
@@ -180,7 +170,7 @@ class PlanGather:
 
 
 def _row_of(counted: Counted) -> Rows:
-    """Returns a padding row, or else a copy of the row with the fewest elements, on the host."""
+    """Returns a padding row if batches know it, or else the row with the fewest elements, on the host."""
     batch = counted.batch.on_host()
     elements = counted.numbers["key_lengths"].sum(1, dtype=np.int64)
     row = np.zeros(0, dtype=np.int64) if batch.pads else elements.argmin(keepdims=True)

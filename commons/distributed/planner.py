@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +33,8 @@ def _job_message(loss_dtype: str, posts: np.dtype) -> np.dtype:
         [
             *((name, np.int64) for name in ("failed", "has_batch", "num_placed", "num_parts")),
             ("loss_tokens", loss_dtype),
-            *(
-                (name, np.float64) for name in ("load_before", "load", "mean_load")
-            ),  # its own; that of its set
+            # The loads are its own, and the mean is that of its set.
+            *((name, np.float64) for name in ("load_before", "load", "mean_load")),
             ("posts", posts),
         ]
     )
@@ -73,12 +73,13 @@ class Planner:
         counters: Mapping[str, Counter],
     ) -> None:
         self.ranks, self._group = job or group, group
-        self._extensions, self._cost, self.shared_fields = extensions, cost, shared_fields
-        self._counters = counters
+        self._extensions, self._cost, self._counters = extensions, cost, counters
+        self.shared_fields = shared_fields
         self.verifies = any(extension.verifies for extension in extensions)
         # Within a job, `enabled` may differ: some groups may have a single rank, or be disabled.
-        enabled = {} if job is not None else {"enabled": repr(exchanges)}
-        _check_same_settings(self.ranks, settings, extensions, cost, enabled)
+        own: dict[str, Any] = {} if job is not None else {"enabled": exchanges}
+        own |= {"extensions": [each.name for each in extensions], "cost": cost} | vars(settings)
+        _check_same(self.ranks, own | {each.name: dict(each.settings()) for each in extensions})
         channel = group.channel()
         self._job = None if job is None else job.channel()
         self._gather = PlanGather(channel, self._job or channel, extensions, exchanges)
@@ -121,8 +122,7 @@ class Planner:
         """
         if (error := self.busy()) is not None:
             raise error
-        of_each = [(of.name, np.int64, (of.num_posted,)) for of in self._extensions]
-        posts = np.zeros(1, dtype=of_each)
+        posts = np.zeros(1, dtype=[(of.name, np.int64, (of.num_posted,)) for of in self._extensions])
         if self._job is None:
             return self._plan(batch, failure, posts)
         plan = None
@@ -166,9 +166,8 @@ class Planner:
             failure = failure or error
         with named_range("## plan: gather ##"):
             rows, posted = self._gather.gather(counted, failure, posts)
-        if (
-            not rows.batch_sizes.any()
-        ):  # all loaders ended. A resumed run has no such plan: extensions skip it
+        if not rows.batch_sizes.any():
+            # All loaders ended. A resumed run has no such plan, so extensions skip it.
             return self._with_route(place_at_home(rows))
         rows = replace(
             rows,
@@ -201,10 +200,8 @@ class Planner:
             return
         batch.tree.check_attributes()
         if type(batch.batch) is not self._batch_type:
-            raise TypeError(
-                f"a batch is a {type_name(batch.batch)}, and the first was a "
-                f"{self._batch_type.__qualname__}; all must be of one type"
-            )
+            first = self._batch_type.__qualname__
+            raise TypeError(f"a batch is a {type_name(batch.batch)}, and the first was a {first}")
 
     def _with_route(self, plan: ShufflePlan) -> ShufflePlan:
         """Returns the plan with this rank's route, so that the training thread only launches copies."""
@@ -214,15 +211,11 @@ class Planner:
         return replace(plan, route=route.pinned() if job_device().type == "cuda" else route)
 
     def _share(
-        self,
-        job: Channel,
-        plan: ShufflePlan | None,
-        failure: Exception | None,
-        posts: np.ndarray,
+        self, job: Channel, plan: ShufflePlan | None, failure: Exception | None, posts: np.ndarray
     ) -> ShufflePlan:
         """Returns the plan with a `JobStep`, by one all-gather over all ranks of the job.
 
-        If there is no plan, `failure` is the reason, and all ranks raise it. Ranks post equally many numbers.
+        If there is no plan, `failure` is the reason, and all ranks raise it.
         """
         loss_dtype = "int64" if self.format is None else self.format.loss_dtype
         sent = np.zeros(1, _job_message(loss_dtype, posts.dtype))
@@ -280,22 +273,9 @@ class Planner:
         return place_at_home(rows)
 
 
-def _check_same_settings(
-    ranks: RankGroup,
-    settings: ShufflerSettings,
-    extensions: Sequence[Extension],
-    cost: Cost | None,
-    others: Mapping[str, str],
-) -> None:
+def _check_same(ranks: RankGroup, settings: Mapping[str, Any]) -> None:
     """Checks that ranks agree on settings, before `setup` waits for ranks that lack an extension."""
-    described = {
-        **others,
-        "extensions": repr([extension.name for extension in extensions]),
-        "cost": repr(cost),
-    }
-    described |= {field.name: repr(getattr(settings, field.name)) for field in fields(settings)}
-    described |= {extension.name: repr(dict(extension.settings())) for extension in extensions}
-    gathered = ranks.all_gather_objects(described)
+    gathered = ranks.all_gather_objects({name: repr(value) for name, value in settings.items()})
     for rank, others in zip(ranks.ranks, gathered, strict=True):
         for name, expected in gathered[0].items():
             if others.get(name) != expected:

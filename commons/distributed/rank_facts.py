@@ -28,8 +28,7 @@ Contents = tuple[dict[str, int], dict[str, int], dict[str, int]]
 class RankFacts:
     """Compares the plain values of batches, such as a longest length, and warns once of each that differs.
 
-    The ranks of `channel`, which exchange samples, compare a hash of all values in each step, and gather the
-    values only if the hashes differ.
+    Ranks compare a hash of all values in each step, and gather the values only if the hashes differ.
     """
 
     def __init__(self, channel: Channel) -> None:

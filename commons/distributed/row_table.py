@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,9 +20,8 @@ class RowTable:
     """The rows that ranks loaded for one step, as arrays of numbers.
 
     Rows are numbered across ranks: the real rows of rank 0's batch, then those of rank 1's, and so on. A row
-    is a whole sample, or a piece of one. The pieces of a sample follow one another.
-
-    Arrays are read-only views of the given arrays.
+    is a whole sample, or a piece of one. The pieces of a sample follow one another. Arrays are read-only
+    views of the given ones.
 
     Attributes:
         batch_sizes: int64 `[ranks]`, rows of each rank's batch, padding included; 0 for a rank without one.
@@ -66,8 +65,6 @@ class RowTable:
     speeds: np.ndarray | None = None
     ranks_per_node: int | None = None
     format: Format | None = None
-
-    _per_rank: ClassVar = ("batch_sizes", "num_loaded", "padding_lengths", "speeds")
 
     def __post_init__(self) -> None:
         num_columns = 1 if self.work is None else max(self.work.shape[1], 1)
@@ -140,7 +137,8 @@ class RowTable:
 
     def take(self, numbers: np.ndarray) -> RowTable:
         """Returns the rows with these ascending numbers, which may repeat. Each row keeps its home."""
-        per_row = {name: of for name, of in self._arrays().items() if name not in self._per_rank}
+        per_rank = ("batch_sizes", "num_loaded", "padding_lengths", "speeds")
+        per_row = {name: of for name, of in self._arrays().items() if name not in per_rank}
         taken: dict[str, Any] = {name: array.take(numbers, axis=0) for name, array in per_row.items()}
         num_loaded = np.bincount(self.home.take(numbers), minlength=self.num_ranks)
         return replace(

@@ -205,12 +205,7 @@ def sum_loss_tokens(loss_tokens: np.ndarray) -> int | float:
     """
     if loss_tokens.dtype.kind == "f":
         return math.fsum(loss_tokens)
-    if loss_tokens.sum(dtype=np.float64) >= _MOST_TOKENS:
-        raise OverflowError(
-            f"loss tokens add up to {sum(loss_tokens.tolist())}, more than int64 holds; get_loss_tokens "
-            "counts the labels of each row"
-        )
+    if loss_tokens.sum(dtype=np.float64) >= 2.0**63:
+        total = sum(loss_tokens.tolist())
+        raise OverflowError(f"loss tokens add up to {total}, more than int64 holds: check get_loss_tokens")
     return int(loss_tokens.sum())
-
-
-_MOST_TOKENS = 2.0**63

@@ -15,8 +15,7 @@ from ..sequence_batch.rows import Rows
 from ..sequence_batch.tree import take_apart
 from .shuffle_plan import ShufflePlan
 
-# Most steps in flight, from the one being planned to the one in training. A pipeline plans up to six before
-# it runs the first.
+# Most steps from the one being planned to the one in training. A pipeline plans up to six before the first.
 MOST_ON_THEIR_WAY = 8
 
 
