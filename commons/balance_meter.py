@@ -211,8 +211,7 @@ def window_figures(
         "counts_after": mean_of_rank("counts_after"),
     }
     if all("predicted_seconds" in sums for sums in of_ranks):
-        predicted = np.array([sums["predicted_seconds"] for sums in of_ranks])
-        figures["predicted_ms"] = rounded(predicted.mean(1) * 1e3)
+        figures["predicted_ms"] = rounded(np.mean([sums["predicted_seconds"] for sums in of_ranks], 1) * 1e3)
         figures["speeds"] = mean_of_rank("rank_speeds")
     of_extensions = [of_step for sums in of_ranks for of_step in sums["extensions"]]
     for name in dict.fromkeys(itertools.chain.from_iterable(of_extensions)):
@@ -237,9 +236,7 @@ def _imbalance(loads: np.ndarray) -> float:
 
 def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:
     """Returns the mean of an imbalance over steps, weighted by each step's total load, as in `_imbalance`.
-
-    With weights that are the same before and after, the means' ratio is that of the steps' largest loads.
-    """
+    With weights that are the same before and after, the means' ratio is that of the steps' largest loads."""
     totals = [report.job_total_load or report.job_loads_after.sum() for report in reports]
     largest = sum(total * getattr(report, name) for total, report in zip(totals, reports, strict=True))
     return float(largest / sum(totals)) if sum(totals) else 1.0

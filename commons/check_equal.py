@@ -29,8 +29,7 @@ _ROUNDINGS, _MOST_ROUNDING = 4, 0.1
 _CAUSES = (
     "a sample's loss depends on the samples beside it (dropout, batch normalization, in-batch negatives, "
     "pairs or lists of rows, which SampleGroups(strict=True) keeps whole, numbers of rows, a scale by the "
-    'longest sequence of the batch), get_loss_tokens does not count what the model\'s "mean" '
-    "divides by, or "
+    'longest sequence of the batch), get_loss_tokens does not count what the model\'s "mean" divides by, or '
 )
 _OF_ROUNDING = (
     "a gradient cancels to rounding alone, as that of the bias of a softmax's keys: compare without that "
@@ -127,9 +126,9 @@ def check_equal(
 
     Raises:
         DifferentTrainingError: the two runs differ by more. The message has them, and their usual causes.
-        ValueError: `loss_reduction` is "sum" and the model returns a mean, or the other way round. Or the
-            comparison is void: there are no batches, no sample moved, a parameter changed too
-            little or is not finite with balancing off, or the runs differ in initial model or batches.
+        ValueError: `loss_reduction` is "sum" and the model returns a mean, or the other way round. Or
+            the comparison is void: there are no batches, no sample moved, a parameter changed too little or
+            is not finite with balancing off, or the runs differ in initial model or batches.
     """
     off, on = (_train(make_pipeline, enabled, steps, seed) for enabled in (False, True))
     differing = [

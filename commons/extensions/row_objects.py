@@ -143,9 +143,7 @@ def join(
         view.tree.check_replaceable()
         views.append(view)
         if difference := views[0].schema.difference(view.schema):
-            raise ValueError(
-                f"batches 0 and {number} differ: {difference}; give {whose} the same fields of all parts"
-            )
+            raise ValueError(f"batches 0 and {number} differ: {difference}; give {whose} the same fields")
         positions[samples] = first + np.arange(len(samples))
         first += view.num_rows
     if field_lists is not None:
@@ -163,20 +161,15 @@ def join(
 
 def _check_lists(views: Sequence[RowsWithObjects], field_lists: Collection[str]) -> None:
     """Raises a TypeError if a list of tensors may be samples: it has an entry for each row of every part.
-
-    In parts of other sizes, the tensors of a list of samples have other numbers of rows, which is an error.
-    """
+    In parts of other sizes, a list of samples has tensors with other numbers of rows, which is an error."""
     for path in views[0].tree.tensor_lists().keys() - field_lists if views else ():
         if all(len(view.tree.tensor_lists().get(path, ())) == view.num_rows for view in views):
             views[0].tree.check_no_samples(views[0].num_rows)
 
 
 def _join_objects(views: Sequence[RowsWithObjects]) -> None:
-    """Concatenates the arrays and lists of all views, and stores them in the first view.
-
-    Raises:
-        ValueError: views differ in a list, number, or text without rows, such as a loss, or in a dtype.
-    """
+    """Concatenates the arrays and lists of all views, and stores them in the first view. Raises a
+    ValueError if views differ in a list, number, or text without rows, such as a loss, or in a dtype."""
     first = views[0]
     values = [view.facts() for view in views]
     hashes = [hashes_of(of_view) for of_view in values]
@@ -192,9 +185,7 @@ def _join_objects(views: Sequence[RowsWithObjects]) -> None:
         arrays = [view.objects[path] for view in views]
         filled = [array for array in arrays if len(array)] or arrays[:1]  # empty ones may have any dtype
         if len(dtypes := {_joined_dtype(array.dtype) for array in filled}) > 1:
-            raise ValueError(
-                f"batches have other dtypes in {path!r}: {sorted(map(str, dtypes))}; expected one"
-            )
+            raise ValueError(f"batches have other dtypes in {path!r}: {sorted(map(str, dtypes))}")
         first.objects[path] = np.concatenate(filled)
 
 

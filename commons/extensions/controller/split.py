@@ -81,8 +81,7 @@ def split_balanced(
 
     Returns:
         The chunks, and the order, which `merge` needs. Chunks are batches of the same kind, each in memory of
-        its own. Their samples keep the order of the batch, and padding rows follow. The order's `num_samples`
-        counts the samples.
+        its own. Their samples keep the order of the batch, and padding rows follow.
 
     Raises:
         ValueError: `num_chunks` is below 1; workloads or groups do not have one entry per row; a workload is
@@ -201,9 +200,7 @@ def _numbered_groups(groups: Any, num_rows: int, num_real: int) -> np.ndarray:
     number_of = []
     for sample, label in enumerate(labels[:num_real]):
         if not isinstance(label, Integral | str):
-            raise TypeError(
-                f"groups[{sample}] is {label!r}, expected an integer or a string that names the group"
-            )
+            raise TypeError(f"groups[{sample}] is {label!r}, expected an integer or a string")
         number_of.append(numbers.setdefault(label, len(numbers)))
     return np.array(number_of, dtype=np.int64)
 
@@ -211,6 +208,5 @@ def _numbered_groups(groups: Any, num_rows: int, num_real: int) -> np.ndarray:
 def _check_one_per_row(name: str, shape: tuple[int, ...], num_rows: int, num_real: int) -> None:
     if shape not in ((num_rows,), (num_real,)):
         raise ValueError(
-            f"{name} has shape {shape}, expected one for each of {num_rows} rows, or only for "
-            f"the {num_real} real ones"
+            f"{name} has shape {shape}, expected one for each of {num_rows} rows, or {num_real} real ones"
         )

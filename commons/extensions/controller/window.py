@@ -76,8 +76,7 @@ def balance_window(
         targets = _set_targets(problem, num_partitions, num_steps, max(limit * margin, 1.0))
         found = _make_plans(problem, targets)
         plans += found
-        is_beyond, _ = _rank(problem, found[0], num_steps, limit)
-        if not is_beyond:
+        if not _rank(problem, found[0], num_steps, limit)[0]:  # within the limit
             break
     best = min(plans, key=lambda plan: _rank(problem, plan, num_steps, limit))
     if _rank(problem, best, num_steps, limit)[0]:  # beyond the limit

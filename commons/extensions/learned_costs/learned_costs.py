@@ -170,10 +170,8 @@ def check_waits(
 ) -> None:
     """Raises a ValueError if measured times contain waits for other ranks that cannot be subtracted, and so
     would count as computation."""
-    reason = None
-    for extension in extensions:
-        if extension.waits_on_device and device.type == "cuda":
-            reason = extension.waits_on_device
+    waits = [extension.waits_on_device for extension in extensions if extension.waits_on_device]
+    reason = waits[-1] if waits and device.type == "cuda" else None
     if loss_reduction == "global_mean":
         reason = 'loss_reduction="global_mean" means that the model waits for the other ranks\' counts'
     for module in model.modules():
@@ -182,10 +180,7 @@ def check_waits(
         elif isinstance(module, FullyShardedDataParallel | FSDPModule):
             reason = "a fully sharded module waits for its parameters within a step"
         elif isinstance(module, DistributedDataParallel) and module.will_sync_module_buffers():
-            reason = (
-                "DistributedDataParallel waits for rank 0's buffers at the start of a step, unless "
-                "broadcast_buffers=False"
-            )
+            reason = "DistributedDataParallel waits for rank 0's buffers, unless broadcast_buffers=False"
     if reason is not None:
         raise ValueError(
             f"LearnedCosts: {reason}, and that cannot be told from computation; use workloads, or the cost "

@@ -75,8 +75,7 @@ class Learned:
 class Learning:
     """Learns sample costs and rank speeds, for one planner.
 
-    Loads follow speeds between 1 / `speed_limit` and `speed_limit`. `state` is the state before the next
-    plan.
+    Loads follow speeds between 1 / `speed_limit` and `speed_limit`. `state` is that before the next plan.
     """
 
     def __init__(self, group: RankGroup, speed_limit: float) -> None:
@@ -207,9 +206,7 @@ class Learning:
         `next_plan` is the number of the first plan whose step has not run, a recent plan or the next one.
         None means the first plan of the run, even if it is not made yet.
         """
-        if next_plan is None:
-            next_plan = self._first
-        state = self._states.get(next_plan, self.state)
+        state = self._states.get(self._first if next_plan is None else next_plan, self.state)
         before = range(state.plans - len(state.in_flight), state.plans)
         times = np.array([self._seconds(number) for number in before])
         learned = _to_bytes(

@@ -78,8 +78,7 @@ def micro_batch_imbalance(workloads: ArrayLike, micro_batches: Sequence[Sequence
     """Returns the sum over k of the largest load of a k-th micro-batch, ÷ the mean load of a rank.
 
     This is the relative time of a step whose ranks wait for each other after every micro-batch; 1.0 is
-    perfect. Benchmarks and reports use it. Placements do not, because the pipelines here wait once per step.
-    `micro_batches` holds the sample indices of each micro-batch of each rank.
+    perfect. `micro_batches` holds the sample indices of each micro-batch of each rank.
     """
     values = as_workloads(workloads)
     loads = np.array([[values[indices].sum() for indices in rank] for rank in micro_batches])

@@ -241,8 +241,7 @@ class _Lookups:
         if id(value) not in self._whole_of:
             raise RuntimeError(
                 f"{type(module).__name__} is called with a {type(value).__name__} that is no field of "
-                "the batch. To look tables up once for all micro-batches, the model has to call them on "
-                "a field of the batch, as in self.embeddings(batch.features)"
+                "the batch. Call it on one, as in self.embeddings(batch.features), to look tables up once"
             )
         return self._whole_of[id(value)][0]
 
@@ -323,7 +322,6 @@ class _HandOut(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError(
-                "the loss of micro-batches was backpropagated twice: their graphs are gone after the first "
-                "time, as without retain_graph; add up losses before one backward"
+                "the loss of micro-batches was backpropagated twice: add up losses before one backward"
             )
         return None, None, *(gradient.mul_(loss_gradient) for gradient in gradients)

@@ -155,9 +155,8 @@ class MicroBatches(Extension):
         self._longest_named = int(tokens[longest])
         logger.warning(
             f"row {row} of a batch of rank {ranks.ranks[rank]} has {self._longest_named} tokens, above "
-            f"MicroBatches.max_tokens={self.max_tokens}: it gets a micro-batch of its own, which takes more "
-            "memory than the cap allows; truncate histories, raise the cap, or override get_tokens, which "
-            "counts them. Shorter ones will not be named"
+            f"MicroBatches.max_tokens={self.max_tokens}: it gets a micro-batch of its own. Truncate "
+            "histories, raise the cap, or override get_tokens. Shorter ones will not be named"
         )
 
 

@@ -21,11 +21,7 @@ TOLERANCE = 0.005
 
 
 def pack_micro_batches(
-    workloads: ArrayLike,
-    tokens: ArrayLike,
-    max_tokens: int,
-    multiple_of: int = 1,
-    min_count: int = 1,
+    workloads: ArrayLike, tokens: ArrayLike, max_tokens: int, multiple_of: int = 1, min_count: int = 1
 ) -> list[np.ndarray]:
     """Divides samples into few micro-batches under a token cap, with loads as equal as possible.
 
@@ -54,8 +50,7 @@ def pack_micro_batches(
         largest = int(np.argmax(counts))
         warnings.warn(
             f"samples {above[:10].tolist()}{' and more' if above.size > 10 else ''} have more than "
-            f"max_tokens={cap} tokens (sample {largest} has {counts[largest]}): each gets a micro-batch of "
-            "its own, which takes more memory than the cap allows",
+            f"max_tokens={cap} tokens (sample {largest} has {counts[largest]}), and share no micro-batch",
             stacklevel=2,
         )
     least = int(least_counts(counts, cap, np.zeros_like(counts), 1)[0])

@@ -196,9 +196,7 @@ def _fewest_parts(
 
 def _deal(costs: np.ndarray, num_ranks: int) -> tuple[np.ndarray, np.ndarray]:
     """Deals runs in rounds, from the heaviest on, each to the part with the least load so far.
-
-    Returns the part of each run, and its number in that part, the lightest first.
-    """
+    Returns the part of each run, and its number in that part, the lightest first."""
     part_of, number, loads = np.arange(len(costs)), np.zeros(len(costs), np.int64), np.zeros(num_ranks)
     rounds = np.argsort(-costs, kind="stable").reshape(-1, num_ranks)
     if len(rounds) > 1:  # a single run of each part keeps its number

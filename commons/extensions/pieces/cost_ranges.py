@@ -111,9 +111,7 @@ def _level(
     goal: int,
 ) -> np.ndarray:
     """Shrinks or moves pieces in place. Returns the cuts, int64 `[4, cuts]`: (piece, begin, end, new part).
-
-    `members` lists the pieces part by part, and `ends` holds the end of each part's pieces in it.
-    """
+    `members` lists the pieces part by part, and `ends` holds the end of each part's pieces in it."""
     begin, end, part_of = pieces.begin, pieces.end, pieces.part_of
     cuts, count = np.empty((4, 2 * len(loads) + len(begin)), dtype=np.int64), 0
     for heavy in fullest_first:

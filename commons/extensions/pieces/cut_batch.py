@@ -16,9 +16,7 @@ from .cut_rules import PIECE, CutRules, FieldRule, own_spans, spans
 
 def cut_rows(whole: Rows, pieces: np.ndarray, rules: CutRules) -> Rows:
     """Returns the rows of a host batch after the cut: one row per piece, then the padding rows.
-
-    `pieces`, of dtype `PIECE`, covers all real rows in order.
-    """
+    `pieces`, of dtype `PIECE`, covers all real rows in order."""
     num_samples = len(pieces)
     pieces, row_of = _with_padding(whole, pieces)
     cut: dict[str, FieldValue] = {}

@@ -90,9 +90,7 @@ def _rank_of_whole(samples: RowTable, settings: ShufflerSettings) -> np.ndarray 
 
 def _is_balanced(samples: RowTable, settings: ShufflerSettings, rank_of: np.ndarray, highest: float) -> bool:
     """Returns whether no rank is above the highest load, or whole samples could be balanced.
-
-    With equal speeds, the lower bound decides whether they could. Otherwise, no load gets close to it.
-    """
+    With equal speeds, the lower bound decides whether they could. Otherwise, no load gets close to it."""
     if times(samples, rank_of).max() <= highest:
         return True
     if relative_speeds(samples) is not None:
@@ -149,9 +147,7 @@ def _with_even_tokens(
     samples: RowTable, rank_of: np.ndarray, settings: ShufflerSettings, mean: float
 ) -> np.ndarray:
     """Returns the ranks, int64 `[rows]`, after a few moves that even out tokens without a longer step.
-
-    Returns the ranks unchanged if the partitioner heeds groups.
-    """
+    They stay as they are if the partitioner heeds groups."""
     if excess_tokens(samples, rank_of, settings) == 0 or _heeds_columns(samples, settings):
         return rank_of
     longest, speeds = times(samples, rank_of).max() / mean, relative_speeds(samples)
@@ -249,7 +245,9 @@ def _cut_within_limits(
                 raise
         else:
             loads = times(made, rank_of)
-            further = _largest_on(np.flatnonzero(loads > highest), made.workloads, rank_of, sample_of)
+            largest_first = np.lexsort((-made.workloads, rank_of))
+            too_slow = np.searchsorted(rank_of[largest_first], np.flatnonzero(loads > highest))
+            further = np.unique(sample_of[largest_first[too_slow]])
             further = further[num_pieces[further] < most[further]]
             if best is None or loads.max() <= max(times(*best).max(), highest):
                 best = _cut_where_ranks_change(samples, cutting, numbers, items, rank_of)
@@ -263,12 +261,3 @@ def _cut_within_limits(
 def _heeds_columns(samples: RowTable, settings: ShufflerSettings) -> bool:
     """Returns whether the partitioner takes an extension's column, such as groups."""
     return any(settings.takes(name, samples.partitioner) for name in samples.columns)
-
-
-def _largest_on(
-    ranks: np.ndarray, workloads: np.ndarray, rank_of: np.ndarray, sample_of: np.ndarray
-) -> np.ndarray:
-    """Returns the sample of the largest row on each of the given ranks, int64, ascending."""
-    largest_first = np.lexsort((-workloads, rank_of))
-    first = np.searchsorted(rank_of[largest_first], ranks)
-    return np.unique(sample_of[largest_first[first]])

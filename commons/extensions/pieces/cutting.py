@@ -82,18 +82,15 @@ class Cutting:
         at_end, expected = work[2 * len(numbers) :], samples.work[numbers]
         for number in np.flatnonzero((at_end != expected).any(1))[:1]:
             raise ValueError(
-                f"prefix_cost is {_text(at_end[number])} at the end of a sample of "
-                f"{counts['tokens'][number]} tokens, and get_workloads {_text(expected[number])}; expected "
-                "the same"
+                f"prefix_cost is {_text(at_end[number])}, and get_workloads {_text(expected[number])}, for a "
+                f"whole sample of {counts['tokens'][number]} tokens; expected the same"
             )
         through_first, before_last, _ = np.split(costs, 3)
         return through_first, samples.workloads[numbers] - before_last
 
     def _useful_cuts(self, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
         """Returns how many items precede the first and the last cut that leave `MIN_TOKENS` on either side.
-
-        The second number is 0 if the sample cannot be cut.
-        """
+        The second number is 0 if the sample cannot be cut."""
         num_items, last_cut = self.rules.num_items(counts), self.rules.last_cut(counts)
         after_head = np.maximum(counts["tokens"] - self.rules.head_tokens(counts), 1)
         few = np.minimum(-(-MIN_TOKENS * num_items // after_head), num_items)
@@ -129,8 +126,7 @@ class Cutting:
         for point in np.flatnonzero(decreases)[:1]:
             raise ValueError(
                 f"prefix_cost decreases from {_text(work[point])} at {tokens[point]} tokens to "
-                f"{_text(work[point + 1])} at {tokens[point + 1]}; expected the cost of the first tokens' "
-                "queries"
+                f"{_text(work[point + 1])} at {tokens[point + 1]}; expected the cost of all queries so far"
             )
         # All samples share one ascending array: the costs of sample k lie between k and k + 1.
         whole = np.maximum(samples.workloads[chosen], 1)
@@ -221,10 +217,7 @@ class Cutting:
 
     def _work(self, whole: RowTable, chosen: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the `get_workloads` columns of each chosen row, int64 `[rows, columns]`, and its cost.
-
-        Both are differences of prefixes, so the pieces of a sample add up to the sample. In `whole`, each row
-        has the counts of its sample.
-        """
+        Both are differences of prefixes, so pieces add up to their sample, whose counts `whole` has."""
         later = np.flatnonzero(pieces["first_item"])
         counts = _select(self.counts(whole), chosen[later])
         tokens = pieces["first_token"][later]
@@ -251,8 +244,7 @@ class Cutting:
             )
         for place in np.flatnonzero((columns < 0).any(1))[:1]:
             raise ValueError(
-                f"prefix_cost returned {_text(columns[place])} for {tokens[place]} tokens; expected at "
-                "least 0"
+                f"prefix_cost returned {_text(columns[place])} for {tokens[place]} tokens; expected 0 or more"
             )
         columns = np.where(tokens[:, None] == 0, 0, columns.astype(np.int64))
         return columns, self.cost.of(tokens > 0, tokens, columns)

@@ -73,8 +73,7 @@ class PlacedPieces:
         if not self.num_landed:
             raise RuntimeError(
                 "samples of this batch are cut, and the model did not read batch.pieces: it took each piece "
-                "for a whole sample. Leave Pieces out (TrainerArgs.balance_split = False), or fetch "
-                "keys and values"
+                "for a whole sample. Fetch keys and values, or leave Pieces out (balance_split = False)"
             )
 
     def fetch(self, num_seen: np.ndarray, device: torch.device) -> KeyFetch:
@@ -100,8 +99,7 @@ def _cut_samples(plan: ShufflePlan) -> list[np.ndarray]:
 def _needed(
     pieces: np.ndarray, first: np.ndarray, last: np.ndarray, num_seen: int
 ) -> Iterator[tuple[int, int]]:
-    """Yields (piece, count) for each piece that holds some of a sample's first `num_seen` tokens, where the
-    count is the number of these tokens in the piece."""
+    """Yields each piece that holds some of a sample's first `num_seen` tokens, and how many of them."""
     for piece in pieces.tolist():
         count = min(int(last[piece]), int(num_seen)) - int(first[piece])
         if count > 0:
@@ -164,13 +162,6 @@ class KeyFetch:
         self.key_tokens = np.concatenate([_NOTHING, *keys])
         return np.concatenate(sent)
 
-    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, back: bool) -> dist.Work:
-        """Starts to send keys and values, or with `back` their gradients. Returns the work to wait for."""
-        out, into = self.sent_counts, self.received_counts
-        if back:
-            out, into = into, out
-        return dist.all_to_all_single(received, sent, into, out, group=self.group, async_op=True)
-
     def start(self, keys: torch.Tensor, values: torch.Tensor) -> InFlight:
         """Starts the fetch of one layer. Call it on every rank of the group. `keys` and `values` of the batch
         are `[tokens, num_heads, head_dim]` each."""
@@ -203,8 +194,12 @@ class InFlight:
     def launch(self, sent: torch.Tensor, received: torch.Tensor, back: bool = False) -> None:
         """Starts the all-to-all, or with `back` the reverse one for gradients."""
         self._sending = sent  # kept alive until it has arrived
-        self._work = self.fetch.all_to_all(received, sent, back)
-        self.fetch.pieces.bytes_fetched += received.numel() * received.element_size()
+        fetch = self.fetch
+        out, into = fetch.sent_counts, fetch.received_counts
+        if back:
+            out, into = into, out
+        self._work = dist.all_to_all_single(received, sent, into, out, group=fetch.group, async_op=True)
+        fetch.pieces.bytes_fetched += received.numel() * received.element_size()
 
     def wait(self) -> None:
         """Waits for the all-to-all: on CUDA the stream waits, elsewhere the host."""

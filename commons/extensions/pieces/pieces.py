@@ -28,8 +28,6 @@ from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost
 from .key_fetch import PlacedPieces
 
-_COUNTED = ("get_tokens", "get_loss_tokens")  # a shuffler's methods that also count pieces
-
 
 class Pieces(Extension):
     """Cuts samples that are too long for balance, or for `max_tokens`, into pieces on several ranks.
@@ -81,7 +79,8 @@ class Pieces(Extension):
         """Looks up `prefix_cost` and `cut_rules`."""
         self._prefix_cost = self._given or shuffler.prefix_cost
         self._cut_rules, self._settings = shuffler.cut_rules, shuffler.settings
-        self._group, self._counters = shuffler.group, {name: getattr(shuffler, name) for name in _COUNTED}
+        self._group = shuffler.group
+        self._counters = {name: getattr(shuffler, name) for name in ("get_tokens", "get_loss_tokens")}
         self._own_loss_tokens = type(shuffler).get_loss_tokens is not BatchShuffler.get_loss_tokens
         self._checks_cuts = any(extension.verifies for extension in shuffler.extensions)
 

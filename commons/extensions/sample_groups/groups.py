@@ -90,9 +90,7 @@ def compile_search() -> None:
 
 def _bring_together(start: FromHome, groups: ArrayLike, moves_per_copy: float) -> np.ndarray | None:
     """Returns each sample's part, int64 `[samples]`, with few groups in several parts and tokens leveled.
-
-    Returns None if no two samples belong together.
-    """
+    Returns None if no two samples belong together."""
     problem, samples, target = start.problem, start.samples, start.target
     numbers = number_groups(groups, len(problem.work))
     if not 0 <= moves_per_copy <= MOST_MOVES:

@@ -140,10 +140,7 @@ class SampleGroups(Extension):
         shape, is_tensor = (self._view(batch).num_rows,), isinstance(groups, torch.Tensor)
         if not is_tensor or groups.shape != shape or groups.dtype not in (torch.int32, torch.int64):
             kind = f"{groups.dtype} of {tuple(groups.shape)}" if is_tensor else type(groups).__name__
-            raise ValueError(
-                f"{self._whose} returned {kind}; expected an int64 or int32 tensor with a group for each "
-                f"row, {shape}"
-            )
+            raise ValueError(f"{self._whose} returned {kind}; expected an int64 or int32 tensor of {shape}")
         return {COLUMN: groups.detach().cpu().long()}
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
@@ -178,9 +175,7 @@ class SampleGroups(Extension):
 
 def _as_rows(rows: RowTable, group_of: np.ndarray) -> tuple[RowTable, np.ndarray]:
     """Returns a table with a row per group, and the number of the group in each of its rows.
-
-    The home of a group is the rank that loaded most of its bytes. `group_of` is int64 `[rows]`.
-    """
+    The home of a group is the rank that loaded most of its bytes. `group_of` is int64 `[rows]`."""
     count, num_ranks = int(group_of.max(initial=-1)) + 1, rows.num_ranks
     at_home = np.bincount(group_of * num_ranks + rows.home, rows.sample_bytes, minlength=count * num_ranks)
     home = at_home.reshape(count, num_ranks).argmax(1)

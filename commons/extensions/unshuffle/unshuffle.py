@@ -139,9 +139,7 @@ class Unshuffle(Extension):
         verify."""
         if schema in self._agreed and not self._every_call:
             if self._agreed[schema] != lists:
-                raise ValueError(
-                    f"a list in the values of unshuffle has changed since the first call: {_LISTS}"
-                )
+                raise ValueError(f"a list given to unshuffle has changed since the first call: {_LISTS}")
             return
         kind = np.array([hash_bytes(repr(of).encode()) for of in (schema.fields, sorted(lists.items()))])
         kinds = self._channel.all_gather(kind)
