@@ -145,11 +145,16 @@ def raised_on(error: BaseException) -> int | None:
     return error.__dict__.get(_RAISED_ON)
 
 
+def is_lost(error: BaseException) -> bool:
+    """Returns whether an error tells that the connection to another rank is lost."""
+    return isinstance(error, _LOST) or "gloo/transport" in str(error)
+
+
 def cause_elsewhere(error: BaseException) -> str | None:
     """Returns a line about the failure of another rank that caused this error; None if there is none."""
     if (rank := raised_on(error)) is not None:
         reason = f"rank {rank} raised {type(error).__name__}, and shows the traceback"
-    elif isinstance(error, _LOST) or "gloo/transport" in str(error):
+    elif is_lost(error):
         reason = (
             "it lost the connection to another rank: that rank's traceback shows the cause, or the signal "
             "that torchrun reports for it, such as -9 if memory ran out; or it left its loop early"

@@ -14,7 +14,7 @@ from ..perf_model.cost import Cost
 from ..sequence_batch.row_schema import type_name
 from ..sequence_batch.rows import Rows
 from .batch_format import Format
-from .channel import Channel
+from .channel import Channel, is_lost
 from .count_rows import Counted, Counter, count_rows
 from .exchange import route_of
 from .extension import Extension, chain
@@ -89,6 +89,7 @@ class Planner:
         self._arguments = arguments_of(extensions)
         self._batch_type: type | None = None
         self._reserved_by: int | None = None
+        self._lost: Exception | None = None  # the error of a lost connection, after which nothing is sent
 
     @property
     def format(self) -> Format | None:
@@ -120,8 +121,16 @@ class Planner:
             batch: this rank's batch, or None after its loader's end. If all loaders ended, the plan is empty.
             failure: the error that kept this rank from loading its batch. Every rank raises it.
         """
-        if (error := self.busy()) is not None:
-            raise error
+        if (refusal := self.busy() or self._lost) is not None:
+            raise refusal
+        try:
+            return self._plan_step(batch, failure)
+        except Exception as error:
+            if is_lost(error):
+                self._lost = error
+            raise
+
+    def _plan_step(self, batch: Rows | None, failure: Exception | None) -> ShufflePlan:
         posts = np.zeros(1, dtype=[(of.name, np.int64, (of.num_posted,)) for of in self._extensions])
         if self._job is None:
             return self._plan(batch, failure, posts)
@@ -129,6 +138,8 @@ class Planner:
         try:
             plan = self._plan(batch, failure, posts)
         except Exception as error:
+            if is_lost(error):  # others wait for this rank in the set, so all they can notice is its end
+                raise
             failure = error
         own = np.zeros(1, dtype=[(of.name, posts.dtype[of.name]) for of in self._takers])
         for extension in self._takers:
