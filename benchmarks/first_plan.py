@@ -19,7 +19,7 @@ from benchmarks.harness import Record, machine, show_progress, time_ms
 from benchmarks.markdown import REPOSITORY, make_table
 from commons.distributed.extension import Extension
 from commons.distributed.placement import warm_up
-from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+from commons.distributed.settings import PARTITIONERS, ShufflerSettings
 from commons.extensions.learned_costs import LearnedCosts  # noqa: F401  named in the cases
 from commons.extensions.micro_batches import MicroBatches  # noqa: F401
 from commons.extensions.pieces import Pieces  # noqa: F401

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from benchmarks.harness import Record, machine, show_progress, start_forks, summarize, take_turns, time_ms
 from benchmarks.markdown import make_table
-from commons.distributed.channel import Channel
+from commons.distributed.ranks import Channel
 
 RANKS = (2, 8, 16, 32, 64)
 COLUMNS = 8  # int64 numbers that describe an HSTU sample

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from benchmarks.harness import Record, machine, show_progress, start_forks, write_result
 from commons.distributed.placement import warm_up
-from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed.settings import ShufflerSettings
 from commons.training import run_rank
 from hstu.training.pretrain_gr_ranking import main as train
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .distributed import BalanceReport
-from .distributed.rank_group import RankGroup
+from .distributed.ranks import RankGroup
 from .perf_model.compute_clock import ComputeClock, ComputeSpan
 
 # Figures of reports, and of extensions, that are summed over a window.

@@ -16,7 +16,7 @@ from torch import nn
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist
 
 from .distributed import BalanceReport
-from .distributed.rank_group import RankGroup
+from .distributed.ranks import RankGroup
 from .pipeline.shuffle_stage import losses_and_output
 from .sequence_batch.tree import move_to
 

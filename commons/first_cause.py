@@ -7,7 +7,7 @@ import sys
 import time
 from types import TracebackType
 
-from .distributed.channel import cause_elsewhere, raised_on
+from .distributed.ranks import cause_elsewhere, raised_on
 
 # Seconds that a rank waits before it exits because of another rank's failure. Torchrun, which polls ten times
 # a second, ends the waiting rank in that time, and names the other rank as the cause.

@@ -20,7 +20,7 @@ import torch
 from benchmarks.demo.training import ARMS, AS_LOADED, LEARNED_PIECES, parse_config
 from benchmarks.harness import Record, show_progress
 from commons.distributed import BatchShuffler, ShufflePlan
-from commons.distributed.count_rows import count_rows
+from commons.distributed.counting import count_rows
 from commons.distributed.placement import arguments_of, make_plan, place
 from commons.extensions.pieces import Pieces
 from commons.extensions.pieces.cut_batch import cut_rows

@@ -15,6 +15,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from benchmarks.gpu_check.parts import NotRun, forbid_synchronization
 from benchmarks.gpu_check.stand_in import is_stand_in
+from commons.sequence_batch.fields import Schema
 from commons.sequence_batch.packed_rows import (
     PackedRows,
     Selection,
@@ -23,7 +24,6 @@ from commons.sequence_batch.packed_rows import (
     select_rows,
     to_chunks,
 )
-from commons.sequence_batch.row_schema import Schema
 
 NUM_ROWS = 300
 ALIGNMENT_DRAWS = 50

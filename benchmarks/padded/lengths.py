@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.partition.lengths import KUAIRAND, YAMBDA, Lengths, list_lengths
 from benchmarks.partition.placements import RANKS_PER_NODE, ROWS_PER_RANK
-from commons.distributed.row_table import RowTable
+from commons.distributed.plan import RowTable
 
 SHORT = "lognormal(4.2, 1.0) in [20, 200]"
 _KNOWN = list_lengths(None)

@@ -14,7 +14,7 @@ from benchmarks.markdown import make_table, pivot
 from benchmarks.padded.lengths import KINDS, load_rows
 from benchmarks.partition.placements import ROWS_PER_RANK
 from commons.distributed import BalanceReport, ShufflePlan
-from commons.distributed.row_table import RowTable
+from commons.distributed.plan import RowTable
 from commons.extensions.padded.padded_plan import plan_padded
 
 WIDTH, DRAWS = 256, 200

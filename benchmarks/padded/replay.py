@@ -17,7 +17,7 @@ from benchmarks.padded.training import AS_LOADED, DEFAULT, PADDED, draw_lengths
 from benchmarks.partition.placements import ROWS_PER_RANK
 from commons.distributed import ShufflePlan, ShufflerSettings
 from commons.distributed.placement import place, place_at_home
-from commons.distributed.row_table import RowTable
+from commons.distributed.plan import RowTable
 from commons.extensions.padded.padded_plan import plan_padded
 from commons.sequence_batch import BaseBatch
 from commons.training import shard_model

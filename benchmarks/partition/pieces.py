@@ -12,15 +12,13 @@ from benchmarks.harness import Record, average, measure_cases, time_ms
 from benchmarks.markdown import pivot
 from benchmarks.partition.lengths import KUAIRAND, LOGNORMAL, LONG, PARETO_1_1, PARETO_1_6, Lengths
 from benchmarks.partition.placements import ROWS_PER_RANK, make_flops
-from commons.distributed.batch_format import Format
 from commons.distributed.placement import make_plan, place
-from commons.distributed.row_table import RowTable
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed.plan import Format, RowTable, ShufflePlan
+from commons.distributed.settings import ShufflerSettings
 from commons.extensions.pieces.cut_search import cut_and_place
 from commons.extensions.pieces.cutting import COLUMN, Cutting
 from commons.partition.balance import relative_to_mean
-from commons.sequence_batch.row_schema import Schema
+from commons.sequence_batch.fields import Schema
 from hstu.batch_shuffler import HSTUBatchShuffler
 
 RANKS = (8, 64, 1024)

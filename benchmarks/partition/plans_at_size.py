@@ -34,10 +34,8 @@ from benchmarks.partition.lengths import LOGNORMAL, UNIFORM, YAMBDA, list_length
 from benchmarks.partition.pieces import load_histories
 from benchmarks.partition.placements import RANKS_PER_NODE, ROWS_PER_RANK, GlobalBatch, draw_batches
 from commons.distributed import ShufflerSettings
-from commons.distributed.batch_format import Format
 from commons.distributed.placement import place, warm_up
-from commons.distributed.row_table import RowTable
-from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed.plan import Format, RowTable, ShufflePlan
 from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
 
 T = TypeVar("T")

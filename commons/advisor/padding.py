@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..distributed.shuffle_plan import ShufflePlan
+from ..distributed.plan import ShufflePlan
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ import numpy as np
 from ..perf_model.cost import Cost
 
 if TYPE_CHECKING:
-    from ..distributed.row_table import RowTable
-    from ..distributed.shuffle_plan import ShufflePlan
-    from ..distributed.shuffler_settings import ShufflerSettings
+    from ..distributed.plan import RowTable, ShufflePlan
+    from ..distributed.settings import ShufflerSettings
     from ..extensions.pieces.cutting import Cutting
 
 # Cost of the models here. Their FLOPs have one column for matrix products and one for attention.

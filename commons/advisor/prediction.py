@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..distributed.placement import place, place_at_home
-from ..distributed.row_table import RowTable
-from ..distributed.shuffle_plan import ShufflePlan
+from ..distributed.plan import RowTable, ShufflePlan
 from ..partition import lower_bound
 from . import InputError
 from .padding import PaddedModel, padded_model

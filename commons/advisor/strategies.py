@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from ..distributed.placement import warm_up
-from ..distributed.shuffler_settings import ShufflerSettings
+from ..distributed.settings import ShufflerSettings
 
 AS_LOADED, REFINED, REBALANCE = "as_loaded", "refined", "rebalance"
 REBALANCE_GROUPS = "rebalance_groups"

@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 from ..checks import require
 from ..partition import refined
 from ..partition.workloads import as_workloads, check_count
-from ..sequence_batch.row_schema import hash_bytes
+from ..sequence_batch.fields import hash_bytes
 from .epoch_start import EpochStart
 
 logger = logging.getLogger(__name__)

@@ -5,24 +5,23 @@ from typing import TYPE_CHECKING
 from ..lazy_names import imported_on_use
 
 if TYPE_CHECKING:
-    from .balance_report import BalanceReport as BalanceReport
-    from .batch_shuffler import BatchShuffler as BatchShuffler
-    from .batch_shuffler_factory import BatchShufflerFactory as BatchShufflerFactory
-    from .batch_shuffler_factory import IdentityShuffler as IdentityShuffler
-    from .batch_shuffler_factory import register_batch_shuffler as register_batch_shuffler
     from .extension import Extension as Extension
-    from .shuffle_plan import ShufflePlan as ShufflePlan
-    from .shuffler_settings import PARTITIONERS as PARTITIONERS
-    from .shuffler_settings import ShufflerSettings as ShufflerSettings
+    from .plan import ShufflePlan as ShufflePlan
+    from .report import BalanceReport as BalanceReport
+    from .settings import PARTITIONERS as PARTITIONERS
+    from .settings import ShufflerSettings as ShufflerSettings
+    from .shuffler import BatchShuffler as BatchShuffler
+    from .shuffler import BatchShufflerFactory as BatchShufflerFactory
+    from .shuffler import IdentityShuffler as IdentityShuffler
+    from .shuffler import register_batch_shuffler as register_batch_shuffler
 
 __getattr__, __all__ = imported_on_use(
     __name__,
     {
-        "balance_report": ["BalanceReport"],
-        "batch_shuffler": ["BatchShuffler"],
-        "batch_shuffler_factory": ["BatchShufflerFactory", "IdentityShuffler", "register_batch_shuffler"],
+        "report": ["BalanceReport"],
+        "shuffler": ["BatchShuffler", "BatchShufflerFactory", "IdentityShuffler", "register_batch_shuffler"],
         "extension": ["Extension"],
-        "shuffle_plan": ["ShufflePlan"],
-        "shuffler_settings": ["PARTITIONERS", "ShufflerSettings"],
+        "plan": ["ShufflePlan"],
+        "settings": ["PARTITIONERS", "ShufflerSettings"],
     },
 )

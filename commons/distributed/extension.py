@@ -10,14 +10,12 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
+    from ..sequence_batch.fields import FieldValue
     from ..sequence_batch.packed_rows import PackedRows
-    from ..sequence_batch.row_schema import FieldValue
     from ..sequence_batch.rows import Rows
-    from .batch_format import Format
-    from .row_table import RowTable
-    from .shuffle_plan import ShufflePlan
-    from .shuffler_settings import ShufflerSettings
-    from .step import Step
+    from .exchange import Step
+    from .plan import Format, RowTable, ShufflePlan
+    from .settings import ShufflerSettings
 
 Place = Callable[["RowTable"], "ShufflePlan"]
 Fields = dict[str, "FieldValue"]

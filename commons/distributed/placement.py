@@ -14,9 +14,8 @@ from ..partition import karmarkar_karp, lower_bound, rebalance, refine, refined
 from ..partition.problem import indices_of_parts, number_of_part, token_goal
 from ..partition.workloads import MOST_TOKENS
 from .extension import Extension
-from .row_table import RowTable
-from .shuffle_plan import ShufflePlan
-from .shuffler_settings import OWN_PARTITIONERS, PARTITIONERS, ShufflerSettings
+from .plan import RowTable, ShufflePlan
+from .settings import OWN_PARTITIONERS, PARTITIONERS, ShufflerSettings
 
 # Number of rows with loss tokens that `_find_swap` tries first, on each side of the most similar work.
 NEAR_GIVERS = 32

@@ -1,4 +1,4 @@
-"""Plans steps ahead in a thread, while earlier steps train."""
+"""Loads and plans steps ahead, in a thread, while earlier steps train."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ import torch
 
 from ..named_ranges import named_range
 from ..warn_once import warn_once
-from .channel import raised_on
-from .loaded_memory import LoadedBatch
+from .counting import LoadedBatch
+from .exchange import Step, view_of
 from .planner import Planner
-from .rank_group import close_connections
-from .step import Step, view_of
+from .ranks import close_connections, raised_on
 
 logger = logging.getLogger(__name__)
 _ENDED = object()

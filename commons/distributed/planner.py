@@ -11,20 +11,16 @@ import numpy as np
 
 from ..named_ranges import named_range
 from ..perf_model.cost import Cost
-from ..sequence_batch.row_schema import type_name
+from ..sequence_batch.fields import type_name
 from ..sequence_batch.rows import Rows
-from .batch_format import Format
-from .channel import Channel, is_lost
-from .count_rows import Counted, Counter, count_rows
+from .counting import Counted, Counter, LoadedBatch, count_rows
 from .exchange import route_of
 from .extension import Extension, chain
-from .loaded_memory import LoadedBatch
+from .gather import PlanGather
 from .placement import arguments_of, place, place_at_home
-from .plan_gather import PlanGather
-from .rank_group import RankGroup, job_device
-from .row_table import RowTable
-from .shuffle_plan import JobStep, ShufflePlan, sum_loss_tokens
-from .shuffler_settings import ShufflerSettings
+from .plan import Format, JobStep, RowTable, ShufflePlan, sum_loss_tokens
+from .ranks import Channel, RankGroup, is_lost, job_device
+from .settings import ShufflerSettings
 
 
 def _job_message(loss_dtype: str, posts: np.dtype) -> np.dtype:

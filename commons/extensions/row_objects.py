@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from ..sequence_batch.fields import FieldValue, hash_bytes, num_rows
 from ..sequence_batch.packed_rows import PackedRows, checked_lengths, jagged_parts, read_together, select_rows
-from ..sequence_batch.row_schema import FieldValue, hash_bytes, num_rows
 from ..sequence_batch.rows import Rows, hashes_of
 from ..sequence_batch.tree import Part, PlainList, is_list, take_apart
 

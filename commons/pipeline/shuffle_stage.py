@@ -11,13 +11,12 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 
 from ..distributed import BalanceReport, BatchShuffler
-from ..distributed.empty_rank import check_runs_copies
+from ..distributed.exchange import Step
 from ..distributed.extension import chain
-from ..distributed.loss_reduction import WITHOUT_TOKENS, check_reduction, in_32_bits, loss_sum
-from ..distributed.rank_group import RankGroup
-from ..distributed.step import Step
+from ..distributed.loss import WITHOUT_TOKENS, check_reduction, check_runs_copies, in_32_bits, loss_sum
+from ..distributed.ranks import RankGroup
 from ..named_ranges import named_range
-from ..sequence_batch.row_schema import type_name
+from ..sequence_batch.fields import type_name
 from ..warn_once import warn_once
 
 P = ParamSpec("P")

@@ -15,7 +15,7 @@ from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
 
 from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
-from ..distributed.step import Step, check_not_hidden
+from ..distributed.exchange import Step, check_not_hidden
 from ..named_ranges import named_range
 from ..registry import NamedFactory
 from .shuffle_stage import ShuffleStage, check_planned

@@ -11,8 +11,8 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.streamable import Pipelineable
 
+from .fields import DECLARE_SHARED, FieldValue, Schema, lengths_of, num_rows, pinned, remedy_for_field
 from .packed_rows import PackedRows, checked_lengths, jagged_parts, read_lengths, read_together, select_rows
-from .row_schema import DECLARE_SHARED, FieldValue, Schema, lengths_of, num_rows, pinned, remedy_for_field
 from .tree import Part, is_list, is_rebuilding, move_to, take_apart, transform
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from .row_schema import BUFFER_ALIGNMENT, WORD_DTYPES, FieldValue, Schema, Section, lengths_of
+from .fields import BUFFER_ALIGNMENT, WORD_DTYPES, FieldValue, Schema, Section, lengths_of
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from .base_batch import BaseBatch
-from .packed_rows import PackedRows, read_lengths, select_rows
-from .row_schema import (
+from .fields import (
     MORE_KINDS,
     FieldValue,
     Schema,
@@ -29,6 +28,7 @@ from .row_schema import (
     type_name,
     with_tensors,
 )
+from .packed_rows import PackedRows, read_lengths, select_rows
 from .tree import Part, container_of, take_apart
 
 # Integer types in which squares and FLOPs of lengths overflow.

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from .. import NAME
-from .row_schema import DECLARE_SHARED, MORE_KINDS, TAKE_APART, FieldValue, check_leaf, type_name
+from .fields import DECLARE_SHARED, MORE_KINDS, TAKE_APART, FieldValue, check_leaf, type_name
 
 Batch = TypeVar("Batch")
 Parts: TypeAlias = Mapping[Hashable, Any]

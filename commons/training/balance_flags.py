@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .. import NAME
 from ..checks import SettingError, require
 from ..distributed.extension import Extension, order_extensions
-from ..distributed.shuffler_settings import ShufflerSettings
+from ..distributed.settings import ShufflerSettings
 
 if TYPE_CHECKING:
     from .training_args import TrainerArgs

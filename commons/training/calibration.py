@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from ..distributed.rank_group import RankGroup
+from ..distributed.ranks import RankGroup
 from ..perf_model.calibrate import WARM_UP_STEPS, MeasuredSteps
 from ..perf_model.compute_clock import ComputeClock
 from .sharded_model import shard_model

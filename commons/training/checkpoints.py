@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
-from ..distributed.rank_group import RankGroup
+from ..distributed.ranks import RankGroup
 from .host_copies import HostCopies
 from .plain_reader import METADATA_FILE, PlainPlanner, PlainReader
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from ..distributed.channel import cause_elsewhere
+from ..distributed.ranks import cause_elsewhere
 from ..first_cause import GRACE_S, show_first_cause_only
 
 

@@ -12,7 +12,7 @@ from typing import IO
 
 import torch.distributed as dist
 
-from ..distributed.rank_group import RankGroup
+from ..distributed.ranks import RankGroup
 from .run_log import warn_once
 
 LOCK_FILE = ".lock"

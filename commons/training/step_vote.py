@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..distributed import Extension
-from ..distributed.rank_group import RankGroup
+from ..distributed.ranks import RankGroup
 
 logger = logging.getLogger(__name__)
 # A scheduler that signals every process also signals torchrun, which forwards the signal to its ranks.

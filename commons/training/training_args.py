@@ -9,7 +9,7 @@ from typing import Any
 import gin
 
 from ..checks import check_types, require_setting, require_settings_at_least
-from ..distributed.shuffler_settings import ShufflerSettings
+from ..distributed.settings import ShufflerSettings
 from ..local_paths import expand_paths
 from ..perf_model.cost import Cost
 from .balance_flags import CORE, FLOPS, LEARNED, SETS, check_flags, check_no_window

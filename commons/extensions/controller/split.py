@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from ...distributed.batch_shuffler import BatchShuffler
-from ...distributed.count_rows import check_work
+from ...distributed.counting import check_work
+from ...distributed.shuffler import BatchShuffler
 from ...partition import refined
 from ...partition.problem import indices_of_parts, number_of_part
 from ...partition.workloads import as_workloads, check_count, check_wide

@@ -12,16 +12,15 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from ...checks import SettingError, require_type
+from ...distributed.exchange import Step
 from ...distributed.extension import Extension, Forward, Place
-from ...distributed.row_table import RowTable
-from ...distributed.shuffle_plan import ShufflePlan
-from ...distributed.step import Step
+from ...distributed.plan import RowTable, ShufflePlan
 from ...perf_model.compute_clock import ComputeClock
 from ...perf_model.cost import Cost
 from .learning import Learning
 
 if TYPE_CHECKING:
-    from ...distributed.batch_shuffler import BatchShuffler
+    from ...distributed.shuffler import BatchShuffler
 
 SPEED_LIMIT = 2.0
 MAX_SPEED_LIMIT = 30  # so that two ranks differ by less than MAX_SPEED_RATIO

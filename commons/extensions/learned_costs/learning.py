@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...distributed.rank_group import RankGroup
-from ...distributed.shuffle_plan import ShufflePlan
-from ...distributed.step import MOST_ON_THEIR_WAY
+from ...distributed.exchange import MOST_ON_THEIR_WAY
+from ...distributed.plan import ShufflePlan
+from ...distributed.ranks import RankGroup
 from ...perf_model.cost import LINEAR, NUM_OTHERS, Cost, is_linear, median_error
 from ...perf_model.learned_cost import LEAST_TIMES, followed_speed, refitted, speeds_then
 

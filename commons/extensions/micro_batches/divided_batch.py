@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from ...distributed import BatchShuffler, ShufflePlan
-from ...distributed.shuffle_plan import MICRO_BATCH
+from ...distributed.plan import MICRO_BATCH
 from ...partition.problem import indices_of_parts
 from ...sequence_batch.packed_rows import select_rows
 from ...sequence_batch.tree import take_apart

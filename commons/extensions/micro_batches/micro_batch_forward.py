@@ -16,8 +16,8 @@ from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.types import ShardedModule
 
 from ...distributed import BatchShuffler, ShufflePlan
-from ...distributed.loss_reduction import check_reduction, loss_sum
-from ...distributed.shuffle_plan import sum_loss_tokens
+from ...distributed.loss import check_reduction, loss_sum
+from ...distributed.plan import sum_loss_tokens
 from ...named_ranges import named_range
 from ...pipeline.shuffle_stage import losses_and_output
 from ...sequence_batch.packed_rows import to_device_together

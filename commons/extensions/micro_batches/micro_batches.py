@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from ...checks import SettingError, require_type
+from ...distributed.exchange import Step
 from ...distributed.extension import Extension, Forward, Place
 from ...distributed.placement import compile_from_scratch
-from ...distributed.row_table import RowTable
-from ...distributed.shuffle_plan import MICRO_BATCH, ShufflePlan
-from ...distributed.step import Step
+from ...distributed.plan import MICRO_BATCH, RowTable, ShufflePlan
 from ...sequence_batch import BaseBatch
 from ..row_objects import join, shared_in_results
 from .divided_batch import micro_batch_of_rows, micro_batches, rows_of_micro_batches
@@ -24,7 +23,7 @@ from .micro_batch_forward import check_no_hooks, run_micro_batches
 from .packing import check_samples
 
 if TYPE_CHECKING:
-    from ...distributed.batch_shuffler import BatchShuffler
+    from ...distributed.shuffler import BatchShuffler
 
 logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")

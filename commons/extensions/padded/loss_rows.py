@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...distributed.row_table import RowTable
+from ...distributed.plan import RowTable
 from ...partition.problem import heaviest_first
 
 

@@ -10,15 +10,14 @@ import numpy as np
 
 from ...checks import SettingError, require_type
 from ...distributed.extension import Extension, Place
-from ...distributed.row_table import RowTable
-from ...distributed.shuffle_plan import ShufflePlan
-from ...distributed.shuffler_settings import ShufflerSettings
+from ...distributed.plan import RowTable, ShufflePlan
+from ...distributed.settings import ShufflerSettings
 from ...warn_once import warn_once
 from .padded_plan import PaddedLoads, plan_padded
 from .runs import Limits, cut_into_runs, padded_costs, ranks_of_runs
 
 if TYPE_CHECKING:
-    from ...distributed.batch_shuffler import BatchShuffler
+    from ...distributed.shuffler import BatchShuffler
 
 logger = logging.getLogger(__name__)
 

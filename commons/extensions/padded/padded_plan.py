@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...distributed.placement import check_tokens, make_plan, place_at_home
-from ...distributed.row_table import RowTable
-from ...distributed.shuffle_plan import MICRO_BATCH, RankLoads, ShufflePlan
+from ...distributed.plan import MICRO_BATCH, RankLoads, RowTable, ShufflePlan
 from .loss_rows import sorted_rows, spread_loss_rows
 from .runs import NO_LIMIT, Limits, cut_into_runs, padded_costs, ranks_of_runs
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from ...sequence_batch.row_schema import Schema
+    from ...sequence_batch.fields import Schema
 
 __all__ = [
     *("ALONG_ITEMS", "FROM_END", "TO_EVERY", "WITH_FIRST", "WITH_LAST"),

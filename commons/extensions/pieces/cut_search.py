@@ -16,8 +16,8 @@ from ...distributed.placement import (
     times,
     token_tolerance,
 )
-from ...distributed.row_table import RowTable
-from ...distributed.shuffler_settings import ShufflerSettings
+from ...distributed.plan import RowTable
+from ...distributed.settings import ShufflerSettings
 from ...partition import lower_bound, rebalance
 from ...partition.problem import number_of_part
 from .cost_ranges import CostRanges, cut_heavy, level

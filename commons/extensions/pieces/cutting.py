@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...distributed.row_table import RowTable
+from ...distributed.plan import RowTable
 from ...perf_model.cost import Cost
 from .cut_rules import PIECE, CutRules, FieldRule, spans
 
 if TYPE_CHECKING:
-    from ...sequence_batch.row_schema import Schema
+    from ...sequence_batch.fields import Schema
 
 # Name of the column with the place of each row in its sample, of dtype `PIECE`.
 COLUMN = "pieces"

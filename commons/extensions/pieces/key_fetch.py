@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from ...distributed.rank_group import RankGroup
-from ...distributed.shuffle_plan import ShufflePlan
+from ...distributed.plan import ShufflePlan
+from ...distributed.ranks import RankGroup
 from ...named_ranges import named_range
 from ...sequence_batch.packed_rows import to_device_together
 from .cut_rules import PIECE

@@ -11,16 +11,14 @@ import numpy as np
 import torch
 
 from ...checks import SettingError
-from ...distributed.batch_format import Format
-from ...distributed.batch_shuffler import BatchShuffler
+from ...distributed.exchange import MOST_ON_THEIR_WAY
 from ...distributed.extension import Extension, Place
 from ...distributed.placement import make_plan
-from ...distributed.row_table import RowTable
-from ...distributed.shuffle_plan import ShufflePlan
-from ...distributed.shuffler_settings import ShufflerSettings
-from ...distributed.step import MOST_ON_THEIR_WAY
+from ...distributed.plan import Format, RowTable, ShufflePlan
+from ...distributed.settings import ShufflerSettings
+from ...distributed.shuffler import BatchShuffler
 from ...sequence_batch import BaseBatch
-from ...sequence_batch.row_schema import type_name
+from ...sequence_batch.fields import type_name
 from ...sequence_batch.rows import Rows
 from .cut_batch import check_cut, cut_rows
 from .cut_rules import CutRules

@@ -13,14 +13,13 @@ import torch
 from ...checks import SettingError, require_type
 from ...distributed.extension import Extension, Place
 from ...distributed.placement import make_plan, place_rows
-from ...distributed.row_table import RowTable
-from ...distributed.shuffle_plan import ShufflePlan
-from ...distributed.shuffler_settings import ShufflerSettings
+from ...distributed.plan import RowTable, ShufflePlan
+from ...distributed.settings import ShufflerSettings
 from ...sequence_batch import BaseBatch
 from .groups import COLUMN, MOST_MOVES, MOVES_PER_COPY, compile_search, number_groups, rebalance_groups
 
 if TYPE_CHECKING:
-    from ...distributed.batch_shuffler import BatchShuffler
+    from ...distributed.shuffler import BatchShuffler
 
 GetGroups = Callable[[Any], torch.Tensor]
 

@@ -12,7 +12,8 @@ import torch
 
 from ...distributed.exchange import RowsOf, direct_route, transfer
 from ...distributed.extension import Extension
-from ...distributed.shuffle_plan import ShufflePlan
+from ...distributed.plan import ShufflePlan
+from ...sequence_batch.fields import FieldValue, Schema, hash_bytes, num_rows
 from ...sequence_batch.packed_rows import (
     PackedRows,
     checked_lengths,
@@ -22,12 +23,11 @@ from ...sequence_batch.packed_rows import (
     select_rows,
     to_device_together,
 )
-from ...sequence_batch.row_schema import FieldValue, Schema, hash_bytes, num_rows
 from ...sequence_batch.rows import Rows, hashes_of
 from ..row_objects import check_results, lists_of
 
 if TYPE_CHECKING:
-    from ...distributed.batch_shuffler import BatchShuffler
+    from ...distributed.shuffler import BatchShuffler
 
 _COUNTS = "elements"
 _LISTS = (

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...distributed.extension import Extension, Fields, Place
-from ...distributed.row_table import RowTable
-from ...distributed.shuffle_plan import ShufflePlan
+from ...distributed.plan import RowTable, ShufflePlan
+from ...sequence_batch.fields import hash_bytes, num_rows
 from ...sequence_batch.packed_rows import PackedRows, Selection, select_rows, to_chunks
-from ...sequence_batch.row_schema import hash_bytes, num_rows
 
 if TYPE_CHECKING:
-    from ...distributed.batch_shuffler import BatchShuffler
+    from ...distributed.shuffler import BatchShuffler
 
 
 class Verification(Extension):

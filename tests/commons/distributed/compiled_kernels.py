@@ -14,9 +14,9 @@ PROGRAM = """
 import json, sys
 from dataclasses import replace
 import numpy as np
-from commons.distributed.row_table import RowTable
+from commons.distributed.plan import RowTable
 from commons.distributed.placement import arguments_of, place, warm_up
-from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed.settings import ShufflerSettings
 from tests.commons.distributed.compiled_kernels import compiled
 
 settings, extensions = ShufflerSettings(**json.loads(sys.argv[1])), []

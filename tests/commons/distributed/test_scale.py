@@ -109,7 +109,7 @@ def test_wrong_calls_are_refused():
 def test_one_warning_on_rank_0_tells_of_a_forgotten_scale(how):
     shuffler, plans = ScoredShuffler("dict"), []
     warn_once.cache_clear()
-    with warnings_of("commons.distributed.loss_reduction") as messages:
+    with warnings_of("commons.distributed.loss") as messages:
         for step in range(12):
             batch = draw("dict", samples_of(dist.get_rank(), ROWS, step))
             with torch.set_grad_enabled(how != "evaluation"):

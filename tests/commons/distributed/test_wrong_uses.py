@@ -103,7 +103,7 @@ def test_a_dict_whose_attributes_are_its_items_trains():
 
 
 def test_a_step_without_loss_tokens_is_warned_of_once():
-    with warnings_of("commons.distributed.loss_reduction") as told:
+    with warnings_of("commons.distributed.loss") as told:
         for _ in range(2):
             none = _shuffler(get_loss_tokens=lambda self, batch: torch.zeros(4, dtype=torch.int64))
             _step({"x": X}, shuffler=none)

@@ -1,5 +1,6 @@
 """Names that `commons.sequence_batch` does not export: the one place where tests know its files."""
 
+from commons.sequence_batch.fields import BUFFER_ALIGNMENT, Field, FieldValue, Schema
 from commons.sequence_batch.packed_rows import (
     PackedRows,
     Selection,
@@ -8,6 +9,5 @@ from commons.sequence_batch.packed_rows import (
     select_rows,
     to_chunks,
 )
-from commons.sequence_batch.row_schema import BUFFER_ALIGNMENT, Field, FieldValue, Schema
 from commons.sequence_batch.rows import Rows
 from commons.sequence_batch.tree import take_apart

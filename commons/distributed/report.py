@@ -11,7 +11,7 @@ import numpy as np
 
 from ..partition import lower_bound
 from ..partition.balance import relative_to_mean
-from .shuffle_plan import ShufflePlan
+from .plan import ShufflePlan
 
 # The unit of workloads if the shuffler does not name one.
 WORKLOAD_UNITS = "workload units"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,23 +12,21 @@ import torch.distributed as dist
 
 from ..checks import require_type
 from ..perf_model.cost import Cost
+from ..registry import NamedFactory
+from ..sequence_batch.fields import FieldValue
 from ..sequence_batch.packed_rows import PackedRows
-from ..sequence_batch.row_schema import FieldValue
 from ..sequence_batch.rows import Rows
-from .balance_report import WORKLOAD_UNITS
-from .batch_format import Format
-from .count_rows import Counter, of_batch
-from .empty_rank import check_runs_copies
-from .exchange import transfer
+from .counting import Counter, of_batch
+from .exchange import transfer, view_of
 from .extension import Extension, chain, order_extensions
-from .loss_reduction import LossScale
+from .loss import LossScale, check_runs_copies
 from .placement import warm_up
+from .plan import Format, ShufflePlan
 from .plan_ahead import PlanAhead
 from .planner import Planner
-from .rank_group import RankGroup, job_device
-from .shuffle_plan import ShufflePlan
-from .shuffler_settings import ShufflerSettings
-from .step import view_of
+from .ranks import RankGroup, job_device
+from .report import WORKLOAD_UNITS
+from .settings import ShufflerSettings
 
 Batch = TypeVar("Batch")
 
@@ -421,3 +419,72 @@ class BatchShuffler(ABC):
 
 def _world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+Shuffler = TypeVar("Shuffler", bound=type[BatchShuffler])
+
+
+class BatchShufflerFactory(NamedFactory[BatchShuffler]):
+    """Registers shufflers and creates them by name. "identity" is built in."""
+
+    kind = "batch shuffler"
+    base = BatchShuffler
+
+
+def register_batch_shuffler(name: str) -> Callable[[Shuffler], Shuffler]:
+    """Returns a class decorator that registers a `BatchShuffler` under a name.
+
+    Raises:
+        TypeError: the class is not a `BatchShuffler`.
+        ValueError: the name is already registered.
+    """
+    return partial(BatchShufflerFactory.register, name)  # type: ignore[return-value]
+
+
+@register_batch_shuffler("identity")
+class IdentityShuffler(BatchShuffler):
+    """Leaves every sample where it was loaded.
+
+    Outside a pipeline, `plan` and `exchange` communicate nothing. In a pipeline, all ranks gather the counts
+    of their samples, as with any shuffler, because the loss and the reports need these counts.
+
+    Args:
+        process_group, settings: arguments of `BatchShuffler`, so that this class can stand in for any other.
+        get_workloads: substitute for `BatchShuffler.get_workloads`, for the reported imbalance. Defaults to
+            the tokens of each row.
+        unit: unit of the workloads that `get_workloads` returns.
+        get_tokens, get_loss_tokens: substitutes for the methods of these names. None means the methods.
+        shared_fields: paths as in `BatchShuffler.shared_fields`. None means those of the class.
+    """
+
+    moves_samples = False
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        get_workloads: Callable[[Any], torch.Tensor] | None = None,
+        unit: str = WORKLOAD_UNITS,
+        get_tokens: Callable[[Any], torch.Tensor] | None = None,
+        get_loss_tokens: Callable[[Any], torch.Tensor] | None = None,
+        shared_fields: Sequence[str] | None = None,
+        **settings: Any,
+    ) -> None:
+        if shared_fields is not None:
+            self.shared_fields = shared_fields
+        super().__init__(process_group, **settings)
+        self._get_workloads = get_workloads
+        self.unit = "tokens" if get_workloads is None else unit
+        self._get_tokens, self._get_loss_tokens = get_tokens, get_loss_tokens
+
+    def get_workloads(self, batch: Any) -> torch.Tensor:
+        """Returns the costs that the given function computes, or else the tokens of each row."""
+        return (self._get_workloads or self.get_tokens)(batch)
+
+    def get_tokens(self, batch: Any) -> torch.Tensor:
+        """Returns the tokens that the given function counts, or else those that `BatchShuffler` counts."""
+        return (self._get_tokens or super().get_tokens)(batch)
+
+    def get_loss_tokens(self, batch: Any) -> torch.Tensor:
+        """Returns the loss tokens that the given function counts, or else those of `BatchShuffler`."""
+        return (self._get_loss_tokens or super().get_loss_tokens)(batch)
