@@ -86,7 +86,7 @@ def _make_placeholders(*names: str) -> dict[str, type]:
 
 def _make_torchrec() -> dict[str, types.ModuleType]:
     classes = {"JaggedTensor": JaggedTensor, "KeyedJaggedTensor": KeyedJaggedTensor}
-    jagged = _make_module("torchrec.sparse.jagged_tensor", **classes)
+    jagged = _make_module("torchrec.sparse.jagged_tensor", **classes, **_make_placeholders("KeyedTensor"))
     streamable = _make_module("torchrec.streamable", **_make_placeholders("Pipelineable"))
     sparse = _make_module("torchrec.sparse", jagged_tensor=jagged)
     torchrec = _make_module("torchrec", sparse=sparse, streamable=streamable)

@@ -162,6 +162,13 @@ class KeyFetch:
         self.key_tokens = np.concatenate([_NOTHING, *keys])
         return np.concatenate(sent)
 
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, back: bool) -> dist.Work:
+        """Starts to send keys and values, or with `back` their gradients. Returns the work to wait for."""
+        out, into = self.sent_counts, self.received_counts
+        if back:
+            out, into = into, out
+        return dist.all_to_all_single(received, sent, into, out, group=self.group, async_op=True)
+
     def start(self, keys: torch.Tensor, values: torch.Tensor) -> InFlight:
         """Starts the fetch of one layer. Call it on every rank of the group. `keys` and `values` of the batch
         are `[tokens, num_heads, head_dim]` each."""
@@ -195,10 +202,7 @@ class InFlight:
         """Starts the all-to-all, or with `back` the reverse one for gradients."""
         self._sending = sent  # kept alive until it has arrived
         fetch = self.fetch
-        out, into = fetch.sent_counts, fetch.received_counts
-        if back:
-            out, into = into, out
-        self._work = dist.all_to_all_single(received, sent, into, out, group=fetch.group, async_op=True)
+        self._work = fetch.all_to_all(received, sent, back)
         fetch.pieces.bytes_fetched += received.numel() * received.element_size()
 
     def wait(self) -> None:

@@ -18,7 +18,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from commons.distributed import empty_rank
+from commons.distributed import loss as module_of_losses
 from tests.commons.distributed.internals import check_runs_copies
 from tests.commons.histories import histories
 from tests.commons.pipeline.ranking_pipelines import RankingModel, pipeline_of, sharded, steps_of
@@ -81,7 +81,7 @@ def test_pipelines_evaluate_copied_rows_of_any_table_and_train_those_that_stay(n
 
     assert run(trains=True) == 3
     # Stands in for tables with Adam, which are for GPUs.
-    with mock.patch.object(empty_rank, "_MOVING", ("EXACT_SGD",)):
+    with mock.patch.object(module_of_losses, "_MOVING", ("EXACT_SGD",)):
         with torch.no_grad():
             assert run(trains=False) == 3
         with pytest.raises(ValueError, match="whose rows the tables' EXACT_SGD changes"):

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import IdentityShuffler, rank_group
+from commons.distributed import IdentityShuffler
+from commons.distributed import ranks as module_of_ranks
 from tests.commons.distributed.errors_and_warnings import error_of, error_of_all
 from tests.commons.distributed.internals import RankGroup
 from tests.commons.distributed.loaded_batches import lopsided_batch
@@ -63,7 +64,7 @@ def _agreed_on(sets: Sets, come_after: Sequence[float | None]) -> str:
     time.sleep(seconds or 0)
     start, made = time.monotonic(), []
     error = error_of(lambda: made.append(IdentityShuffler() if seconds is None else FieldShuffler(group)))
-    assert time.monotonic() - start < rank_group.PATIENCE_S + 2
+    assert time.monotonic() - start < module_of_ranks.PATIENCE_S + 2
     return str(made[0].group.ranks) if made else error
 
 
@@ -119,7 +120,7 @@ def test_the_host_of_a_job_on_gpus_uses_the_group_for_planning():
     assert group.group_for("exchange", CPU) is not group.control
     with pytest.raises(KeyError):
         group.group_for("another use", CPU)
-    with mock.patch.object(rank_group, "job_device", lambda: torch.device("cuda", 0)):
+    with mock.patch.object(module_of_ranks, "job_device", lambda: torch.device("cuda", 0)):
         assert group.group_for("another use", CPU) is group.control
 
 
@@ -197,7 +198,7 @@ def _a_set_beside_a_pipeline() -> None:
 
 def _ranks_that_do_not_come_in_time() -> None:
     _join_another_job()
-    with mock.patch.object(rank_group, "PATIENCE_S", 0.5):
+    with mock.patch.object(module_of_ranks, "PATIENCE_S", 0.5):
         error = _agreed_on([[0, 1], [0, 1], [2]], [0.0, None, 1.2])
     if dist.get_rank() == 1:
         assert error == "(1,)"  # of an identity, which takes no part

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import IdentityShuffler, batch_shuffler
+from commons.distributed import IdentityShuffler
+from commons.distributed import shuffler as module_of_shufflers
 from tests.commons.histories import TokenShuffler, contents
 from tests.commons.pipeline.ranking_pipelines import loaded_histories, ranking_pipeline, steps_of
 from tests.on_ranks import on_ranks
@@ -49,7 +50,7 @@ def test_nothing_is_compiled_for_planning_while_it_is_off():
     def fail(*_: Any) -> None:
         raise AssertionError("placement is compiled")
 
-    with mock.patch.object(batch_shuffler, "warm_up", fail):
+    with mock.patch.object(module_of_shufflers, "warm_up", fail):
         for shuffler in (TokenShuffler(enabled=False), IdentityShuffler()):
             assert reports("none", shuffler)
         with pytest.raises(AssertionError, match="placement is compiled"):
