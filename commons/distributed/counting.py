@@ -72,7 +72,7 @@ def of_batch(count: Callable[[Any], Any]) -> Counter:
 
 
 class Counted(NamedTuple):
-    """What a rank tells of its batch, beside its number of rows.
+    """The numbers by which a rank tells others of its batch, beside its number of rows.
 
     Attributes:
         batch: the rows of the batch.

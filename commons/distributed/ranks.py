@@ -24,7 +24,7 @@ from torch.distributed.constants import default_pg_timeout
 from ..tried_versions import warn_of_untried
 from ..warn_once import warn_once
 
-_RAISED_ON = "raised_on_another_rank"
+_RAISED_ON, _LOST_HERE = "raised_on_another_rank", "lost_the_connection"
 _LOST = (dist.DistBackendError, dist.DistNetworkError)  # raised by failed messages, and by the job's store
 
 Ranks = tuple[int, ...]
@@ -155,15 +155,15 @@ def raised_on(error: BaseException) -> int | None:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Returns whether an error tells that the connection to another rank is lost."""
-    return isinstance(error, _LOST) or "gloo/transport" in str(error)
+    """Returns whether a message of this rank raised this error, because the connection is lost."""
+    return _LOST_HERE in error.__dict__
 
 
 def cause_elsewhere(error: BaseException) -> str | None:
     """Returns a line about the failure of another rank that caused this error; None if there is none."""
     if (rank := raised_on(error)) is not None:
         reason = f"rank {rank} raised {type(error).__name__}, and shows the traceback"
-    elif is_lost(error):
+    elif isinstance(error, _LOST) or "gloo/transport" in str(error):
         reason = (
             "it lost the connection to another rank: that rank's traceback shows the cause, or the signal "
             "that torchrun reports for it, such as -9 if memory ran out; or it left its loop early"
@@ -181,6 +181,7 @@ def note_if_lost() -> Iterator[None]:
     except RuntimeError as error:
         if (line := cause_elsewhere(error)) is not None:
             error.add_note(line)
+            error.__dict__[_LOST_HERE] = True
         raise
 
 

@@ -6,6 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -228,6 +229,24 @@ def check_planned(batch: Any) -> None:
             "enqueue_batch must take batches from self._next_batch(dataloader_iter), and return the results "
             "of their `to`"
         )
+
+
+@contextmanager
+def note_on_static_graphs() -> Iterator[None]:
+    """While active, explains errors of DistributedDataParallel about a graph that is static and changes.
+
+    TorchRec's DistributedModelParallel makes it static for every model, and most work so.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "static_graph" in str(error):
+            error.add_note(
+                "Samples that move may need other parameters than those that stay, as with a tower per "
+                "domain: give DistributedModelParallel data_parallel_wrapper=DefaultDataParallelWrapper("
+                "static_graph=False, find_unused_parameters=True), or have the forward use all parameters"
+            )
+        raise
 
 
 def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:

@@ -18,7 +18,7 @@ from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
 from ..distributed.exchange import Step, check_not_hidden
 from ..named_ranges import named_range
 from ..registry import NamedFactory
-from .shuffle_stage import ShuffleStage, check_planned
+from .shuffle_stage import ShuffleStage, check_planned, note_on_static_graphs
 
 _WORKS = (TrainPipelineSparseDist, PrefetchTrainPipelineSparseDist)
 
@@ -105,6 +105,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
     def attach(self, model: torch.nn.Module | None = None, sparse_dist: bool = True) -> None:
         """Takes the model back after `detach`, as TorchRec's pipelines do. `model` is this pipeline's."""
 
+    @note_on_static_graphs()
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step and returns the model's output. The step trains if the model is in training mode.
 
@@ -199,6 +200,7 @@ class ShuffleStageMixin(_WithStage):
         super().reset()  # type: ignore[misc]
         self._stage.reset()
 
+    @note_on_static_graphs()
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step as TorchRec's pipeline does.
 

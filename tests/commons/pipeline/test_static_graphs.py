@@ -1,4 +1,4 @@
-"""A tower per domain under DistributedDataParallel, whose graph changes as samples move."""
+"""A tower per domain under DistributedDataParallel, whose graph is static and changes as samples move."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commons.distributed import BatchShuffler
+from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
 from tests.on_ranks import on_ranks
 
@@ -26,11 +27,11 @@ class CostShuffler(BatchShuffler):
         return batch["cost"]
 
 
-@on_ranks(2)
-def test_a_graph_that_may_change_trains():
+def _steps(**of_ddp: bool) -> None:
     """Trains ranks of one domain each. Samples move from the third step on, because their costs differ."""
     rank = dist.get_rank()
-    model = DistributedDataParallel(Towers(), find_unused_parameters=True)
+    group = dist.new_group()  # of its own, because a failed step leaves collectives in it
+    model = DistributedDataParallel(Towers(), process_group=group, **of_ddp)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     pipeline = pipeline_of("none", model, optimizer, CostShuffler(), "sum")
     loader = iter(
@@ -44,3 +45,15 @@ def test_a_graph_that_may_change_trains():
     for _ in range(5):
         pipeline.progress(loader)
     assert pipeline.plan.moves
+
+
+@on_ranks(2)
+def test_a_static_graph_that_changes_is_explained_and_another_trains():
+    error = error_of(_steps, static_graph=True)
+    assert "static_graph" in error and "Samples that move may need other parameters" in error
+    assert "static_graph=False, find_unused_parameters=True" in error
+
+
+@on_ranks(2)
+def test_a_graph_that_may_change_trains():
+    _steps(find_unused_parameters=True)
