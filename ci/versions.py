@@ -26,7 +26,6 @@ from packaging.requirements import Requirement
 
 from benchmarks.harness import machine, read_result, write_result
 from benchmarks.markdown import markdown_table, write_pages
-from commons.tried_versions import TRIED, TriedSet
 
 REPOSITORY = Path(__file__).parents[1]
 FOLDER = REPOSITORY / "out" / "versions"
@@ -46,6 +45,27 @@ CORE_TESTS = (
     "tests/test_layer_flops.py",
     "tests/test_model_shufflers.py",
     "tests/test_gradients.py",
+)
+
+
+@dataclass(frozen=True)
+class TriedSet:
+    """Versions that belong together: torch 2.(N + 5), fbgemm 1.N and TorchRec 1.N."""
+
+    torch: str
+    torchrec: str
+    fbgemm: str
+    pythons: tuple[str, ...] = ("3.11",)
+
+
+# pyproject.toml has the ranges of these versions.
+TRIED = (
+    TriedSet("2.9.1", "1.4.0", "1.4.2"),
+    TriedSet("2.10.0", "1.5.1", "1.5.0"),
+    TriedSet("2.11.0", "1.6.1", "1.6.0"),
+    TriedSet("2.12.1", "1.7.0", "1.7.0"),
+    TriedSet("2.13.0", "1.8.0", "1.8.0", ("3.11", "3.12", "3.13")),
+    TriedSet("2.14.1", "1.9.2", "1.9.0"),
 )
 
 

@@ -51,18 +51,6 @@ def require_at_least(least: int, name: str, value: int) -> None:
     require(value >= least, name, value, f"at least {least}")
 
 
-def require_setting(settings: object, is_valid: bool, field: str, expected: str) -> None:
-    """Requires that a field of gin settings is valid. The error names the field as gin files do."""
-    require(is_valid, f"{type(settings).__name__}.{field}", getattr(settings, field), expected)
-
-
-def require_settings_at_least(least: int, settings: object, *fields: str) -> None:
-    """Requires that some fields of gin settings are at least `least`, or None."""
-    for field in fields:
-        value = getattr(settings, field)
-        require_setting(settings, value is None or value >= least, field, f"at least {least}")
-
-
 def require_integer(name: str, value: Any) -> int:
     """Returns an argument as a Python int. Raises a TypeError for any other type, and for a bool, which is
     more often a mistake than a number."""

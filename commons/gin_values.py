@@ -1,4 +1,4 @@
-"""Instances and parameters of gin configurables."""
+"""Instances and parameters of gin configurables, and checks of their values."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import gin
+
+from .checks import require
 
 T = TypeVar("T")
 
@@ -28,3 +30,15 @@ def is_bound(parameter: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def require_setting(settings: object, is_valid: bool, field: str, expected: str) -> None:
+    """Requires that a field of gin settings is valid. The error names the field as gin files do."""
+    require(is_valid, f"{type(settings).__name__}.{field}", getattr(settings, field), expected)
+
+
+def require_settings_at_least(least: int, settings: object, *fields: str) -> None:
+    """Requires that some fields of gin settings are at least `least`, or None."""
+    for field in fields:
+        value = getattr(settings, field)
+        require_setting(settings, value is None or value >= least, field, f"at least {least}")

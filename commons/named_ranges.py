@@ -7,11 +7,9 @@ this module records the ranges of other threads itself.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd.profiler import record_function
@@ -36,24 +34,3 @@ def unfollowed_threads_through(make_range: RangeMaker) -> Iterator[None]:
         yield
     finally:
         _make_range = before
-
-
-class RangeOfThread(NamedTuple):
-    """A recorded range of a thread. The id is the operating system's, and times are since the epoch."""
-
-    name: str
-    thread: str
-    thread_id: int
-    start_ns: int
-    end_ns: int
-
-
-@contextmanager
-def noted_range(ended: list[RangeOfThread], name: str) -> Iterator[None]:
-    """Records the enclosed code as a range, and appends it to `ended`, which is ordered by end time."""
-    start = time.time_ns()
-    try:
-        yield
-    finally:
-        thread = threading.current_thread()
-        ended.append(RangeOfThread(name, thread.name, threading.get_native_id(), start, time.time_ns()))

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from ..tried_versions import warn_of_untried
 from ..warn_once import warn_once
 
 _RAISED_ON, _LOST_HERE = "raised_on_another_rank", "lost_the_connection"
@@ -243,7 +242,6 @@ class RankGroup:
             ValueError: a rank is not in its `process_group`, or ranks disagree on groups. All ranks raise it.
             RuntimeError: some ranks do not call `of` within a minute. All ranks that call it raise the error.
         """
-        warn_of_untried()
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return RankGroup.alone()
         is_in = process_group is None or dist.get_rank(process_group) >= 0

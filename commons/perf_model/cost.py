@@ -7,22 +7,15 @@ import json
 import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-
-from ..local_paths import local_path
 
 _KIND = "cost of samples, tokens and workloads"
 # Number of counts before the columns of `get_workloads`: samples and tokens.
 NUM_OTHERS = 2
-# Enough rounds to converge to the smallest sum of absolute errors.
-_REWEIGHTINGS = 30
 # The largest float64 below 2^63.
 _LARGEST = float(2**63 - 1024)
-LINEAR = (
-    "get_workloads is linear in tokens, so nothing that grows faster, such as attention, can be learned from "
-    "times: return it as a second column, as in torch.stack([tokens, tokens**2], 1)"
-)
 
 
 @dataclass(frozen=True)
@@ -90,9 +83,8 @@ class Cost:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the cost to a JSON file, and makes the file's folder if it is missing."""
-        path = local_path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"kind": _KIND, **dataclasses.asdict(self)}, indent=1) + "\n")
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps({"kind": _KIND, **dataclasses.asdict(self)}, indent=1) + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Cost:
@@ -102,50 +94,13 @@ class Cost:
             FileNotFoundError: the file does not exist.
             ValueError: the file does not hold a cost.
         """
-        path = local_path(path)
-        if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist; expected a file written by a calibration")
         try:
-            read = json.loads(path.read_text())
-            kind = read.pop("kind")
-            if kind != _KIND:
+            read = json.loads(Path(path).read_text())
+            if read.pop("kind") != _KIND:
                 raise ValueError(f"it is of another kind; expected {_KIND!r}")
             return Cost(**read)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is not a cost written by a calibration: {error}") from error
-
-    @staticmethod
-    def fit(counts: np.ndarray, seconds: np.ndarray) -> Cost:
-        """Fits the nonnegative coefficients with the smallest sum of absolute relative errors.
-
-        If all steps have the same number of samples, the costs per step and per sample cannot be separated.
-        Then `per_step` includes both, and the coefficient of samples is 0. This holds for any constant count.
-
-        Args:
-            counts: float64 `[steps, 2 + columns]`, sums over the samples of one rank's step.
-            seconds: float64 `[steps]`, measured times. 0 means that a step was not measured.
-
-        Raises:
-            ValueError: there are fewer measured steps than unknowns (the coefficients and `per_step`), or
-                times do not grow with the samples.
-        """
-        from .nonnegative_fit import fitted  # only a fit needs it
-
-        counts, seconds = counts[seconds > 0], seconds[seconds > 0]
-        least = counts.shape[1] + 1  # one per coefficient, and one for the step
-        if len(seconds) < least:
-            raise ValueError(f"{len(seconds)} measured steps; expected at least {least}")
-        fitted_counts = counts.copy()
-        fitted_counts[:, (counts == counts[0]).all(0)] = 0
-        with_step = np.concatenate([np.ones((len(seconds), 1)), fitted_counts], 1)
-        per_step, *coefficients = (1e9 * fitted(with_step, seconds, _REWEIGHTINGS)).tolist()
-        if not any(coefficients):
-            raise ValueError(
-                f"in {len(seconds)} steps the time of one, near {per_step / 1e6:.3g} ms, does not "
-                "grow with its samples or their tokens; expected steps that compute more, or more of them"
-            )
-        cost = Cost(tuple(coefficients), per_step)
-        return dataclasses.replace(cost, median_error=median_error(cost.step_seconds(counts), seconds))
 
 
 def sum_counts(
@@ -161,21 +116,3 @@ def sum_counts(
     """
     row_values = (samples, tokens, *work.T)
     return np.stack([np.bincount(rank_of, count, minlength=num_ranks) for count in row_values], 1)
-
-
-def median_error(predicted: np.ndarray, measured: np.ndarray) -> float:
-    """Returns the median relative error of predictions."""
-    return float(np.median(np.abs(predicted / measured - 1)))
-
-
-def is_linear(counts: np.ndarray) -> bool:
-    """Returns whether all columns are linear in samples and tokens, and these two are not proportional.
-
-    Args:
-        counts: float64 `[steps, 2 + columns]`, sums over samples.
-    """
-    others, work = counts[:, :NUM_OTHERS], counts[:, NUM_OTHERS:]
-    if np.linalg.matrix_rank(others) < NUM_OTHERS:
-        return False
-    found = others @ np.linalg.lstsq(others, work, rcond=None)[0]
-    return bool(np.allclose(found, work, rtol=1e-6, atol=0))

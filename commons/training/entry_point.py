@@ -14,8 +14,6 @@ import torch.distributed as dist
 from ..check_equal import MakePipeline, check_equal
 from ..gin_values import from_gin, is_bound
 from ..local_paths import local_path
-from ..perf_model.calibrate import summary
-from .calibration import measure_steps
 from .evaluation import evaluate_checkpoint
 from .rank_process import rank_process
 from .sharded_model import shard_model
@@ -32,33 +30,22 @@ COMPARABLE = [
 ]
 # For --check-equal, unless the command line has a rate: a rate meant for Adam changes too little under SGD.
 COMPARABLE_RATE = "OptimizerArgs.learning_rate = 0.1"
-# Overrides for --calibrate: loads should differ, and the cost file may not exist yet.
-UNBALANCED = [
-    "TrainerArgs.enable_balanced_shuffler = False",
-    "TrainerArgs.single_rank_load = False",
-    "TrainerArgs.balance_cost = 'flops'",
-    f"TrainerArgs.balance_speed_limit = {TrainerArgs.balance_speed_limit}",
-]
 
 
 def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.device], TrainingTask]) -> None:
     """Parses the command line, and trains the task that `make_task` creates from the gin settings.
 
-    With `--calibrate FILE`, only trains for a while to measure the cost of samples, and writes it to the
-    file. With `--check-equal STEPS`, only trains that many steps with balancing off and on, and compares the
-    two. Without `OptimizerArgs`, as in a gin file for inference, evaluates the checkpoint of `ckpt_load_dir`.
+    With `--check-equal STEPS`, only trains that many steps with balancing off and on, and compares the two.
+    Without `OptimizerArgs`, as in a gin file for inference, evaluates the checkpoint of `ckpt_load_dir`.
     """
     arguments = _arguments(description)
-    measures = arguments.calibrate is not None
-    if measures:
-        arguments.calibrate.parent.mkdir(parents=True, exist_ok=True)
     compares = arguments.check_equal is not None
-    bindings = arguments.gin_bindings + (UNBALANCED if measures else [])
+    bindings = arguments.gin_bindings
     if compares:
-        bindings = [COMPARABLE_RATE, *arguments.gin_bindings, *COMPARABLE]
+        bindings = [COMPARABLE_RATE, *bindings, *COMPARABLE]
     gin.parse_config_files_and_bindings([str(arguments.gin_config_file)], bindings)
     trainer = from_gin(TrainerArgs)
-    optimizer = _optimizer(trainer, must_train=measures or compares)
+    optimizer = _optimizer(trainer, must_train=compares)
     from_gin(TensorModelParallelArgs)  # refuses settings that do not run here
     with rank_process() as device:
         if compares and optimizer is not None:
@@ -69,14 +56,8 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
         task = make_task(trainer, device)
         if optimizer is None:
             evaluate_checkpoint(task, trainer, device)
-        elif not measures:
-            train(task, trainer, optimizer, device)
         else:
-            steps = measure_steps(task, trainer, optimizer, device, arguments.calibrate_seconds)
-            if dist.get_rank() == 0:
-                cost = steps.fit()
-                cost.save(arguments.calibrate)
-                print(summary(cost, steps))
+            train(task, trainer, optimizer, device)
 
 
 def _pipelines(
@@ -105,15 +86,6 @@ def _arguments(description: str) -> argparse.Namespace:
         "--gin-bindings", nargs="*", action="extend", default=[], help='as in "NetworkArgs.num_layers=2"'
     )
     parser.add_argument(
-        "--calibrate",
-        type=local_path,
-        metavar="FILE",
-        help="measure the cost of samples, for balance_cost, and exit",
-    )
-    parser.add_argument(
-        "--calibrate-seconds", type=float, default=60.0, help="how long to measure (%(default)s)"
-    )
-    parser.add_argument(
         "--check-equal",
         type=int,
         metavar="STEPS",
@@ -123,10 +95,6 @@ def _arguments(description: str) -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.check_equal is not None and arguments.check_equal < 1:
         parser.error(f"--check-equal {arguments.check_equal}; expected a number of steps of at least 1")
-    if not 0 <= arguments.calibrate_seconds < float("inf"):
-        parser.error(f"--calibrate-seconds {arguments.calibrate_seconds}; expected a number of at least 0")
-    if arguments.calibrate is not None and arguments.calibrate.is_dir():
-        parser.error(f"--calibrate {arguments.calibrate} is a folder; expected a file to write")
     if not arguments.gin_config_file.is_file():
         raise FileNotFoundError(f"--gin-config-file {arguments.gin_config_file} does not exist")
     return arguments

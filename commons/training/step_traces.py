@@ -6,22 +6,34 @@ import gzip
 import json
 import logging
 import os
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from tqdm import tqdm
 
-from ..named_ranges import RangeOfThread, noted_range, unfollowed_threads_through
+from ..named_ranges import unfollowed_threads_through
 from .run_log import warn_once
 from .training_args import TrainerArgs
 
 logger = logging.getLogger(__name__)
+
+
+class RangeOfThread(NamedTuple):
+    """A recorded range of a thread. The id is the operating system's, and times are since the epoch."""
+
+    name: str
+    thread: str
+    thread_id: int
+    start_ns: int
+    end_ns: int
 
 
 class StepTraces:
@@ -76,7 +88,7 @@ class StepTraces:
         if self._profile is not None:
             self._profile.step()
         if step == self._start < self._end:
-            of_other_threads = unfollowed_threads_through(partial(noted_range, self._ranges))
+            of_other_threads = unfollowed_threads_through(partial(_noted_range, self._ranges))
             self._traced.enter_context(of_other_threads if self._profile else _nsight_capture())
         if self._profile is None and self._start <= step < self._end:
             self._step_range.enter_context(record_function(f"ProfilerStep#{step}"))
@@ -134,3 +146,14 @@ def _nsight_capture() -> Iterator[None]:
     with torch.autograd.profiler.emit_nvtx(), unfollowed_threads_through(torch.cuda.nvtx.range):
         yield
     torch.cuda.profiler.stop()
+
+
+@contextmanager
+def _noted_range(ended: list[RangeOfThread], name: str) -> Iterator[None]:
+    """Records the enclosed code as a range, and appends it to `ended`, which is ordered by end time."""
+    start = time.time_ns()
+    try:
+        yield
+    finally:
+        thread = threading.current_thread()
+        ended.append(RangeOfThread(name, thread.name, threading.get_native_id(), start, time.time_ns()))

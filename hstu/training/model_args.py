@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import gin
 import torch
 
-from commons.checks import check_types, require_setting, require_settings_at_least
+from commons.checks import check_types
+from commons.gin_values import require_setting, require_settings_at_least
 from commons.local_paths import expand_paths
 from commons.training.metrics import parsed_names
 from commons.training.network_args import BaseNetworkArgs

@@ -11,7 +11,7 @@ from commons.training import TrainerArgs
 def test_home_and_variables_are_replaced_wherever_a_path_is_read(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
-    Cost((0.0, 0.0, 1.0)).save("$SCRATCH/cost.json")
+    Cost((0.0, 0.0, 1.0)).save(tmp_path / "scratch" / "cost.json")
     args = TrainerArgs(
         4, log_dir="~/logs", ckpt_save_dir="${SCRATCH}/ckpt", balance_cost="~/scratch/cost.json"
     )

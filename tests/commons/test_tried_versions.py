@@ -3,20 +3,13 @@
 import tomllib
 from pathlib import Path
 
-import pytest
-import torch
-import torch.distributed as dist
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from benchmarks.harness import read_result
-from ci.versions import Outcome, table
-from commons.tried_versions import TRIED, note_on_untried, warn_of_untried
-from tests.commons.distributed.errors_and_warnings import warnings_of
-from tests.commons.distributed.internals import RankGroup
-from tests.on_ranks import on_ranks
+from ci.versions import TRIED, Outcome, table
 
 REPOSITORY = Path(__file__).parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
@@ -68,24 +61,3 @@ def test_the_page_has_the_results_of_each_set():
     assert [each["python"].rpartition(".")[0] for each in found] == pythons
     assert all(each["passed"] > 1000 and not each["failed"] for each in found)
     assert table([Outcome(**each) for each in found]) in (REPOSITORY / "docs" / "installing.md").read_text()
-
-
-def test_sets_that_differ_from_the_tried_ones_in_more_than_patches_are_named():
-    assert note_on_untried("2.13.1+cu129", "1.8.2") is None
-    for versions in (("2.15.0", "1.9.2"), ("2.13.0", "1.9.2"), ("2.13.0", "unknown")):
-        note = note_on_untried(*versions)
-        assert all(version in note for version in versions) and "2.9 with 1.4, 2.10 with 1.5" in note
-
-
-@on_ranks(2)
-def test_an_untried_torch_gives_one_warning_on_rank_0():
-    warn_of_untried.cache_clear()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        warnings_of("commons.tried_versions") as warnings,
-    ):
-        patch.setattr(torch, "__version__", "2.99.0")
-        for _ in range(2):
-            RankGroup.of()
-    warn_of_untried.cache_clear()
-    assert len(warnings) == (dist.get_rank() == 0) and all("torch 2.99.0" in line for line in warnings)

@@ -87,9 +87,7 @@ def problem_of_command(module: str, arguments: list[str]) -> str:
     errors, main = io.StringIO(), importlib.import_module(module).main
     try:
         with (
-            mock.patch.multiple(
-                entry_point, rank_process=here, train=stop, measure_steps=stop, check_equal=stop
-            ),
+            mock.patch.multiple(entry_point, rank_process=here, train=stop, check_equal=stop),
             mock.patch.object(sys, "argv", [module, *arguments]),
             contextlib.redirect_stderr(errors),
             contextlib.chdir(REPOSITORY),

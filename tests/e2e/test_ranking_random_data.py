@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from commons.perf_model import Cost
 from tests.e2e.gin_files import RANDOM_DATA
 from tests.e2e.torchrun import RANKING, bind, torchrun, train_log
 
@@ -63,19 +62,3 @@ def test_every_mode_trains_and_evaluates_the_same(kept_ranks, tmp_path):
     assert max(step["micro_batches"] for step in micro) >= 2 > max(step["micro_batches"] for step in pieces)
     assert "above MicroBatches.max_tokens=100: it gets a micro-batch of its own" in outputs[0]
     assert "pieces, fetch" in outputs[1]
-
-
-def test_costs_are_measured_for_a_file_that_already_names_them(kept_ranks, tmp_path):
-    settings = (
-        "enable_balanced_shuffler = True",
-        "single_rank_load = True",
-        'balance_cost = "costs/hstu.json"',
-    )
-    (tmp_path / "config.gin").write_text(RANDOM_DATA + "".join(f"TrainerArgs.{s}\n" for s in settings))
-    # Long enough that attention dominates a step's time, however busy the machine is.
-    bindings = bind("history/FeatureArgs.max_sequence_length = 1024", "lengths/RandomDistribution.std = 400")
-    measure = ("--calibrate", "costs/hstu.json", "--calibrate-seconds", "1", *bindings)
-    output = kept_ranks.train(tmp_path, *RANKING, "--gin-config-file", "config.gin", *measure)
-    assert "for each sample of T tokens and workloads w" in output
-    assert Cost.load(tmp_path / "costs/hstu.json").median_error < 1
-    assert not (tmp_path / "logs").exists()

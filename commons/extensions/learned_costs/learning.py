@@ -20,8 +20,9 @@ import numpy as np
 from ...distributed.exchange import MOST_ON_THEIR_WAY
 from ...distributed.plan import ShufflePlan
 from ...distributed.ranks import RankGroup
-from ...perf_model.cost import LINEAR, NUM_OTHERS, Cost, is_linear, median_error
-from ...perf_model.learned_cost import LEAST_TIMES, followed_speed, refitted, speeds_then
+from ...perf_model.cost import NUM_OTHERS, Cost
+from .cost_and_speeds import LEAST_TIMES, followed_speed, refitted, speeds_then
+from .fitting import LINEAR, is_linear, median_error
 
 if TYPE_CHECKING:
     from ...perf_model.compute_clock import ComputeSpan

@@ -1,7 +1,6 @@
 """Names that `commons.training` does not export: the one place where tests know its files."""
 
 from commons.training.balance_flags import make_extensions
-from commons.training.calibration import LEAST_STEPS, measure_steps
 from commons.training.checkpoints import CONTENTS_FILE, CheckpointFolder, Checkpoints
 from commons.training.entry_point import _pipelines
 from commons.training.hang_watch import HangWatch

@@ -9,8 +9,8 @@ from commons.extensions.learned_costs import LearnedCosts
 from commons.perf_model import Cost
 from tests.commons.distributed.column_costs import Lengths, lengths_batch, once, squared
 from tests.commons.distributed.errors_and_warnings import warnings_of
+from tests.commons.extensions.learned_costs.internals import LINEAR
 from tests.commons.extensions.learned_costs.learning_pipelines import learned
-from tests.commons.perf_model.internals import LINEAR
 from tests.on_ranks import on_ranks
 
 

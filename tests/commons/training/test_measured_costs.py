@@ -2,15 +2,13 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
-import torch.distributed as dist
 
 from commons.check_equal import check_equal
 from commons.perf_model import Cost
 from commons.training import OptimizerArgs, TrainerArgs
-from tests.commons.perf_model.internals import MeasuredSteps
-from tests.commons.training.internals import LEAST_STEPS, _pipelines, measure_steps
+from tests.commons.extensions.learned_costs.internals import MeasuredSteps
+from tests.commons.training.internals import _pipelines
 from tests.commons.training.small_task import (
     CPU,
     lines_in,
@@ -19,25 +17,6 @@ from tests.commons.training.small_task import (
     small_task,
 )
 from tests.hstu.hstu_samples import ranking_model
-
-
-def _measured() -> tuple[MeasuredSteps, list[float]]:
-    task = small_task(ranking_model(), small_dataset(27), small_dataset(13))
-    args = TrainerArgs(
-        4, enable_balanced_shuffler=True, max_tokens_per_micro_batch=30, pipeline_type="prefetch"
-    )
-    steps = measure_steps(task, args, OptimizerArgs("sgd", 0.05), CPU, seconds=0.0)
-    return steps, np.split(steps.seconds, dist.get_world_size())[dist.get_rank()].tolist()
-
-
-def test_all_ranks_have_the_steps_of_all(pools):
-    (steps, first), (_, second) = pools(2).run(_measured)
-    assert steps.seconds.tolist() == first + second and min(first + second) > 0
-    assert len(first) == len(second) == LEAST_STEPS
-    samples, tokens, linear, attention = steps.counts.T
-    assert set(samples.tolist()) == {1.0, 2.0, 4.0}  # 27 in steps of 8
-    assert (linear % tokens == 0).all() and (attention > 0).all()
-    assert steps.fit().median_error < 1
 
 
 def test_training_is_balanced_by_the_measured_cost(pools, tmp_path):
@@ -86,6 +65,9 @@ def test_ranks_that_learn_plan_alike_through_evaluations_checkpoints_and_a_resum
     assert [line["step"] for line in learned] == list(range(30, STEPS + 1, 10))
     assert all(len(line["predicted_ms"]) == len(line["speeds"]) == 2 for line in learned)
     assert Cost.load(tmp_path / "logs" / "learned_cost.json").median_error > 0
+    # Of the resumed run, the line at step 60: the line at 50 starts within the first steps.
+    (first, second) = MeasuredSteps.read(tmp_path / "logs" / "train.jsonl")
+    assert first[0] > 0 and first[-1] > 0 and len(first) == len(second) == 5
 
 
 def _compared() -> tuple[bool, int]:

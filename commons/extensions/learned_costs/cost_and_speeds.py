@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .cost import NUM_OTHERS, Cost, median_error
-from .nonnegative_fit import fitted
+from ...perf_model.cost import NUM_OTHERS, Cost
+from .fitting import fitted, median_error
 
 # A fit needs at least this many times, over all ranks and steps.
 LEAST_TIMES = 24

@@ -1,6 +1,6 @@
 """Fits the cost of samples to training logs.
 
-    python -m commons.perf_model.calibrate OUT.json LOG.jsonl...
+    python -m commons.extensions.learned_costs.calibrate OUT.json LOG.jsonl...
 
 Each LOG.jsonl is the `train.jsonl` in a run's `log_dir`, of the same model on the same machine. Lines that
 cover a single step (`TrainerArgs.log_interval = 1`) are the most informative.
@@ -17,8 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..local_paths import local_path
-from .cost import LINEAR, NUM_OTHERS, Cost, is_linear
+from ...local_paths import local_path
+from ...perf_model.cost import NUM_OTHERS, Cost
+from .fitting import LINEAR, fit_cost, is_linear
 
 # First steps of a run. Their times include one-off costs, such as first allocations and kernel compilation.
 WARM_UP_STEPS = 5
@@ -78,8 +79,8 @@ class MeasuredSteps:
         return rows
 
     def fit(self) -> Cost:
-        """Fits a cost to these steps. Raises a ValueError as `Cost.fit` does."""
-        return Cost.fit(self.counts, self.seconds)
+        """Fits a cost to these steps. Raises a ValueError as `fit_cost` does."""
+        return fit_cost(self.counts, self.seconds)
 
     def errors(self, cost: Cost) -> np.ndarray:
         """Returns the relative error of each step's predicted time, float64 `[steps]`."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from commons.perf_model import Cost
-from tests.commons.perf_model.internals import (
+from tests.commons.extensions.learned_costs.internals import (
     LEAST_TIMES,
     MOST_CHANGE,
     fitted,
@@ -13,8 +13,8 @@ from tests.commons.perf_model.internals import (
     median_error,
     refitted,
     speeds_then,
-    sum_counts,
 )
+from tests.commons.perf_model.internals import sum_counts
 
 RANKS, ROWS, STEPS = 4, 8, 48
 # Seconds per sample, token, and unit of a linear and a quadratic column.

@@ -1,9 +1,19 @@
-"""Fits of nonnegative coefficients to measured times."""
+"""Fits of costs, which are nonnegative coefficients, to measured times."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
+from ...perf_model.cost import NUM_OTHERS, Cost
+
+LINEAR = (
+    "get_workloads is linear in tokens, so nothing that grows faster, such as attention, can be learned from "
+    "times: return it as a second column, as in torch.stack([tokens, tokens**2], 1)"
+)
+# Enough rounds to converge to the smallest sum of absolute errors.
+_REWEIGHTINGS = 30
 # Keeps a fit unique despite rounding if columns are proportional to one another.
 _LEAST_PRIOR = 1e-12
 # Smaller shares of the times are rounding errors. They become 0.
@@ -69,3 +79,52 @@ def _nonnegative_least_squares(gram: np.ndarray, moments: np.ndarray) -> np.ndar
             is_free &= found > 1e-15
             found[~is_free] = 0.0
     return found
+
+
+def fit_cost(counts: np.ndarray, seconds: np.ndarray) -> Cost:
+    """Fits the cost with the smallest sum of absolute relative errors.
+
+    If all steps have the same number of samples, the costs per step and per sample cannot be separated. Then
+    `per_step` includes both, and the coefficient of samples is 0. This holds for any constant count.
+
+    Args:
+        counts: float64 `[steps, 2 + columns]`, sums over the samples of one rank's step.
+        seconds: float64 `[steps]`, measured times. 0 means that a step was not measured.
+
+    Raises:
+        ValueError: there are fewer measured steps than unknowns (the coefficients and `per_step`), or times
+            do not grow with the samples.
+    """
+    counts, seconds = counts[seconds > 0], seconds[seconds > 0]
+    least = counts.shape[1] + 1  # one per coefficient, and one for the step
+    if len(seconds) < least:
+        raise ValueError(f"{len(seconds)} measured steps; expected at least {least}")
+    fitted_counts = counts.copy()
+    fitted_counts[:, (counts == counts[0]).all(0)] = 0
+    with_step = np.concatenate([np.ones((len(seconds), 1)), fitted_counts], 1)
+    per_step, *coefficients = (1e9 * fitted(with_step, seconds, _REWEIGHTINGS)).tolist()
+    if not any(coefficients):
+        raise ValueError(
+            f"in {len(seconds)} steps the time of one, near {per_step / 1e6:.3g} ms, does not grow with its "
+            "samples or their tokens; expected steps that compute more, or more of them"
+        )
+    cost = Cost(tuple(coefficients), per_step)
+    return dataclasses.replace(cost, median_error=median_error(cost.step_seconds(counts), seconds))
+
+
+def median_error(predicted: np.ndarray, measured: np.ndarray) -> float:
+    """Returns the median relative error of predictions."""
+    return float(np.median(np.abs(predicted / measured - 1)))
+
+
+def is_linear(counts: np.ndarray) -> bool:
+    """Returns whether all columns are linear in samples and tokens, and these two are not proportional.
+
+    Args:
+        counts: float64 `[steps, 2 + columns]`, sums over samples.
+    """
+    others, work = counts[:, :NUM_OTHERS], counts[:, NUM_OTHERS:]
+    if np.linalg.matrix_rank(others) < NUM_OTHERS:
+        return False
+    found = others @ np.linalg.lstsq(others, work, rcond=None)[0]
+    return bool(np.allclose(found, work, rtol=1e-6, atol=0))
