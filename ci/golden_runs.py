@@ -228,7 +228,7 @@ class _Recorder(logging.Handler):
         brought = shuffler.padding_batch() if batch is None else batch
         with torch.no_grad():
             placed = shuffler.exchange(brought, plan)
-        self._note("batch", _hash(placed), shuffler.traffic(plan) if hasattr(shuffler, "traffic") else "")
+        self._note("batch", _hash(placed), plan.traffic)
         for extension in shuffler.extensions:
             if isinstance(extension, Unshuffle):
                 rows = placed.batch_size if isinstance(placed, BaseBatch) else len(Drawn._ids(placed))

@@ -26,7 +26,7 @@ PACKAGES = (
     *("check_equal", "balance_meter", "first_cause", "datasets", "training", "unbounded_ids"),
 )
 # Methods of a `BatchShuffler` that only the stage calls. They may change.
-OF_THE_STAGE = ("ahead", "exchange_rows", "faster_planning", "plan_over", "route", "traffic")
+OF_THE_STAGE = ("ahead", "exchange_rows", "plan_over")
 INTRODUCTION = """\
 # Public API
 

@@ -17,7 +17,7 @@ from commons.distributed.plan import Format, RowTable, ShufflePlan
 from commons.distributed.settings import ShufflerSettings
 from commons.extensions.pieces.cut_search import cut_and_place
 from commons.extensions.pieces.cutting import COLUMN, Cutting
-from commons.partition.balance import relative_to_mean
+from commons.partition.imbalance import relative_to_mean
 from commons.sequence_batch.fields import Schema
 from hstu.batch_shuffler import HSTUBatchShuffler
 

@@ -344,12 +344,6 @@ class Route:
         leaving = None if self.leaving is None else self.leaving.pinned()
         return replace(self, leaving=leaving, placed=self.placed.pinned())
 
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes that this rank sends to other ranks, and receives from them."""
-        first = int(self.gathers)  # one of the equal sizes is for its own bytes
-        return sum(self.sent_bytes[first:]), sum(self.received_bytes[first:])
-
 
 @dataclass(frozen=True, eq=False)
 class ShufflePlan:
@@ -432,6 +426,14 @@ class ShufflePlan:
     def total_load(self) -> float:
         """Sum of all workloads."""
         return float(self.rows.workloads.sum(dtype=np.float64))
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that this rank sends to other ranks in the exchange, and receives from them."""
+        if self.route is None or not self.moves:
+            return 0, 0
+        first = int(self.route.gathers)  # one of the equal sizes is for its own bytes
+        return sum(self.route.sent_bytes[first:]), sum(self.route.received_bytes[first:])
 
     @cached_property
     def counts(self) -> np.ndarray:

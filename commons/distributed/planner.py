@@ -16,9 +16,9 @@ from ..sequence_batch.rows import Rows
 from .counting import Counted, Counter, LoadedBatch, count_rows
 from .exchange import route_of
 from .extension import Extension, chain
-from .gather import PlanGather
 from .placement import arguments_of, place, place_at_home
 from .plan import Format, JobStep, RowTable, ShufflePlan, sum_loss_tokens
+from .plan_gather import PlanGather
 from .ranks import Channel, RankGroup, is_lost, job_device
 from .settings import ShufflerSettings
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..partition import lower_bound
-from ..partition.balance import relative_to_mean
+from ..partition.imbalance import relative_to_mean
 from .plan import ShufflePlan
 
 # The unit of workloads if the shuffler does not name one.

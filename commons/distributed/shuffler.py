@@ -146,11 +146,6 @@ class BatchShuffler(ABC):
         for extension in ordered:
             extension.is_taken = True
 
-    @property
-    def enabled(self) -> bool:
-        """Whether samples move. To change this, create a new shuffler, and a new pipeline with it."""
-        return self.moves_samples
-
     def view(self, batch: Any) -> Rows:
         """Returns the rows of a batch of any supported type; see `view_of`."""
         return view_of(batch, self.shared_fields)
@@ -389,10 +384,6 @@ class BatchShuffler(ABC):
         self._is_taken = True
         return PlanAhead(self.planner, device)
 
-    def traffic(self, plan: ShufflePlan) -> tuple[int, int]:
-        """Returns the bytes that `exchange` sends and receives on this rank for a plan."""
-        return plan.route.traffic if plan.route is not None and plan.moves else (0, 0)
-
     def padding_batch(self) -> Any:
         """Returns a host batch of one row, for a rank whose loader has ended before those of other ranks.
 
@@ -453,8 +444,7 @@ class IdentityShuffler(BatchShuffler):
         get_workloads: substitute for `BatchShuffler.get_workloads`, for the reported imbalance. Defaults to
             the tokens of each row.
         unit: unit of the workloads that `get_workloads` returns.
-        get_tokens, get_loss_tokens: substitutes for the methods of these names. None means the methods.
-        shared_fields: paths as in `BatchShuffler.shared_fields`. None means those of the class.
+        get_tokens: substitute for `BatchShuffler.get_tokens`. None means that method.
     """
 
     moves_samples = False
@@ -466,16 +456,12 @@ class IdentityShuffler(BatchShuffler):
         get_workloads: Callable[[Any], torch.Tensor] | None = None,
         unit: str = WORKLOAD_UNITS,
         get_tokens: Callable[[Any], torch.Tensor] | None = None,
-        get_loss_tokens: Callable[[Any], torch.Tensor] | None = None,
-        shared_fields: Sequence[str] | None = None,
         **settings: Any,
     ) -> None:
-        if shared_fields is not None:
-            self.shared_fields = shared_fields
         super().__init__(process_group, **settings)
         self._get_workloads = get_workloads
         self.unit = "tokens" if get_workloads is None else unit
-        self._get_tokens, self._get_loss_tokens = get_tokens, get_loss_tokens
+        self._get_tokens = get_tokens
 
     def get_workloads(self, batch: Any) -> torch.Tensor:
         """Returns the costs that the given function computes, or else the tokens of each row."""
@@ -484,7 +470,3 @@ class IdentityShuffler(BatchShuffler):
     def get_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the tokens that the given function counts, or else those that `BatchShuffler` counts."""
         return (self._get_tokens or super().get_tokens)(batch)
-
-    def get_loss_tokens(self, batch: Any) -> torch.Tensor:
-        """Returns the loss tokens that the given function counts, or else those of `BatchShuffler`."""
-        return (self._get_loss_tokens or super().get_loss_tokens)(batch)

@@ -3,7 +3,7 @@
 Ties are broken by index. No result depends on the order in which a processor adds numbers.
 """
 
-from .balance import imbalance, loads, lower_bound
+from .imbalance import imbalance, loads, lower_bound
 from .karmarkar_karp import karmarkar_karp
 from .rebalance import rebalance
 from .refined import longest_processing_time, refine, refined

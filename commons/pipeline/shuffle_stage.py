@@ -197,7 +197,7 @@ class ShuffleStage:
     def report(self) -> BalanceReport:
         """Returns the report of the last step, with the bytes and times of this rank."""
         step, shuffler = self.last.step, self._shuffler
-        sent, received = shuffler.traffic(step.plan)
+        sent, received = step.plan.traffic
         figures: dict[str, Any] = {}
         for extension in shuffler.extensions:
             figures |= extension.report(step.plan)

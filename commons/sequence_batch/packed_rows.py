@@ -171,7 +171,7 @@ def _locate(
 ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Iterator[torch.Tensor]]:
     """Returns the words of all sources and the indices to copy for each section, and each field's lengths."""
     device = sources[0].sections[0].device
-    parts = iter(_to_device(selection.indices, device).split(selection.index_sizes))
+    parts = iter(to_device(selection.indices, device).split(selection.index_sizes))
     found = []
     for number, section in enumerate(selection.schema.sections):
         of_sources = [source.sections[number] for source in sources]
@@ -290,24 +290,8 @@ def read_together(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
     return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:
-    """Returns `lengths[b]` indices for each row b: `starts[b]`, `starts[b] + step`, …; int64 `[total]`.
-
-    `starts` and `lengths` are `[B]` integers. `total` is the sum of `lengths`, so that no device is read.
-    """
-    lengths = lengths.long()
-    before = lengths.cumsum(0) - lengths
-    first = torch.sub(starts.long(), before, alpha=step).repeat_interleave(lengths, output_size=total)
-    return first.add_(torch.arange(total, device=starts.device), alpha=step)
-
-
-def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Copies flat int64 arrays to a device at once, from pinned memory so that the host does not wait."""
-    together = torch.from_numpy(np.concatenate(arrays).astype(np.int64, copy=False))
-    return list(_to_device(together, device).split([len(array) for array in arrays]))
-
-
-def _to_device(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copies indices to a device, from pinned memory so that the host does not wait."""
     if device.type == "cuda" and not indices.is_pinned():
         indices = indices.pin_memory()
     return indices.to(device, non_blocking=True)

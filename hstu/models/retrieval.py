@@ -11,7 +11,7 @@ from torch.nn import functional
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.datasets import HSTUBatch
-from commons.sequence_batch.packed_rows import spread
+from commons.jagged_indices import spread
 from hstu.models.embedding_tables import EmbeddingTable, collection_groups, table_dims
 from hstu.models.hstu_config import HSTUConfig
 from hstu.models.hstu_encoder import HSTUEncoder, HSTUFeatures

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from commons.jagged_indices import to_device_together
 from commons.perf_model.token_counts import ATTENTION_TILE as TILE
-from commons.sequence_batch.packed_rows import to_device_together
 from hstu.modules.attention_mask import SampleMask, consecutive_starts
 from hstu.modules.key_run import KeyRun, key_runs
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from commons.sequence_batch.packed_rows import to_device_together
+from commons.jagged_indices import to_device_together
 from hstu.modules.attention import jagged_hstu_attention
 from hstu.modules.attention_inputs import check_inputs
 from hstu.modules.attention_mask import SampleMask

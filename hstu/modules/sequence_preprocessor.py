@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from commons.sequence_batch.packed_rows import spread
+from commons.jagged_indices import spread
 from hstu.modules.sequence_structure import SequenceStructure
 
 _POSITION_STD = 0.02

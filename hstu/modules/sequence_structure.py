@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from commons.sequence_batch.packed_rows import spread, to_device_together
+from commons.jagged_indices import spread, to_device_together
 from hstu.modules.attention_mask import SampleMask
 
 

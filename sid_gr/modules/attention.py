@@ -12,7 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
-from commons.sequence_batch.packed_rows import to_device_together
+from commons.jagged_indices import to_device_together
 
 try:
     from torch.nn.attention import varlen

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from commons.sequence_batch.packed_rows import to_device_together
+from commons.jagged_indices import to_device_together
 from sid_gr.modules.attention import JaggedCausalAttention, LastQueriesAttention, permuted
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from commons.datasets import SIDBatch
-from commons.sequence_batch.packed_rows import spread, to_device_together
+from commons.jagged_indices import spread, to_device_together
 
 
 @dataclass(frozen=True)

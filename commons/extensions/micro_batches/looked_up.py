@@ -10,7 +10,7 @@ from torch.nn import functional
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from ...sequence_batch.packed_rows import spread
+from ...jagged_indices import spread
 
 
 class LookedUp:

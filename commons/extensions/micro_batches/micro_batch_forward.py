@@ -18,9 +18,9 @@ from torchrec.distributed.types import ShardedModule
 from ...distributed import BatchShuffler, ShufflePlan
 from ...distributed.loss import check_reduction, loss_sum
 from ...distributed.plan import sum_loss_tokens
+from ...jagged_indices import to_device_together
 from ...named_ranges import named_range
 from ...pipeline.shuffle_stage import losses_and_output
-from ...sequence_batch.packed_rows import to_device_together
 from ...sequence_batch.rows import Rows
 from ...sharded_modules import outermost_sharded
 from .divided_batch import micro_batches, rows_of_micro_batches

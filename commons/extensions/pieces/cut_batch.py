@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from ...jagged_indices import spread
 from ...sequence_batch.fields import Field, FieldValue, lengths_of
-from ...sequence_batch.packed_rows import spread
 from ...sequence_batch.rows import Rows
 from .cut_rules import PIECE, CutRules, FieldRule, own_spans, spans
 

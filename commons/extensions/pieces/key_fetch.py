@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 
 from ...distributed.plan import ShufflePlan
 from ...distributed.ranks import RankGroup
+from ...jagged_indices import to_device_together
 from ...named_ranges import named_range
-from ...sequence_batch.packed_rows import to_device_together
 from .cut_rules import PIECE
 from .cutting import COLUMN
 

@@ -13,6 +13,7 @@ import torch
 from ...distributed.exchange import RowsOf, direct_route, transfer
 from ...distributed.extension import Extension
 from ...distributed.plan import ShufflePlan
+from ...jagged_indices import to_device_together
 from ...sequence_batch.fields import FieldValue, Schema, hash_bytes, num_rows
 from ...sequence_batch.packed_rows import (
     PackedRows,
@@ -21,7 +22,6 @@ from ...sequence_batch.packed_rows import (
     read_lengths,
     read_together,
     select_rows,
-    to_device_together,
 )
 from ...sequence_batch.rows import Rows, hashes_of
 from ..row_objects import check_results, lists_of

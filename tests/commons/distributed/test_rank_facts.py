@@ -11,7 +11,7 @@ from commons.distributed import BatchShuffler
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.on_ranks import on_ranks
 
-MODULE = "commons.distributed.gather"
+MODULE = "commons.distributed.plan_gather"
 
 
 class ValueShuffler(BatchShuffler):

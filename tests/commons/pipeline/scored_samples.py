@@ -196,6 +196,17 @@ class ScoredShuffler(FieldShuffler):
         return loss_tokens_of(self._kind, batch)
 
 
+class UnmovedShuffler(IdentityShuffler):
+    """Leaves the samples where they are, and counts their targets."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        super().__init__()
+
+    def get_loss_tokens(self, batch: Any) -> torch.Tensor:
+        return loss_tokens_of(self._kind, batch)
+
+
 def loss_tokens_of(kind: str, batch: Any) -> torch.Tensor:
     """Returns targets of each row, or their weight."""
     lengths = read(kind, batch)[1].lengths()
@@ -257,7 +268,7 @@ class Run:
 
     def shuffler(self) -> BatchShuffler:
         if self.settings is None:
-            return IdentityShuffler(get_loss_tokens=lambda batch: loss_tokens_of(self.kind, batch))
+            return UnmovedShuffler(self.kind)
         # Extensions serve one shuffler each, and settings make several.
         return ScoredShuffler(self.kind, **copy.deepcopy(dict(self.settings)))
 
