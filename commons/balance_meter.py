@@ -135,10 +135,11 @@ def figures_of_rank(reports: Sequence[BalanceReport], rank: int) -> dict[str, An
 
     `predicted_seconds` is left out if any report has none. `extensions` are figures to average, by name.
     """
-    names = ["counts_after", "loads_after", "tokens_before", "tokens_after", "rank_speeds"]
+    names = ["counts_after", "loads_after", "tokens_before", "tokens_after"]
     if all(report.predicted_seconds is not None for report in reports):
         names.append("predicted_seconds")
     figures = {name: [getattr(report, name)[rank].tolist() for report in reports] for name in names}
+    figures["speeds"] = [float(_relative_speeds(report)[rank]) for report in reports]
     figures["extensions"] = [
         {
             name: float(value)
@@ -148,6 +149,12 @@ def figures_of_rank(reports: Sequence[BalanceReport], rank: int) -> dict[str, An
         for report in reports
     ]
     return figures
+
+
+def _relative_speeds(report: BalanceReport) -> np.ndarray:
+    """Returns the speeds that loads are proportional to, float64 `[ranks]`, with a geometric mean of 1."""
+    speeds = np.ones(len(report.loads_after)) if report.speeds is None else report.speeds
+    return speeds / np.exp(np.log(speeds).mean())
 
 
 def window_figures(
@@ -212,7 +219,7 @@ def window_figures(
     }
     if all("predicted_seconds" in sums for sums in of_ranks):
         figures["predicted_ms"] = rounded(np.mean([sums["predicted_seconds"] for sums in of_ranks], 1) * 1e3)
-        figures["speeds"] = mean_of_rank("rank_speeds")
+        figures["speeds"] = mean_of_rank("speeds")
     of_extensions = [of_step for sums in of_ranks for of_step in sums["extensions"]]
     for name in dict.fromkeys(itertools.chain.from_iterable(of_extensions)):
         values = [of_step[name] for of_step in of_extensions if name in of_step]

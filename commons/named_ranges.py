@@ -1,9 +1,4 @@
-"""Named ranges of a step for profilers, in any thread.
-
-torch.profiler follows the thread that starts it, and the threads of its backward and collectives. It can
-follow all threads, but torch 2.13 then sometimes crashes if the profiler stops while one of them computes. So
-this module records the ranges of other threads itself.
-"""
+"""Named ranges of a step for profilers, in any thread."""
 
 from __future__ import annotations
 

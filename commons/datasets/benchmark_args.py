@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import gin
 import numpy as np
 
-from ..checks import check_types, require
+from ..argument_checks import require
+from ..checks import check_types
 from ..gin_values import require_setting, require_settings_at_least
 from .embedding_args import EmbeddingArgs
 from .hstu_batch import SequenceDatasetSpec

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
-from ..checks import require
+from ..argument_checks import require
 from ..partition import refined
 from ..partition.workloads import as_workloads, check_count
 from ..sequence_batch.fields import hash_bytes

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from ..checks import require, require_at_least, require_integer
+from ..argument_checks import require, require_at_least, require_integer
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..checks import require
+from ..argument_checks import require
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..checks import require, require_at_least
+from ..argument_checks import require, require_at_least
 from .hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
 from .sample_source import PerEpochSource
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ..checks import require, require_at_least
+from ..argument_checks import require, require_at_least
 from ..sequence_batch import BaseBatch
 from .sample_source import SampleSource, keyed_rows, padded
 

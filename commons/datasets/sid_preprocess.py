@@ -24,7 +24,7 @@ import polars as pl
 from tqdm import tqdm
 
 from .. import NAME
-from ..checks import require, require_at_least
+from ..argument_checks import require, require_at_least
 from ..delimited import read_lines
 from ..local_paths import local_path
 from .prepared_files import check_replaceable, replaced_files

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..checks import require
+from ..argument_checks import require
 from .benchmark_args import RandomDistribution
 from .item_sids import ItemSIDs
 from .sid_batch import SIDDatasetSpec, SIDSample, SIDSource

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..checks import require, require_at_least
+from ..argument_checks import require, require_at_least
 from .embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
 from .hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
 from .user_sequences import SequencesMeta, UserSequences

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import polars as pl
 
-from ..checks import require
+from ..argument_checks import require
 from ..local_paths import local_path
 from ..registry import NamedFactory
 from .id_columns import read_ids

@@ -189,10 +189,7 @@ _MOVING = ("ADAM", "LAMB", "LARS_SGD", "PARTIAL_ROWWISE_ADAM", "PARTIAL_ROWWISE_
 
 
 def check_runs_copies(
-    num_placed: np.ndarray,
-    pads: bool,
-    reduction: str | None,
-    model: torch.nn.Module | None = None,
+    num_placed: np.ndarray, pads: bool, reduction: str | None, model: torch.nn.Module | None = None
 ) -> None:
     """Checks that running a copied row changes neither the loss nor the embedding tables.
 

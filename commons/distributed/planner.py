@@ -51,7 +51,7 @@ class Planner:
 
     Attributes:
         ranks: the ranks that plan in step, which are `job` or `group`.
-        verifies: whether an extension verifies.
+        gather, verifies: the `PlanGather`, and whether an extension verifies.
 
     Raises:
         ValueError: ranks have different settings or extensions. All ranks raise it.
@@ -78,7 +78,7 @@ class Planner:
         _check_same(self.ranks, own | {each.name: dict(each.settings()) for each in extensions})
         channel = group.channel()
         self._job = None if job is None else job.channel()
-        self._gather = PlanGather(channel, self._job or channel, extensions, exchanges)
+        self.gather = PlanGather(channel, self._job or channel, extensions, exchanges)
         self._place = chain(self._extensions, "place", self._place_rows)
         self._takers = [each for each in extensions if type(each).take is not Extension.take]
         self._exchanges, self._settings = exchanges, settings
@@ -90,7 +90,7 @@ class Planner:
     @property
     def format(self) -> Format | None:
         """The batch format that the ranks have agreed on; None before the first batch."""
-        return self._gather.format
+        return self.gather.format
 
     def reserve(self) -> None:
         """Lets only the calling thread plan until `release`, because threads' messages would interleave."""
@@ -145,14 +145,10 @@ class Planner:
     def prepare(self, rows: Rows | None, plan: ShufflePlan) -> Rows:
         """Returns this rank's rows to copy and exchange in a step. `rows` is None if its loader has ended."""
         if rows is None:
-            return self.spare_row()
+            return self.gather.spare_row()
         for extension in self._extensions:
             rows = extension.before_copy(rows, plan)
         return rows
-
-    def spare_row(self) -> Rows:
-        """Returns the row that this rank computes in a step without samples; see `PlanGather.spare_row`."""
-        return self._gather.spare_row()
 
     def hand_out(self, plan: ShufflePlan) -> None:
         """Passes the posts of all ranks to the extensions, as the step of a plan is handed out."""
@@ -172,7 +168,7 @@ class Planner:
         except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
             failure = failure or error
         with named_range("## plan: gather ##"):
-            rows, posted = self._gather.gather(counted, failure, posts)
+            rows, posted = self.gather.gather(counted, failure, posts)
         if not rows.batch_sizes.any():
             # All loaders ended. A resumed run has no such plan, so extensions skip it.
             return self._with_route(place_at_home(rows))

@@ -171,10 +171,3 @@ class BalanceReport:
     def token_imbalance_after(self) -> float:
         """Tokens of the fullest rank ÷ mean tokens, as balanced. Ignores speeds."""
         return relative_to_mean(self.tokens_after)
-
-    @property
-    def rank_speeds(self) -> np.ndarray:
-        """float64 `[ranks]`, speeds that loads are made proportional to, with a geometric mean of 1."""
-        if self.speeds is None:
-            return np.ones(len(self.loads_after))
-        return self.speeds / np.exp(np.log(self.speeds).mean())

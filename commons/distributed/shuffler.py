@@ -68,8 +68,6 @@ class BatchShuffler(ABC):
         moves_samples: whether samples may leave their ranks. False if disabled, or for the identity shuffler.
         extensions: the given extensions, outermost first.
         group: ranks that plan together: those to balance among, or all in a pipeline that moves no samples.
-        planner: the `Planner` that makes the plans.
-        expects_scale: whether a training loop has to call `scale`. Pipelines scale the loss themselves.
 
     Raises:
         TypeError: a setting is unknown or has the wrong type, or `extensions` holds something else.
@@ -102,7 +100,7 @@ class BatchShuffler(ABC):
         require_type(f"{name}.cost", cost, Cost | None)
         self.cost = cost
         self._process_group, self._world_size = process_group, _world_size()
-        self.expects_scale = True
+        self.expects_scale = True  # pipelines scale the loss themselves
         self._is_taken = False  # by a pipeline or a loop over plan_ahead
         self._take(extensions)
 
@@ -297,7 +295,7 @@ class BatchShuffler(ABC):
         self._check_planned(rows, loaded, plan, known)
         fields, own, num_rows = self._move(loaded, plan), plan.computed_by(rank), int(plan.num_rows[rank])
         if not (len(own) or rows.pads):  # a copy of a real row
-            fields, num_rows = self.planner.spare_row().to(rows.device, non_blocking=True).fields, 1
+            fields, num_rows = self.planner.gather.spare_row().to(rows.device, non_blocking=True).fields, 1
         placed = rows.replaced(fields, num_rows, len(own)).with_counts(known.row_counts(plan.rows, own))
         batch = placed.batch
         for extension in self.extensions:
@@ -392,7 +390,7 @@ class BatchShuffler(ABC):
         Raises:
             RuntimeError: no rank of the group has had a batch yet.
         """
-        return self.planner.spare_row().batch
+        return self.planner.gather.spare_row().batch
 
     def _check_planned(self, view: Rows, rows: PackedRows, plan: ShufflePlan, known: Format) -> None:
         """Raises a ValueError unless the fields and the numbers of rows and elements fit the plan."""

@@ -41,7 +41,6 @@ class Cost:
     median_error: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "coefficients", tuple(self.coefficients))
         for value in (*self.coefficients, self.per_step, self.median_error):
             if isinstance(value, bool) or not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{self} has {value}; expected finite numbers of at least 0")

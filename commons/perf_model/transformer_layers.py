@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..checks import require, require_at_least
+from ..argument_checks import require, require_at_least
 from .token_counts import ATTENTION_TILE, Tokens, as_columns, as_token_counts, num_tiles
 
 

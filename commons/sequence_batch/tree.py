@@ -20,7 +20,6 @@ import inspect
 import numbers
 import pathlib
 import types
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -136,16 +135,6 @@ def _dataclass_parts(value: Any) -> Parts:
     return {spec.name: getattr(value, spec.name, None) for spec in dataclasses.fields(value)}
 
 
-def _mapping_parts(value: Mapping) -> Parts:
-    shown = Counter(join_path("", key) for key in value)
-    for key in [key for key, count in shown.items() if count > 1]:
-        raise TypeError(
-            f"a {type_name(value)} has two keys that both show as {key}, so that their fields cannot be told "
-            "apart; give it keys of different texts"
-        )
-    return dict(value)
-
-
 def _replace_mapping(value: Any, parts: Parts) -> Any:
     if isinstance(value, dict) or hasattr(value, "__copy__"):
         made = copy.copy(value)
@@ -172,7 +161,7 @@ def _replace_sequence(value: Any, parts: Parts) -> Any:
         raise TypeError(f"{type_name(value)} cannot be made of a list of elements; {TAKE_APART}") from error
 
 
-_MAPPING = ContainerType(_mapping_parts, _replace_mapping)
+_MAPPING = ContainerType(dict, _replace_mapping)
 SEQUENCE = ContainerType(lambda value: dict(enumerate(value)), _replace_sequence)
 _NAMED_TUPLE = ContainerType(
     lambda value: value._asdict(),

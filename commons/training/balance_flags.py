@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .. import NAME
-from ..checks import SettingError, require
+from ..argument_checks import require
+from ..checks import SettingError
 from ..distributed.extension import Extension, order_extensions
 from ..distributed.settings import ShufflerSettings
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torchmetrics.classification import BinaryAUROC
 from torchmetrics.utilities.data import dim_zero_cat
 
-from ..checks import require
+from ..argument_checks import require
 from .run_log import warn_once
 
 # Each sample has one right item, so recall, the share of right items found, equals the hit rate.

@@ -88,6 +88,8 @@ class StepTraces:
         if self._profile is not None:
             self._profile.step()
         if step == self._start < self._end:
+            # torch.profiler follows the thread that starts it, and those of its backward and collectives. It
+            # can follow all, but torch 2.13 then may crash if the profiler stops while one computes.
             of_other_threads = unfollowed_threads_through(partial(_noted_range, self._ranges))
             self._traced.enter_context(of_other_threads if self._profile else _nsight_capture())
         if self._profile is None and self._start <= step < self._end:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from ..checks import require
+from ..argument_checks import require
 from ..datasets import SampleSource, SequenceDataset
 from ..distributed import BatchShuffler, BatchShufflerFactory, Extension, ShufflerSettings
 from ..pipeline import TrainPipelineFactory

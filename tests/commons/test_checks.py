@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from commons.checks import require_integer, require_type
+from commons.argument_checks import require_integer
+from commons.checks import require_type
 from commons.datasets import DynamicEmbeddingArgs, EmbeddingArgs, FeatureArgs, RandomDistribution
 from commons.distributed import ShufflerSettings
 from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs

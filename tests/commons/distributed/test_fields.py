@@ -361,10 +361,6 @@ REFUSED_BATCHES: Mapping[str, tuple[Callable[[], Any], str]] = {
     "no field": (dict, "TypeError: dict has no rows to place; expected a BaseBatch"),
     "a text": (lambda: {"name": "train"}, "TypeError: dict has no rows"),
     "unknown": (object, "TypeError: object has no rows.*register_batch_type"),
-    "keys that look alike": (
-        lambda: {float("nan"): IDS, np.nan: IDS},
-        r"TypeError: .*two keys that both show as \[nan\].*different texts",
-    ),
     "an attribute": (
         lambda: _with_attribute(UserDict, IDS + 1, ids=IDS),
         "TypeError: mask .*only an attribute",

@@ -65,7 +65,7 @@ def test_verifying_takes_one_more_to_plan_and_two_to_exchange(exchange):
     shuffler = DictShuffler(exchange=exchange, extensions=[verification])
     shuffler.shuffle(many_fields(0))
     names = {
-        id(shuffler.planner._gather._channel): "planning",
+        id(shuffler.planner.gather._channel): "planning",
         id(verification._planning): "plans",
         id(verification._exchanging): "checks",
         id(shuffler.group.group_for("exchange", torch.device("cpu"))): "exchange",
