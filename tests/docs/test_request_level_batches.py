@@ -189,8 +189,11 @@ def test_errors_name_the_section():
     features = _requests(_page(), _draw(0, 0)).features
     with pytest.raises(TypeError, match=f"inverse_indices.*{named}"):
         BaseBatch(features, features.stride(), {})
-    without = KeyedJaggedTensor(
-        KEYS, features.values(), lengths=features.lengths(), stride_per_key_per_rank=[[6], [6], [15]]
+    varying = KeyedJaggedTensor(
+        KEYS,
+        features.values(),
+        lengths=features.lengths(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank(),
     )
     with pytest.raises(ValueError, match=f"VBE.*{named}"):
-        BaseBatch(without, 6, {})
+        BaseBatch(varying, features.stride(), {})
