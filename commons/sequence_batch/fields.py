@@ -35,6 +35,7 @@ DECLARE_SHARED = (
     'mark a field of a dataclass with field(metadata={"per_sample": False}); for any other batch, name it in '
     "the shuffler's shared_fields"
 )
+_BUILD_VBE = "build it after the exchange, as docs/your-own-model.md shows (Request-level batches)"
 
 
 @dataclass(frozen=True)
@@ -252,8 +253,8 @@ def check_leaf(leaf: FieldValue) -> None:
             _check_tensor(part)
         elif isinstance(part, KeyedJaggedTensor) and part.inverse_indices_or_none() is not None:
             raise TypeError(
-                "a KeyedJaggedTensor has inverse_indices, which only refer to rows of this batch; leave them "
-                "out, and deduplicate after the exchange"
+                "a KeyedJaggedTensor has inverse_indices, which only refer to rows of this batch; "
+                f"{_BUILD_VBE}"
             )
 
 
@@ -291,7 +292,7 @@ def num_rows(name: str, value: FieldValue) -> int:
         if value.variable_stride_per_key():
             raise ValueError(
                 f"{name} is a KeyedJaggedTensor with a variable batch size per key (VBE), whose rows are not "
-                "samples; give every key one row per sample"
+                f"samples; {_BUILD_VBE}"
             )
         if not (value.keys() or value.stride()):
             raise ValueError(
