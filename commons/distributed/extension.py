@@ -35,6 +35,7 @@ class Extension:
         moves: whether it needs samples to move between ranks, and therefore an enabled shuffler.
         runs_in_parts: whether it runs forward and backward several times per step.
         partitioner_arguments: arguments by name, for partitioners that accept them.
+        computes_alone: whether it needs ranks that compute just the samples that were placed there.
         waits_on_device: reason why the device waits for other ranks in forward or backward. Empty if not.
         verifies: whether it compares plans and data between ranks. Other extensions then compare more, too.
         is_taken: whether it is already part of a shuffler.
@@ -45,6 +46,7 @@ class Extension:
     excludes: Mapping[str, str] = {}
     moves: ClassVar[bool] = False
     runs_in_parts: ClassVar[bool] = False
+    computes_alone: ClassVar[bool] = False
     partitioner_arguments: Mapping[str, Any] = {}
     waits_on_device: str = ""
     verifies: bool = False

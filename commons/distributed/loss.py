@@ -7,7 +7,6 @@ import math
 import weakref
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -97,8 +96,8 @@ class MeanOfNoneError(FloatingPointError):
 class LossScale:
     """Scales the losses of a user's own training loop, and warns if the loop forgets to scale."""
 
-    def __init__(self, group: RankGroup) -> None:
-        self._group = group
+    def __init__(self, group: RankGroup, num_together: int) -> None:
+        self._group, self._num_together = group, num_together
         self._num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         self._exchanged: list[weakref.ref[ShufflePlan]] = []
         self._outstanding = 0
@@ -150,7 +149,7 @@ class LossScale:
                 f'"global_mean" covers one batch, but step_plans has {len(plans)}: return the "mean" instead'
             )
         rank_loss = loss_sum(loss, reduction, plan.loss_tokens_on(self._group.rank), 1.0)
-        copies = self._num_ranks if gradients == "mean" else 1
+        copies = self._num_ranks if gradients == "mean" else self._num_together
         if reduction == "global_mean":  # the model has divided by its own count
             scaled = rank_loss * (copies / self._num_ranks)
         else:
@@ -189,21 +188,27 @@ _MOVING = ("ADAM", "LAMB", "LARS_SGD", "PARTIAL_ROWWISE_ADAM", "PARTIAL_ROWWISE_
 
 
 def check_runs_copies(
-    num_placed: np.ndarray, pads: bool, reduction: str | None, model: torch.nn.Module | None = None
+    plan: ShufflePlan, pads: bool, reduction: str | None, model: torch.nn.Module | None = None
 ) -> None:
     """Checks that running a copied row changes neither the loss nor the embedding tables.
 
     Args:
-        num_placed: int64 `[ranks]`, number of samples on each rank.
+        plan: the plan of the step.
         pads: whether batches know their padding.
         reduction: the model's reduction of its losses.
         model: model of a pipeline. None if it is unknown, or does not train.
 
     Raises:
-        ValueError: a rank has no samples, and a copied row would count in a "global_mean" or change a table.
+        ValueError: a rank has no samples, and a copied row would count in a "global_mean" or in a bin, or
+            change a table.
     """
-    if pads or num_placed.all():
+    if pads or plan.whole.num_placed.all():
         return
+    if plan.rows.bins is not None:
+        raise ValueError(
+            "a rank has no sample in this step and runs a copy of one, which ranks that compute together "
+            "would count: use a BaseBatch, which has padding rows, or end all loaders in the same step"
+        )
     if reduction == "global_mean":
         raise ValueError(
             "a rank has no sample in this step and runs a copy of one, which a model that returns "

@@ -157,6 +157,8 @@ class RowTable:
         ranks: ranks of the job that loaded the rows. None means 0, 1, 2, and so on.
         speeds: float64 `[ranks]`, speeds that loads should be proportional to. None means that all are equal.
         ranks_per_node: consecutive ranks per node, if moves across nodes cost more. None if they do not.
+        bins: int64 `[ranks]`, number of the bin whose ranks gather their rows, and compute all of them
+            together. None if each rank computes the rows that are placed there.
         format: format that ranks agreed on. None before their first batch, and outside a shuffler.
     """
 
@@ -178,6 +180,7 @@ class RowTable:
     ranks: tuple[int, ...] = None  # type: ignore[assignment]
     speeds: np.ndarray | None = None
     ranks_per_node: int | None = None
+    bins: np.ndarray | None = None
     format: Format | None = None
 
     def __post_init__(self) -> None:
@@ -251,7 +254,7 @@ class RowTable:
 
     def take(self, numbers: np.ndarray) -> RowTable:
         """Returns the rows with these ascending numbers, which may repeat. Each row keeps its home."""
-        per_rank = ("batch_sizes", "num_loaded", "padding_lengths", "speeds")
+        per_rank = ("batch_sizes", "num_loaded", "padding_lengths", "speeds", "bins")
         per_row = {name: of for name, of in self._arrays().items() if name not in per_rank}
         taken: dict[str, Any] = {name: array.take(numbers, axis=0) for name, array in per_row.items()}
         num_loaded = np.bincount(self.home.take(numbers), minlength=self.num_ranks)
@@ -387,12 +390,16 @@ class ShufflePlan:
 
     @cached_property
     def num_loss_tokens(self) -> int | float:
-        """Loss tokens of all ranks of the plan. A float if they are weights."""
-        return sum_loss_tokens(self.rows.loss_tokens)
+        """Sum of `loss_tokens_on` over all ranks of the plan. A float if they are weights."""
+        bins = self.rows.bins
+        copies = 1 if bins is None else int(np.count_nonzero(bins == bins[0]))
+        return sum_loss_tokens(self.rows.loss_tokens) * copies
 
     def loss_tokens_on(self, rank: int) -> int | float:
-        """Returns the loss tokens of the rows that a rank computes."""
-        return sum_loss_tokens(self.rows.loss_tokens[self.computed_by(rank)])
+        """Returns the loss tokens of the rows that a rank computes, alone or with the ranks of its bin."""
+        bins, of_rank = self.rows.bins, self.destination
+        is_own = of_rank == rank if bins is None else bins[of_rank] == bins[rank]
+        return sum_loss_tokens(self.rows.loss_tokens[is_own])
 
     @cached_property
     def partition(self) -> tuple[np.ndarray, ...]:

@@ -136,22 +136,30 @@ class PlanGather:
     Args:
         channel, agrees: channels of the ranks whose rows are gathered, and of the ranks that agree on the
             format, which are the same or all ranks of the job.
+        together: channel of the ranks that compute the same samples as this one.
         extensions: the shuffler's extensions.
         moves: whether samples may leave their ranks, so that ranks compare what stays behind.
 
     Attributes:
         format: the format that the ranks have agreed on. None before the first batch.
+        bins: the bins of a `RowTable`, if the model gathers the batches of ranks that compute together.
     """
 
     def __init__(
-        self, channel: Channel, agrees: Channel, extensions: Sequence[Extension], moves: bool
+        self,
+        channel: Channel,
+        agrees: Channel,
+        together: Channel,
+        extensions: Sequence[Extension],
+        moves: bool,
     ) -> None:
-        self._channel, self._agrees, self._extensions = channel, agrees, extensions
+        self._channel, self._agrees, self._together, self._extensions = channel, agrees, together, extensions
         self._moves, self._facts = moves, RankFacts(channel)
         self._capacity, self._is_wide = 0, False  # rows that a gather carries per rank, and their width
         self._spare: Rows | None = None
         self._is_pinned = False
         self.format: Format | None = None
+        self.bins: np.ndarray | None = None
 
     def gather(
         self, counted: Counted | None, failure: Exception | None, posts: np.ndarray
@@ -231,9 +239,12 @@ class PlanGather:
                 mine = replace(counted.format, agreed=agreed)
             except Exception as error:
                 failure = error
-        agrees, names = self._agrees, self._agrees.ranks
-        sent = agrees.all_gather_objects((mine, num_rows, num_posted, contents), failure)
-        formats, rows_of_each, posts, loaded = zip(*sent, strict=True)
+        gathers, fault = self._compare_bin(counted)
+        agrees, names, together = self._agrees, self._agrees.ranks, self._together.ranks
+        sent = agrees.all_gather_objects((mine, num_rows, num_posted, contents, together), failure or fault)
+        formats, rows_of_each, posts, loaded, bins = zip(*sent, strict=True)
+        if gathers:
+            self.bins = np.array([bins[names.index(rank)][0] for rank in self._channel.ranks])
         for rank, num in zip(names, posts, strict=True):
             if num != posts[0]:
                 raise ValueError(
@@ -252,6 +263,24 @@ class PlanGather:
         if not has_batch.all():
             self._get_spare(agrees, counted, first)
         self._capacity, self.format = max(rows_of_each), formats[first]
+
+    def _compare_bin(self, counted: Counted | None) -> tuple[bool, ValueError | None]:
+        """Returns whether ranks that compute together load different batches, which the model gathers, and an
+        error if that does not fit the ranks to balance among, or an extension. Collective."""
+        fields = {} if counted is None or self._together.num_ranks == 1 else counted.batch.on_host().fields
+        hashes, ranks = self._together.all_gather_objects(hashes_of(fields)), self._together.ranks
+        gathers = any(hashed != hashes[0] for hashed in hashes)
+        num_here = len({*ranks} & {*self._channel.ranks})
+        who = (
+            f"{ranks_text(ranks)} compute together and load {'different batches' if gathers else 'the same'}"
+        )
+        for extension in self._extensions if gathers else ():
+            if extension.computes_alone:
+                return True, ValueError(f"{who}, which does not work with {extension.name}")
+        if num_here < len(ranks) if gathers else num_here > 1 and self._moves:
+            group = "all of them" if gathers else "the data-parallel group"
+            return gathers, ValueError(f"{who}: balance among {group}, with process_group")
+        return gathers, None
 
     def _renew_spare(self, counted: Counted | None, has_batch: np.ndarray) -> None:
         """Replaces spare rows if what stays with a batch, such as shared tensors, has changed. Collective."""

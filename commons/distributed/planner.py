@@ -45,6 +45,7 @@ class Planner:
     Args:
         group: ranks that exchange samples.
         job: all ranks, if they plan in step and share a `JobStep`; None if only the group plans in step.
+        together: ranks that compute the same samples as this one.
         exchanges: whether samples may leave this rank.
         settings, extensions, cost, shared_fields: the shuffler's own.
         counters: functions that count workloads, tokens, and loss tokens; see `count_rows`.
@@ -61,6 +62,7 @@ class Planner:
         self,
         group: RankGroup,
         job: RankGroup | None,
+        together: RankGroup,
         exchanges: bool,
         settings: ShufflerSettings,
         extensions: Sequence[Extension],
@@ -74,11 +76,12 @@ class Planner:
         self.verifies = any(extension.verifies for extension in extensions)
         # Within a job, `enabled` may differ: some groups may have a single rank, or be disabled.
         own: dict[str, Any] = {} if job is not None else {"enabled": exchanges}
+        own |= {"computes_with": f"{together.num_ranks} rank(s)"}
         own |= {"extensions": [each.name for each in extensions], "cost": cost} | vars(settings)
         _check_same(self.ranks, own | {each.name: dict(each.settings()) for each in extensions})
         channel = group.channel()
         self._job = None if job is None else job.channel()
-        self.gather = PlanGather(channel, self._job or channel, extensions, exchanges)
+        self.gather = PlanGather(channel, self._job or channel, together.channel(), extensions, exchanges)
         self._place = chain(self._extensions, "place", self._place_rows)
         self._takers = [each for each in extensions if type(each).take is not Extension.take]
         self._exchanges, self._settings = exchanges, settings
@@ -177,6 +180,7 @@ class Planner:
             posts={extension.name: posted[extension.name] for extension in self._extensions},
             ranks=self._group.ranks,
             ranks_per_node=self._group.ranks_per_node,
+            bins=self.gather.bins,
             arguments=self._arguments,
         )
         with named_range("## plan: placement ##"):

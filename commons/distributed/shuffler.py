@@ -52,6 +52,9 @@ class BatchShuffler(ABC):
     Args:
         process_group: ranks to balance among. None means all ranks. Construction is collective over the job,
             even for a rank that forms a group by itself.
+        computes_with: ranks that compute the same samples together, such as a tensor-parallel group. Their
+            loss counts once. Either they load the same batches, and `process_group` is the data-parallel
+            group, or they load different ones that the model gathers, and `process_group` has them all.
         enabled: whether samples move. If False, samples stay on their ranks, and placement settings have no
             effect. Plans, the end of loops, the loss, and the report still work in the same way.
         cost: nanoseconds per sample, per token, and per unit of each column of `get_workloads`, measured by
@@ -68,6 +71,7 @@ class BatchShuffler(ABC):
         moves_samples: whether samples may leave their ranks. False if disabled, or for the identity shuffler.
         extensions: the given extensions, outermost first.
         group: ranks that plan together: those to balance among, or all in a pipeline that moves no samples.
+        together: ranks that compute the same samples as this one.
 
     Raises:
         TypeError: a setting is unknown or has the wrong type, or `extensions` holds something else.
@@ -88,6 +92,7 @@ class BatchShuffler(ABC):
         self,
         process_group: dist.ProcessGroup | None = None,
         *,
+        computes_with: dist.ProcessGroup | None = None,
         enabled: bool = True,
         cost: Cost | None = None,
         extensions: Sequence[Extension] = (),
@@ -101,6 +106,7 @@ class BatchShuffler(ABC):
         self.cost = cost
         self._process_group, self._world_size = process_group, _world_size()
         self.expects_scale = True  # pipelines scale the loss themselves
+        self.together = RankGroup.alone() if computes_with is None else RankGroup.of(computes_with)
         self._is_taken = False  # by a pipeline or a loop over plan_ahead
         self._take(extensions)
 
@@ -211,9 +217,9 @@ class BatchShuffler(ABC):
         | only this rank         | all ranks | in a pipeline, if only other shufflers move samples     |
         | all ranks              | None      | in a pipeline, if no shuffler moves samples             |
         """
-        self.group, self._loss_scale = group, LossScale(group)
+        self.group, self._loss_scale = group, LossScale(group, self.together.num_ranks)
         own = self.settings, self.extensions, self.cost, self.shared_fields
-        self.planner = Planner(group, job, self.exchanges, *own, self._counters())
+        self.planner = Planner(group, job, self.together, self.exchanges, *own, self._counters())
         for extension in self.extensions:
             extension.setup(self)
 
@@ -344,7 +350,7 @@ class BatchShuffler(ABC):
             extension.check_ran(plan)
         if self.expects_scale:
             self._loss_scale.check_exchanged(plan)
-        check_runs_copies(plan.num_placed, plan.rows.format is None or plan.rows.format.pads, reduction)
+        check_runs_copies(plan, plan.rows.format is None or plan.rows.format.pads, reduction)
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
 
     def plan_ahead(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, ShufflePlan]]:

@@ -106,9 +106,8 @@ class ShuffleStage:
         step = None if loader is self._ended else self.ahead.next_step(loader)
         self._ended = loader if step is None else None
         if step is not None:
-            placed, pads = step.plan.whole.num_placed, step.rows.pads
             trained = self._model if self._model.training else None
-            check_runs_copies(placed, pads, self._loss_reduction, trained)
+            check_runs_copies(step.plan, step.rows.pads, self._loss_reduction, trained)
         return step
 
     @_ends_no_epoch

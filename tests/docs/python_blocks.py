@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import torch
 
 from commons.datasets import DatasetFactory
-from commons.distributed import BatchShufflerFactory
+from commons.distributed import PARTITIONERS, BatchShufflerFactory
 from tests.docs.pages import Block
 
 
 def run_page(prelude: str | None, blocks: Sequence[Block]) -> str:
     """Runs blocks of a page in one namespace, with names of a prelude; returns the first traceback."""
     registered = {factory: factory.list_available() for factory in (BatchShufflerFactory, DatasetFactory)}
+    partitioners = set(PARTITIONERS)
     # A module, because ranks unpickle batches of a class that the page defines.
     page = types.ModuleType("docs_page")
     sys.modules["docs_page"] = page
@@ -34,6 +35,8 @@ def run_page(prelude: str | None, blocks: Sequence[Block]) -> str:
         return traceback.format_exc()
     finally:
         torch.set_rng_state(random_state)
+        for name in set(PARTITIONERS) - partitioners:
+            del PARTITIONERS[name]
         for factory, before in registered.items():
             for name in set(factory.list_available()) - set(before):
                 factory.unregister(name)

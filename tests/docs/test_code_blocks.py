@@ -23,6 +23,7 @@ CHECKED_LANGUAGES = {"python", "gin", "bash", "text", "diff"}
 PRELUDES = {
     "README.md": "readme",
     "docs/own-loop.md": "own_loop",
+    "docs/parallelism.md": "parallelism",
     "docs/watching-a-run.md": "watching_a_run",
     "docs/what-stays-equal.md": "what_stays_equal",
     "docs/your-own-model.md": "readme",

@@ -17,7 +17,7 @@ from ...distributed.extension import Extension, Forward, Place
 from ...distributed.plan import RowTable, ShufflePlan
 from ...perf_model.compute_clock import ComputeClock
 from ...perf_model.cost import Cost
-from .learning import Learning
+from .learning import Learning, together
 
 if TYPE_CHECKING:
     from ...distributed.shuffler import BatchShuffler
@@ -43,7 +43,7 @@ class LearnedCosts(Extension):
     """
 
     name = "learned_costs"
-    moves = True
+    moves = computes_alone = True
     order = 10
 
     def __init__(self, speed_limit: float = SPEED_LIMIT) -> None:
@@ -67,6 +67,7 @@ class LearnedCosts(Extension):
             raise ValueError(f"cost={shuffler.cost} has no effect with LearnedCosts: leave out one of them")
         self._extensions, self._group = shuffler.extensions, shuffler.group
         self._learning = Learning(self._group, self.speed_limit)
+        self._together = shuffler.together.channel()
         if self._restored:
             self._learning.restore(self._restored)
 
@@ -81,8 +82,12 @@ class LearnedCosts(Extension):
         return self._learning.num_posted
 
     def post(self) -> np.ndarray:
-        """Returns this rank's speed, a hash, a step time, and cost coefficients, int64 `[num_posted]`."""
-        return self._learning.to_post()
+        """Returns this rank's speed, a hash, a step time, and cost coefficients, int64 `[num_posted]`.
+
+        Ranks that compute together post the same, so that they plan alike. Takes one more gather among them.
+        """
+        post = self._learning.to_post()
+        return post if self._together.num_ranks == 1 else together(self._together.all_gather(post))
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         """Learns from the numbers that all ranks posted, then places rows by the learned cost and speeds."""

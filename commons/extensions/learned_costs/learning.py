@@ -277,6 +277,17 @@ class Learning:
             )
 
 
+def together(posted: np.ndarray) -> np.ndarray:
+    """Returns one post for ranks that compute the same samples, int64 `[numbers]`, from `[ranks, numbers]`.
+
+    It is that of the first rank, with the longest time, or with 0 if a rank has not measured its time.
+    """
+    times = posted[:, _NUM_OF_STATE - 1]
+    post = posted[0].copy()
+    post[_NUM_OF_STATE - 1] = times.max() if times.all() else 0
+    return post
+
+
 _ARRAYS = ("speeds", "counts", "seconds", "in_flight")
 
 

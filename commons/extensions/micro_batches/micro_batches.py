@@ -48,7 +48,7 @@ class MicroBatches(Extension):
 
     name = "micro_batches"
     order = 20
-    runs_in_parts = True
+    runs_in_parts = computes_alone = True
 
     def __init__(self, max_tokens: int) -> None:
         require_type("MicroBatches.max_tokens", max_tokens, int)

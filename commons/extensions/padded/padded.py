@@ -50,6 +50,7 @@ class Padded(Extension):
 
     name = "padded"
     order = 40
+    computes_alone = True
     excludes: Mapping[str, str] = {
         "pieces": "pieces of samples are for models that do not pad",
         "sample_groups": "it places samples by their lengths alone",

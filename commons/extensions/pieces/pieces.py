@@ -49,7 +49,7 @@ class Pieces(Extension):
     """
 
     name = "pieces"
-    moves = True
+    moves = computes_alone = True
     order = 30
     excludes: Mapping[str, str] = {
         "micro_batches": "a sample's pieces must run at once, but micro-batches divide a step"

@@ -18,8 +18,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from commons.distributed import ShufflePlan
 from commons.distributed import loss as module_of_losses
-from tests.commons.distributed.internals import check_runs_copies
+from tests.commons.distributed.internals import RowTable, check_runs_copies
 from tests.commons.histories import histories
 from tests.commons.pipeline.ranking_pipelines import RankingModel, pipeline_of, sharded, steps_of
 from tests.commons.pipeline.runs import Costs
@@ -30,7 +31,13 @@ def check_copies(model: nn.Module, moving: str) -> None:
     """Checks that ranks without samples are refused if `moving` would move a row whose gradient is zero."""
     refused = pytest.raises(ValueError, match=f"whose rows {moving} changes.*such as Adagrad")
     with refused if moving else nullcontext():
-        check_runs_copies(np.array([2, 0]), False, "sum", model)
+        check_runs_copies(_plan_with_an_empty_rank(), False, "sum", model)
+
+
+def _plan_with_an_empty_rank() -> ShufflePlan:
+    ones, loaded = np.ones(2, dtype=np.int64), np.array([2, 0])
+    rows = RowTable(loaded, loaded, ones, ones, ones, ones[:, None], ones)
+    return ShufflePlan(rows, rows.home, np.array([2, 1]))
 
 
 @pytest.mark.parametrize(("kind", "moving"), [("ADAM", "the tables' ADAM"), ("EXACT_ROWWISE_ADAGRAD", "")])
