@@ -240,10 +240,10 @@ class PlanGather:
             except Exception as error:
                 failure = error
         gathers, fault = self._compare_bin(counted)
-        agrees, names, together = self._agrees, self._agrees.ranks, self._together.ranks
-        sent = agrees.all_gather_objects((mine, num_rows, num_posted, contents, together), failure or fault)
-        formats, rows_of_each, posts, loaded, bins = zip(*sent, strict=True)
-        if gathers:
+        agrees, names, told = self._agrees, self._agrees.ranks, (self._together.ranks, gathers)
+        sent = agrees.all_gather_objects((mine, num_rows, num_posted, contents, *told), failure or fault)
+        formats, rows_of_each, posts, loaded, bins, do_gather = zip(*sent, strict=True)
+        if any(do_gather):
             self.bins = np.array([bins[names.index(rank)][0] for rank in self._channel.ranks])
         for rank, num in zip(names, posts, strict=True):
             if num != posts[0]:
@@ -277,7 +277,7 @@ class PlanGather:
         for extension in self._extensions if gathers else ():
             if extension.computes_alone:
                 return True, ValueError(f"{who}, which does not work with {extension.name}")
-        if num_here < len(ranks) if gathers else num_here > 1 and self._moves:
+        if num_here < len(ranks) if gathers else num_here > 1 and self._moves and any(hashes):
             group = "all of them" if gathers else "the data-parallel group"
             return gathers, ValueError(f"{who}: balance among {group}, with process_group")
         return gathers, None
