@@ -15,7 +15,7 @@ from ..distributed import BalanceReport, BatchShuffler
 from ..distributed.exchange import Step
 from ..distributed.extension import chain
 from ..distributed.loss import WITHOUT_TOKENS, check_reduction, check_runs_copies, in_32_bits, loss_sum
-from ..distributed.ranks import RankGroup
+from ..distributed.ranks import RankGroup, is_lost
 from ..named_ranges import named_range
 from ..sequence_batch.fields import type_name
 from ..warn_once import warn_once
@@ -66,6 +66,7 @@ class ShuffleStage:
     Attributes:
         ahead: the `PlanAhead` that plans the next steps.
         rank: this rank's index among the ranks of a plan.
+        postponed: error of all ranks in loading or planning a step, to be raised once the running step ends.
 
     Raises:
         TypeError: `shuffler` is not a BatchShuffler.
@@ -93,6 +94,7 @@ class ShuffleStage:
         self.rank = shuffler.group.rank
         self._last: LastStep | None = None
         self._ended: Iterator[Any] | None = None  # the loader that has ended, until its last step has run
+        self.postponed: Exception | None = None
 
     @_ends_no_epoch
     def next_batch(self, loader: Iterator[Any]) -> Step | None:
@@ -110,6 +112,22 @@ class ShuffleStage:
             trained = self._model if self._model.training else None
             check_runs_copies(placed, pads, self._loss_reduction, trained)
         return step
+
+    def next_or_postpone(self, loader: Iterator[Any]) -> Step | None:
+        """Returns the next step, or None and postpones its error, because the running step may be half done."""
+        try:
+            return self.next_batch(loader)
+        except Exception as error:
+            if is_lost(error):  # another rank is gone, which the running step would wait for
+                raise
+            self.postponed = error
+            return None
+
+    def raise_postponed(self) -> None:
+        """Raises the postponed error, if there is one."""
+        error, self.postponed = self.postponed, None
+        if error is not None:
+            raise error
 
     @_ends_no_epoch
     def exchange(self, step: Step) -> Step:
@@ -190,9 +208,9 @@ class ShuffleStage:
         A failure of the last step that no plan has carried to other ranks is only logged.
         """
         self.ahead.drop()
-        if self.ahead.failure is not None:
-            logger.error(f"reset drops {self.ahead.failure!r}")
-        self.ahead.failure = self._ended = None
+        for failure in filter(None, (self.ahead.failure, self.postponed)):
+            logger.error(f"reset drops {failure!r}")
+        self.ahead.failure = self.postponed = self._ended = None
 
     def report(self) -> BalanceReport:
         """Returns the report of the last step, with the bytes and times of this rank."""

@@ -10,8 +10,13 @@ from typing import Any
 import torch
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.model_parallel import DMPCollection
-from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
-from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
+from torchrec.distributed.train_pipeline import (
+    PrefetchTrainPipelineSparseDist,
+    TrainPipelineFusedSparseDist,
+    TrainPipelineSparseDist,
+    train_pipelines,
+)
+from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline, TrainPipelineSemiSync
 from torchrec.distributed.types import ShardedModule
 
 from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
@@ -20,7 +25,16 @@ from ..named_ranges import named_range
 from ..registry import NamedFactory
 from .shuffle_stage import ShuffleStage, check_planned, note_on_static_graphs
 
-_WORKS = (TrainPipelineSparseDist, PrefetchTrainPipelineSparseDist)
+# TorchRec's pipelines that the stage works with, and the batches in flight that each is filled with.
+_FILLED: dict[type[TrainPipeline], int] = {
+    TrainPipelineSparseDist: 2,
+    PrefetchTrainPipelineSparseDist: 2,
+    TrainPipelineFusedSparseDist: 2,
+    TrainPipelineSemiSync: 3,
+}
+_LITE = getattr(train_pipelines, "TrainPipelineSparseDistLite", None)  # TorchRec has it from 1.6 on
+if _LITE is not None:
+    _FILLED[_LITE] = 1
 
 
 class _WithStage:
@@ -164,11 +178,12 @@ class ShuffleStageMixin(_WithStage):
         theirs = [base for base in pipelines if not issubclass(base, ShuffleStageMixin)]
         of_torchrec = [base for base in theirs if base.__module__.startswith("torchrec.")]
         is_behind = bool(theirs) and mro.index(theirs[0]) < mro.index(ShuffleStageMixin)
-        if is_behind or (of_torchrec and of_torchrec[0] not in _WORKS):
+        if is_behind or (of_torchrec and of_torchrec[0] not in _FILLED):
             raise TypeError(
                 f"write class {cls.__name__}(ShuffleStageMixin, Base): Base is, or directly extends, "
-                f"{' or '.join(works.__name__ for works in _WORKS)}, and not {theirs[0].__name__}"
+                f"{' or '.join(works.__name__ for works in _FILLED)}, and not {theirs[0].__name__}"
             )
+        cls._filled = _FILLED[of_torchrec[0]] if of_torchrec else 0
 
     def __init__(
         self,
@@ -181,6 +196,8 @@ class ShuffleStageMixin(_WithStage):
     ) -> None:
         if torchrec_arguments.get("enable_inplace_copy_batch"):
             raise ValueError("copies of enable_inplace_copy_batch would bypass the exchange: leave it out")
+        if (lookups := torchrec_arguments.get("emb_lookup_stream", "data_dist")) != "data_dist":
+            raise ValueError(f'emb_lookup_stream={lookups!r} is not ordered after the exchange: leave it out')
         device = torch.device(device)
         self._stage = ShuffleStage(batch_shuffler, model, device, loss_reduction)
         super().__init__(  # type: ignore[call-arg]
@@ -193,7 +210,9 @@ class ShuffleStageMixin(_WithStage):
         if device.type == "cuda":
             # A second pipeline on a model, such as for evaluation, takes over its lookups and the stream they
             # wait on. With its own streams, it would read the first pipeline's batches unsynchronized.
-            self._memcpy_stream, self._data_dist_stream = (_stream(device, use) for use in ("memcpy", "dist"))
+            self._memcpy_stream = _stream(device, "memcpy")
+            if self._data_dist_stream is not None:  # TrainPipelineSparseDistLite has none
+                self._data_dist_stream = self._emb_lookup_stream = _stream(device, "dist")
 
     def reset(self) -> None:
         """Drops the batches in flight."""
@@ -209,6 +228,7 @@ class ShuffleStageMixin(_WithStage):
         try:
             return super().progress(dataloader_iter)  # type: ignore[misc]
         except StopIteration:
+            self._stage.raise_postponed()
             self._dataloader_exhausted = False  # read by a `_next_batch` like TorchRec's
             self._stage.end_epoch()
             raise
@@ -216,13 +236,21 @@ class ShuffleStageMixin(_WithStage):
     def fill_pipeline(self, dataloader_iter: Iterator[Any]) -> None:
         """Fills the pipeline as TorchRec does, and resumes if a loader's error interrupted it.
 
-        TorchRec takes a single waiting batch for the last, and would never start the next batch's lookup.
+        TorchRec takes fewer waiting batches for the last ones, and would never start the lookups of others.
         """
-        waits_alone = len(self.batches) == 1 and self._execute_all_batches  # type: ignore[attr-defined]
-        has_next = waits_alone and self.enqueue_batch(dataloader_iter)  # type: ignore[attr-defined]
-        if has_next and isinstance(self, PrefetchTrainPipelineSparseDist):  # others do so in `progress`
-            self.start_sparse_data_dist(self.batches[1], self.contexts[1])
-        super().fill_pipeline(dataloader_iter)  # type: ignore[misc]
+        while not self._stage.postponed and 0 < len(self.batches) < self._filled:
+            if not self.enqueue_batch(dataloader_iter):
+                break
+            if len(self.batches) == 2 and isinstance(
+                self, PrefetchTrainPipelineSparseDist | TrainPipelineSemiSync
+            ):
+                self.start_sparse_data_dist(self.batches[1], self.contexts[1])  # others do so in `progress`
+                self.wait_sparse_data_dist(self.contexts[1])
+        if not self._stage.postponed:
+            super().fill_pipeline(dataloader_iter)  # type: ignore[misc]
+        self._stage.raise_postponed()
+        if self.batches:  # another pipeline on the model, such as for evaluation, may have set its own
+            self._set_module_context(self.contexts[0])
 
     def copy_batch_to_gpu(self, dataloader_iter: Iterator[Any]) -> tuple[Any | None, Any]:
         """Returns the next planned batch on the device, exchanged right after its copy on the same stream."""
@@ -230,6 +258,8 @@ class ShuffleStageMixin(_WithStage):
         if batch is not None:
             with self._stream_context(self._memcpy_stream):  # type: ignore[attr-defined]
                 batch = self._stage.exchange(batch)
+                for event in context.events:  # TrainPipelineSemiSync waits for it, not for the stream
+                    event.record()
         return batch, context
 
     def dequeue_batch(self) -> None:
@@ -241,10 +271,10 @@ class ShuffleStageMixin(_WithStage):
         theirs = super()._next_batch  # type: ignore[misc]
         if theirs.__func__ is TrainPipelineSparseDist._next_batch:
             # TorchRec's method takes a batch of None for the end. The stage reads batches itself, and raises.
-            return self._stage.next_batch(dataloader_iter)
+            return self._stage.next_or_postpone(dataloader_iter)
         if self._loader is None or dataloader_iter is not self._loader.batches:
             self._loader = _Loader(dataloader_iter, theirs)
-        return self._stage.next_batch(self._loader)
+        return self._stage.next_or_postpone(self._loader)
 
     def _pipeline_model(self, *args: Any, **kwargs: Any) -> None:
         check_planned(self.batches[0])  # type: ignore[attr-defined]
@@ -330,6 +360,9 @@ class TrainPipelineFactory(NamedFactory[TrainPipeline]):
 TrainPipelineFactory.register("none", SequentialTrainPipeline)
 TrainPipelineFactory.register("native", SparseDistTrainPipeline)
 TrainPipelineFactory.register("prefetch", PrefetchTrainPipeline)
+for _name, _base in (("lite", _LITE), ("fused", TrainPipelineFusedSparseDist), ("semi_sync", TrainPipelineSemiSync)):
+    if _base is not None:
+        TrainPipelineFactory.register(_name, type(f"{_base.__name__}WithStage", (ShuffleStageMixin, _base), {}))
 
 
 def _stream(device: torch.device, use: str) -> torch.Stream:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -112,7 +113,7 @@ def sharded_ranking_model(learning_rate: float = 0.01) -> tuple[DistributedModel
 def pipeline_of(
     name: str, model: nn.Module, optimizer: Any, shuffler: BatchShuffler, reduction: str = "sum", **more: Any
 ) -> Any:
-    return TrainPipelineFactory.create(
+    pipeline = TrainPipelineFactory.create(
         name,
         model=model,
         optimizer=optimizer,
@@ -121,6 +122,18 @@ def pipeline_of(
         loss_reduction=reduction,
         **more,
     )
+    return on_cpus(pipeline)
+
+
+def on_cpus(pipeline: Any) -> Any:
+    """Lets TorchRec's fused and semi-synchronous pipelines run on CPUs, with the stage or without.
+
+    They ask CUDA for its current stream, and record tensors for it, on any device.
+    """
+    asks = mock.patch.object(torch.cuda, "current_stream", lambda device=None: None)
+    records = mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    pipeline.progress = asks(records(pipeline.progress))
+    return pipeline
 
 
 def ranking_pipeline(name: str, shuffler: BatchShuffler) -> Any:
@@ -142,3 +155,13 @@ def steps_of(pipeline: Any, batches: Iterable[Any]) -> Iterator[tuple[torch.Tens
         except StopIteration:
             return
         yield pipeline.loss_sum, pipeline.loss_tokens, output
+
+
+def outputs_of(pipeline: Any, loader: Iterable[Any]) -> list[Any]:
+    """Returns what a pipeline returns until its loader ends."""
+    iterator, outputs = iter(loader), []
+    while True:
+        try:
+            outputs.append(pipeline.progress(iterator))
+        except StopIteration:
+            return outputs

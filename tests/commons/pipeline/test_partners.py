@@ -26,6 +26,7 @@ from tests.commons.pipeline.click_models import shards_of
 from tests.commons.pipeline.ranking_pipelines import (
     CPU,
     loaded_histories,
+    outputs_of,
     pipeline_of,
     ranking_pipeline,
     sharded_ranking_model,
@@ -45,16 +46,6 @@ def torchrecs(batches: list[Any], model: Any, optimizer: Any, **given: Any) -> A
         return losses.sum() * next(scales), output
 
     return TrainPipelineSparseDist(model, optimizer, CPU, custom_model_fwd=forward, **given)
-
-
-def outputs_of(pipeline: Any, loader: Iterable[Any]) -> list[Any]:
-    """Returns what a pipeline returns until its loader ends."""
-    iterator, outputs = iter(loader), []
-    while True:
-        try:
-            outputs.append(pipeline.progress(iterator))
-        except StopIteration:
-            return outputs
 
 
 def learned_by(pipeline: Any, model: Any, batches: list[Any]) -> list[torch.Tensor]:
