@@ -15,7 +15,7 @@ from ..distributed import BalanceReport, BatchShuffler
 from ..distributed.exchange import Step
 from ..distributed.extension import chain
 from ..distributed.loss import WITHOUT_TOKENS, check_reduction, check_runs_copies, in_32_bits, loss_sum
-from ..distributed.ranks import RankGroup, is_lost
+from ..distributed.ranks import RankGroup
 from ..named_ranges import named_range
 from ..sequence_batch.fields import type_name
 from ..warn_once import warn_once
@@ -66,7 +66,7 @@ class ShuffleStage:
     Attributes:
         ahead: the `PlanAhead` that plans the next steps.
         rank: this rank's index among the ranks of a plan.
-        postponed: error of all ranks in loading or planning a step, to be raised once the running step ends.
+        postponed: errors of all ranks in loading or planning, each to be raised between two steps.
 
     Raises:
         TypeError: `shuffler` is not a BatchShuffler.
@@ -94,7 +94,7 @@ class ShuffleStage:
         self.rank = shuffler.group.rank
         self._last: LastStep | None = None
         self._ended: Iterator[Any] | None = None  # the loader that has ended, until its last step has run
-        self.postponed: Exception | None = None
+        self.postponed: list[Exception] = []
 
     @_ends_no_epoch
     def next_batch(self, loader: Iterator[Any]) -> Step | None:
@@ -112,22 +112,6 @@ class ShuffleStage:
             trained = self._model if self._model.training else None
             check_runs_copies(placed, pads, self._loss_reduction, trained)
         return step
-
-    def next_or_postpone(self, loader: Iterator[Any]) -> Step | None:
-        """Returns the next step, or None and postpones its error, because the running step may be half done."""
-        try:
-            return self.next_batch(loader)
-        except Exception as error:
-            if is_lost(error):  # another rank is gone, which the running step would wait for
-                raise
-            self.postponed = error
-            return None
-
-    def raise_postponed(self) -> None:
-        """Raises the postponed error, if there is one."""
-        error, self.postponed = self.postponed, None
-        if error is not None:
-            raise error
 
     @_ends_no_epoch
     def exchange(self, step: Step) -> Step:
@@ -177,10 +161,9 @@ class ShuffleStage:
         loss = in_32_bits(losses) if self._loss_reduction == "global_mean" else total * step.scale_to_mean
         return loss, total.detach(), output
 
-    @property
-    def runs_in_parts(self) -> list[str]:
-        """Names of the extensions that run the backward of a step in parts."""
-        return [extension.name for extension in self._shuffler.extensions if extension.runs_in_parts]
+    def names(self, attribute: str) -> list[str]:
+        """Returns the names of the extensions whose attribute of this name is true."""
+        return [extension.name for extension in self._shuffler.extensions if getattr(extension, attribute)]
 
     def let_go(self, step: Step) -> None:
         """Releases the batch of a step that has run. Raises a TypeError if `forward` did not run it last."""
@@ -208,9 +191,10 @@ class ShuffleStage:
         A failure of the last step that no plan has carried to other ranks is only logged.
         """
         self.ahead.drop()
-        for failure in filter(None, (self.ahead.failure, self.postponed)):
+        for failure in filter(None, (*self.postponed, self.ahead.failure)):
             logger.error(f"reset drops {failure!r}")
-        self.ahead.failure = self.postponed = self._ended = None
+        self.ahead.failure = self._ended = None
+        self.postponed.clear()
 
     def report(self) -> BalanceReport:
         """Returns the report of the last step, with the bytes and times of this rank."""

@@ -28,6 +28,8 @@ from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import (
     CPU,
+    OF_TORCHREC,
+    OTHERS,
     WIDTH,
     RankingModel,
     on_cpus,
@@ -336,14 +338,9 @@ def of_torchrec_alone(place: Place, kind: str) -> Results:
     of_hstu = [case.make_batch(case.samples(rank + 10 * number, 4)) for number in range(4)]
     of_model = shard_model(case.make_model(), OptimizerArgs("sgd", 0.01), CPU)
     for (model, optimizer), batches in ((sharded(LabelsFirst()), histories(4)), (of_model, of_hstu)):
-
-        def forward(batch: Any, model: torch.nn.Module = place.adopt(model)) -> tuple[torch.Tensor, Any]:
-            losses, _ = model(batch)
-            return losses.sum(), losses.detach()
-
         base = getattr(train_pipelines, OF_TORCHREC[kind])
-        given = {**GIVEN.get(kind, {}), "custom_model_fwd": forward}
-        pipeline = base(model, optimizer, place.device, **given)
+        forward = partial(_summed, place.adopt(model))
+        pipeline = base(model, optimizer, place.device, custom_model_fwd=forward, **GIVEN.get(kind, {}))
         pipeline = pipeline if place.on_cuda else on_cpus(pipeline)
         for _ in range(2):
             results += outputs_of(pipeline, place.load(batches))
@@ -351,11 +348,9 @@ def of_torchrec_alone(place: Place, kind: str) -> Results:
     return results
 
 
-OF_TORCHREC = {
-    "lite": "TrainPipelineSparseDistLite",
-    "fused": "TrainPipelineFusedSparseDist",
-    "semi_sync": "TrainPipelineSemiSync",
-}
+def _summed(model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    losses, _ = model(batch)
+    return losses.sum(), losses.detach()
 
 
 def of_kind(kind: str) -> dict[str, Callable[[Place], Results]]:
@@ -386,7 +381,7 @@ CASES: dict[str, Callable[[Place], Results]] = {
     "dicts": of_containers,
     "prefetch, dicts": partial(of_containers, kind="prefetch"),
     "TorchRec's batches": partial(of_containers, of_torchrec=True),
-    **{name: case for kind in OF_TORCHREC for name, case in of_kind(kind).items()},
+    **{name: case for kind in OTHERS for name, case in of_kind(kind).items()},
     "unbounded ids": unbounded,
     "own loop": own_loop,
     "micro-batches": lambda place: of_model(place, "ranking", [MicroBatches(40)]),

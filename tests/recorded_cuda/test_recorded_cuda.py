@@ -21,7 +21,7 @@ from benchmarks.exchange_kernels import BATCHES, count
 from tests.commons.distributed.loaded_batches import check_identical
 from tests.process_pool import DEVICE_TYPE, ProcessPool
 from tests.recorded_cuda import modes
-from tests.recorded_cuda.cases import CASES, OF_TORCHREC, Place
+from tests.recorded_cuda.cases import CASES, OTHERS, Place
 from tests.recorded_cuda.mutants import MUTANTS
 
 pytestmark = [
@@ -108,7 +108,7 @@ def record(case: str, mutant: str = "") -> Record:
 
 
 def faults(found: Record) -> set[str]:
-    """Returns the findings without numbers of streams, and, of memory, without the allocation that gets it."""
+    """Returns the findings without numbers of streams, and, of freed memory, without who gets it next."""
     numbered = (re.sub(r"stream \d+", "a stream", finding) for finding in found.findings)
     return {re.sub(r"^.*: memory of", "memory of", finding) for finding in numbered}
 
@@ -123,7 +123,7 @@ def races(pool) -> Callable[[str], set[str]]:
 
     def of_case(case: str) -> set[str]:
         kind = case.partition(",")[0]
-        return of_kind(kind) if kind in OF_TORCHREC else set()
+        return of_kind(kind) if kind in OTHERS else set()
 
     return of_case
 

@@ -21,6 +21,16 @@ from commons.pipeline import TrainPipelineFactory
 from tests.commons.histories import NUM_CLASSES, VOCABULARY, HistoryBatch, draw_histories
 
 CPU = torch.device("cpu")
+# TorchRec's pipelines, by the names that the factory has for them with the stage. Versions before 1.6 have no
+# lite one.
+OF_TORCHREC = {
+    "native": "TrainPipelineSparseDist",
+    "lite": "TrainPipelineSparseDistLite",
+    "fused": "TrainPipelineFusedSparseDist",
+    "semi_sync": "TrainPipelineSemiSync",
+}
+OTHERS = [name for name in ("lite", "fused", "semi_sync") if TrainPipelineFactory.is_registered(name)]
+PIPELINES = ["none", "native", *OTHERS]
 WIDTH, SCALE = 16, 0.05  # attention weights are divided by a constant, not by the length
 
 
@@ -113,6 +123,8 @@ def sharded_ranking_model(learning_rate: float = 0.01) -> tuple[DistributedModel
 def pipeline_of(
     name: str, model: nn.Module, optimizer: Any, shuffler: BatchShuffler, reduction: str = "sum", **more: Any
 ) -> Any:
+    if name == "semi_sync":
+        more = {"start_batch": 1, **more}  # it trains synchronously before
     pipeline = TrainPipelineFactory.create(
         name,
         model=model,

@@ -19,6 +19,8 @@ from commons.pipeline import ShuffleStageMixin
 from tests.commons.histories import HistoryBatch, TokenShuffler, contents, histories
 from tests.commons.pipeline.ranking_pipelines import (
     CPU,
+    OTHERS,
+    PIPELINES,
     loaded_histories,
     pipeline_of,
     ranking_pipeline,
@@ -43,9 +45,6 @@ class ReadsAhead(TrainPipelineSparseDist):
 
 class Derived(ShuffleStageMixin, ReadsAhead):
     pass
-
-
-PIPELINES = ["none", "native", "derived"]
 
 
 class Restarting:
@@ -115,8 +114,13 @@ def check_once(steps: Steps, loaded: Iterable[HistoryBatch]) -> None:
     assert computed == expected and len(expected) > 1
 
 
-@pytest.mark.parametrize("kind", LOADERS)
-@pytest.mark.parametrize("name", ["plan_ahead", *PIPELINES])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *itertools.product(["plan_ahead", "none", "native", "derived"], LOADERS),
+        *itertools.product(OTHERS, ["restarting"]),
+    ],
+)
 @on_ranks(2)
 def test_each_epoch_has_each_sample_once_even_if_the_last_was_left(name, kind):
     model, optimizer = sharded_ranking_model()
@@ -139,7 +143,7 @@ def test_each_epoch_has_each_sample_once_even_if_the_last_was_left(name, kind):
         check_once(evaluation.steps(other), others)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", [*PIPELINES, "derived"])
 @on_ranks(2)
 def test_loaders_that_take_turns_lose_no_sample(name):
     loop = Loop(name, *sharded_ranking_model())
@@ -207,8 +211,8 @@ def _train_on(name: str, loader: Files) -> tuple[list[tuple[float, int]], list[s
             errors.append(str(error))
 
 
-@pytest.mark.parametrize("name", ["none", "native"])
-@pytest.mark.parametrize("failing", [{0, 2, 3}, {6, 7, 11}])
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("failing", [{0, 2, 3}, {1, 2}, {6, 7, 11}])
 @on_ranks(2)
 def test_a_loader_that_fails_and_goes_on_loses_the_failed_step_alone(name, failing):
     steps, errors = _train_on(name, Files(12, failing))
