@@ -42,6 +42,7 @@ from tests.commons.sequence_batch.internals import Rows
 from tests.commons.training.internals import StepVote
 from tests.commons.unbounded_ids.sharded_tables import Summed
 from tests.gradient_comparison import local_tensors
+from tests.docs.pages import blocks
 from tests.gradient_models import CASES as MODELS
 
 from . import modes
@@ -366,6 +367,21 @@ def of_kind(kind: str) -> dict[str, Callable[[Place], Results]]:
     }
 
 
+def staged(place: Place) -> Results:
+    """TorchRec's staged pipeline as `own-loop.md` has it, which learns what "native" does."""
+    if not place.on_cuda:
+        pipeline, model = place.training()
+        steps(pipeline, place.load(histories(4 - dist.get_rank())))
+        return parameters(model)
+    model, optimizer = sharded_ranking_model()
+    (recipe,) = (block for block in blocks("python") if "StagedTrainPipeline" in block.code)
+    names: dict[str, Any] = {"torch": torch, "BatchShuffler": BatchShuffler}
+    exec(recipe.code, names)
+    loader = place.load(histories(4 - dist.get_rank()))
+    names["train_staged"](place.adopt(model), optimizer, TokenShuffler(), loader, place.device)
+    return parameters(model)
+
+
 CASES: dict[str, Callable[[Place], Results]] = {
     "native": native,
     "native, all-gather": partial(native, exchange="all_gather"),
@@ -384,6 +400,7 @@ CASES: dict[str, Callable[[Place], Results]] = {
     **{name: case for kind in OTHERS for name, case in of_kind(kind).items()},
     "unbounded ids": unbounded,
     "own loop": own_loop,
+    "own loop, staged": staged,
     "micro-batches": lambda place: of_model(place, "ranking", [MicroBatches(40)]),
     "prefetch, micro-batches": lambda place: of_model(place, "ranking", [MicroBatches(40)], "prefetch"),
     "pieces": lambda place: of_model(place, "ranking", [DrawnCuts(0)]),
