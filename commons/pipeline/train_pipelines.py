@@ -157,10 +157,11 @@ class ShuffleStageMixin(_WithStage):
     """Adds the stage to a subclass of TorchRec's `TrainPipelineSparseDist`, which is the next base class.
 
     `class Balanced(ShuffleStageMixin, TheirPipeline): pass` adds balancing to `TheirPipeline`. That class may
-    override `_backward`, `_next_batch`, and `_optimizer_step` of `TrainPipelineSparseDist` or
-    `PrefetchTrainPipelineSparseDist`. `_next_batch` runs one step earlier than without the stage, in the same
-    call on all ranks. If it communicates, it must return None on all ranks in the same call. The constructor
-    has the arguments and errors of `SparseDistTrainPipeline`. It takes arguments of `TheirPipeline` by name.
+    override `_backward`, `_next_batch`, and `_optimizer_step` of TorchRec's sparse-dist pipeline, or of its
+    prefetching, lite, fused, or semi-synchronous one. `_next_batch` runs one step earlier than without the
+    stage, in the same call on all ranks. If it communicates, it must return None on all ranks in the same
+    call. The constructor has the arguments and errors of `SparseDistTrainPipeline`. It takes arguments of
+    `TheirPipeline` by name.
 
     Raises:
         TypeError: the base class is another pipeline, or precedes the mixin.
@@ -226,7 +227,8 @@ class ShuffleStageMixin(_WithStage):
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step as TorchRec's pipeline does.
 
-        After a StopIteration, the next call starts a new epoch, even with the same iterator object.
+        After a StopIteration, the next call starts a new epoch, even with the same iterator object. An error
+        in loading or planning is raised by the call after the current step, and the next one goes on.
         """
         try:
             return super().progress(dataloader_iter)  # type: ignore[misc]
@@ -357,8 +359,8 @@ class TrainPipelineFactory(NamedFactory[TrainPipeline]):
     """Registers train pipelines and creates them by name.
 
     Use `create(name, model=, optimizer=, device=, batch_shuffler=, loss_reduction=)`. The name is "none"
-    (overlaps only planning), "native" (TorchRec's sparse-dist pipeline), or "prefetch" (the same with cached
-    tables; CUDA only).
+    (overlaps only planning), "native" (TorchRec's sparse-dist pipeline), "prefetch" (the same with cached
+    tables; CUDA only), or one of TorchRec's others: "lite" (from TorchRec 1.6 on), "fused", or "semi_sync".
     """
 
     kind = "train pipeline"

@@ -32,7 +32,7 @@ def measure_steps(
     """Trains on unbalanced batches, whose loads differ most, and returns the timed steps of all ranks.
 
     Runs for `seconds`, or longer to time `LEAST_STEPS` steps. Saves nothing that it trains. On CUDA, each
-    step waits for the device. The "native" pipeline replaces "prefetch". Collective.
+    step waits for the device. The "native" pipeline replaces "prefetch" and "semi_sync". Collective.
 
     Raises:
         ValueError: the training or evaluation set is empty, or one rank loads for all.
@@ -42,7 +42,7 @@ def measure_steps(
             "TrainerArgs.single_rank_load = True: expected False where each rank's load is measured"
         )
     task.check_datasets()
-    name = "native" if args.pipeline_type == "prefetch" else args.pipeline_type
+    name = "native" if args.pipeline_type in ("prefetch", "semi_sync") else args.pipeline_type
     if args.batch_shuffler not in ("", task.shuffler_name):  # a user's shuffler, which has its own columns
         shuffler = task.make_shuffler(replace(args, enable_balanced_shuffler=True))
         task = replace(task, flops=shuffler.get_workloads, get_tokens=shuffler.get_tokens)

@@ -41,8 +41,8 @@ from tests.commons.pipeline.ranking_pipelines import (
 from tests.commons.sequence_batch.internals import Rows
 from tests.commons.training.internals import StepVote
 from tests.commons.unbounded_ids.sharded_tables import Summed
-from tests.gradient_comparison import local_tensors
 from tests.docs.pages import blocks
+from tests.gradient_comparison import local_tensors
 from tests.gradient_models import CASES as MODELS
 
 from . import modes

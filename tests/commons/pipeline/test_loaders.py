@@ -23,7 +23,6 @@ from tests.commons.pipeline.ranking_pipelines import (
     PIPELINES,
     loaded_histories,
     pipeline_of,
-    ranking_pipeline,
     sharded_ranking_model,
     steps_of,
 )
@@ -197,9 +196,9 @@ class Files:
         return histories([1 + (number * (1 + dist.get_rank())) % 13] * 2)
 
 
-def _train_on(name: str, loader: Files) -> tuple[list[tuple[float, int]], list[str]]:
+def _train_on(name: str, loader: Files, given: dict[str, Any]) -> tuple[list[tuple[float, int]], list[str]]:
     """Returns the loss and the loss tokens of each step, and the errors on the way."""
-    pipeline = ranking_pipeline(name, TokenShuffler())
+    pipeline = pipeline_of(name, *sharded_ranking_model(), TokenShuffler(), **given)
     steps, errors = [], []
     while True:
         try:
@@ -211,10 +210,13 @@ def _train_on(name: str, loader: Files) -> tuple[list[tuple[float, int]], list[s
             errors.append(str(error))
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [*((name, {}) for name in PIPELINES), ("native", {"enqueue_batch_after_forward": True})],
+)
 @pytest.mark.parametrize("failing", [{0, 2, 3}, {1, 2}, {6, 7, 11}])
 @on_ranks(2)
-def test_a_loader_that_fails_and_goes_on_loses_the_failed_step_alone(name, failing):
-    steps, errors = _train_on(name, Files(12, failing))
+def test_a_loader_that_fails_and_goes_on_loses_the_failed_step_alone(name, given, failing):
+    steps, errors = _train_on(name, Files(12, failing), given)
     assert errors == [f"file {number} cannot be read" for number in sorted(failing)]
-    assert steps == _train_on(name, Files(12, failing, left_out=True))[0]
+    assert steps == _train_on(name, Files(12, failing, left_out=True), given)[0]
