@@ -6,27 +6,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShufflerFactory
 from commons.extensions.micro_batches import MicroBatches
-from commons.training import OptimizerArgs, shard_model
 from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
+from tests.commons.extensions.pieces.ranking_on_pieces import sharded_model_for_pieces
+from tests.commons.histories import TokenShuffler
 from tests.commons.pipeline.click_models import shards_of
-from tests.commons.pipeline.ranking_pipelines import CPU, OTHERS, pipeline_of, steps_of
-from tests.gradient_models import CASES as MODELS
+from tests.commons.pipeline.ranking_pipelines import OTHERS, loaded_histories, pipeline_of, steps_of
 from tests.on_ranks import on_ranks
-
-STEPS = 4
 
 
 def _trained(name: str, *extensions: Any) -> tuple[list[float], Any, int]:
-    """Trains a model of HSTU; returns the losses of all ranks, its parameters, and the parts of a step."""
-    case, rank = MODELS["ranking"], dist.get_rank()
-    model, optimizer = shard_model(case.make_model(), OptimizerArgs("sgd", 0.1), CPU)
-    settings = {**case.shuffler, "equal_rows": False, "extensions": list(extensions)}
-    pipeline = pipeline_of(name, model, optimizer, BatchShufflerFactory.create_from_config(settings))
-    batches = [case.make_batch(case.samples(rank + 10 * number, 4)) for number in range(STEPS)]
+    """Trains a model; returns the losses of all ranks, its parameters, and the most parts of a step."""
+    model, optimizer = sharded_model_for_pieces(0.1)
+    shuffler = TokenShuffler(extensions=list(extensions), equal_rows=False)
+    pipeline = pipeline_of(name, model, optimizer, shuffler)
     losses, parts = [], 0
-    for loss_sum, _, output in steps_of(pipeline, batches):
+    for loss_sum, _, output in steps_of(pipeline, loaded_histories(4)):
         dist.all_reduce(loss_sum)
         losses.append(float(loss_sum))
         parts = max(parts, len(output) if isinstance(output, list) else len(pipeline.plan.destination))
