@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from commons.pipeline import ShuffleStageMixin
+from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.commons.histories import HistoryBatch, TokenShuffler, contents, histories
 from tests.commons.pipeline.ranking_pipelines import (
     CPU,
@@ -220,3 +221,14 @@ def test_a_loader_that_fails_and_goes_on_loses_the_failed_step_alone(name, given
     steps, errors = _train_on(name, Files(12, failing), given)
     assert errors == [f"file {number} cannot be read" for number in sorted(failing)]
     assert steps == _train_on(name, Files(12, failing, left_out=True), given)[0]
+
+
+@on_ranks(2)
+def test_reset_drops_an_error_that_the_next_step_would_raise():
+    pipeline, loader = pipeline_of("native", *sharded_ranking_model(), TokenShuffler()), Files(12, {3})
+    for _ in range(2):
+        pipeline.progress(loader)
+    with warnings_of("commons.pipeline.shuffle_stage") as messages:
+        pipeline.reset()
+    assert len(messages) == 1 and "file 3 cannot be read" in messages[0]
+    assert len(list(steps_of(pipeline, Files(4, set())))) == 4
