@@ -34,6 +34,7 @@ class Extension:
         excludes: names of extensions that this one does not work with, each with the reason.
         moves: whether it needs samples to move between ranks, and therefore an enabled shuffler.
         runs_in_parts: whether it runs forward and backward several times per step.
+        times_steps: whether it times a step from forward to backward.
         partitioner_arguments: arguments by name, for partitioners that accept them.
         computes_alone: whether it needs ranks that compute just the samples that were placed there.
         waits_on_device: reason why the device waits for other ranks in forward or backward. Empty if not.
@@ -47,6 +48,7 @@ class Extension:
     moves: ClassVar[bool] = False
     runs_in_parts: ClassVar[bool] = False
     computes_alone: ClassVar[bool] = False
+    times_steps: ClassVar[bool] = False
     partitioner_arguments: Mapping[str, Any] = {}
     waits_on_device: str = ""
     verifies: bool = False

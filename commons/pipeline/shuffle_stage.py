@@ -66,6 +66,7 @@ class ShuffleStage:
     Attributes:
         ahead: the `PlanAhead` that plans the next steps.
         rank: this rank's index among the ranks of a plan.
+        postponed: errors of all ranks in loading or planning, each to be raised between two steps.
 
     Raises:
         TypeError: `shuffler` is not a BatchShuffler.
@@ -93,6 +94,7 @@ class ShuffleStage:
         self.rank = shuffler.group.rank
         self._last: LastStep | None = None
         self._ended: Iterator[Any] | None = None  # the loader that has ended, until its last step has run
+        self.postponed: list[Exception] = []
 
     @_ends_no_epoch
     def next_batch(self, loader: Iterator[Any]) -> Step | None:
@@ -158,10 +160,9 @@ class ShuffleStage:
         loss = in_32_bits(losses) if self._loss_reduction == "global_mean" else total * step.scale_to_mean
         return loss, total.detach(), output
 
-    @property
-    def runs_in_parts(self) -> list[str]:
-        """Names of the extensions that run the backward of a step in parts."""
-        return [extension.name for extension in self._shuffler.extensions if extension.runs_in_parts]
+    def names(self, attribute: str) -> list[str]:
+        """Returns the names of the extensions whose attribute of this name is true."""
+        return [extension.name for extension in self._shuffler.extensions if getattr(extension, attribute)]
 
     def let_go(self, step: Step) -> None:
         """Releases the batch of a step that has run. Raises a TypeError if `forward` did not run it last."""
@@ -189,9 +190,10 @@ class ShuffleStage:
         A failure of the last step that no plan has carried to other ranks is only logged.
         """
         self.ahead.drop()
-        if self.ahead.failure is not None:
-            logger.error(f"reset drops {self.ahead.failure!r}")
+        for failure in filter(None, (*self.postponed, self.ahead.failure)):
+            logger.error(f"reset drops {failure!r}")
         self.ahead.failure = self._ended = None
+        self.postponed.clear()
 
     def report(self) -> BalanceReport:
         """Returns the report of the last step, with the bytes and times of this rank."""

@@ -11,16 +11,25 @@ import torch
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline import train_pipelines as of_torchrec
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
 
 from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
 from ..distributed.exchange import Step, check_not_hidden
+from ..distributed.ranks import is_lost
 from ..named_ranges import named_range
 from ..registry import NamedFactory
 from .shuffle_stage import ShuffleStage, check_planned, note_on_static_graphs
 
-_WORKS = (TrainPipelineSparseDist, PrefetchTrainPipelineSparseDist)
+# TorchRec's pipelines that the stage works with, and the number of batches that fill each.
+_FILLED = {
+    "TrainPipelineSparseDist": 2,
+    "PrefetchTrainPipelineSparseDist": 2,
+    "TrainPipelineSparseDistLite": 1,  # from TorchRec 1.6 on
+    "TrainPipelineFusedSparseDist": 2,
+    "TrainPipelineSemiSync": 3,
+}
 
 
 class _WithStage:
@@ -148,27 +157,31 @@ class ShuffleStageMixin(_WithStage):
     """Adds the stage to a subclass of TorchRec's `TrainPipelineSparseDist`, which is the next base class.
 
     `class Balanced(ShuffleStageMixin, TheirPipeline): pass` adds balancing to `TheirPipeline`. That class may
-    override `_backward`, `_next_batch`, and `_optimizer_step` of `TrainPipelineSparseDist` or
-    `PrefetchTrainPipelineSparseDist`. `_next_batch` runs one step earlier than without the stage, in the same
-    call on all ranks. If it communicates, it must return None on all ranks in the same call. The constructor
-    has the arguments and errors of `SparseDistTrainPipeline`. It takes arguments of `TheirPipeline` by name.
+    override `_backward`, `_next_batch`, and `_optimizer_step` of TorchRec's sparse-dist pipeline, or of its
+    prefetching, lite, fused, or semi-synchronous one. `_next_batch` runs one step earlier than without the
+    stage, in the same call on all ranks. If it communicates, it must return None on all ranks in the same
+    call. The constructor has the arguments and errors of `SparseDistTrainPipeline`. It takes arguments of
+    `TheirPipeline` by name.
 
     Raises:
         TypeError: the base class is another pipeline, or precedes the mixin.
     """
+
+    _filled: int
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         mro = cls.__mro__
         pipelines = [base for base in mro if issubclass(base, TrainPipeline)]
         theirs = [base for base in pipelines if not issubclass(base, ShuffleStageMixin)]
-        of_torchrec = [base for base in theirs if base.__module__.startswith("torchrec.")]
+        known = [base.__name__ for base in theirs if base.__module__.startswith("torchrec.")]
         is_behind = bool(theirs) and mro.index(theirs[0]) < mro.index(ShuffleStageMixin)
-        if is_behind or (of_torchrec and of_torchrec[0] not in _WORKS):
+        if is_behind or (known and known[0] not in _FILLED):
             raise TypeError(
                 f"write class {cls.__name__}(ShuffleStageMixin, Base): Base is, or directly extends, "
-                f"{' or '.join(works.__name__ for works in _WORKS)}, and not {theirs[0].__name__}"
+                f"{' or '.join(_FILLED)}, and not {theirs[0].__name__}"
             )
+        cls._filled = _FILLED[known[0]] if known else 0
 
     def __init__(
         self,
@@ -181,19 +194,29 @@ class ShuffleStageMixin(_WithStage):
     ) -> None:
         if torchrec_arguments.get("enable_inplace_copy_batch"):
             raise ValueError("copies of enable_inplace_copy_batch would bypass the exchange: leave it out")
+        if torchrec_arguments.get("emb_lookup_stream", "data_dist") != "data_dist":
+            raise ValueError("no other emb_lookup_stream than that of data_dist is ordered: leave it out")
         device = torch.device(device)
         self._stage = ShuffleStage(batch_shuffler, model, device, loss_reduction)
         super().__init__(  # type: ignore[call-arg]
             model, optimizer, device, custom_model_fwd=self._stage.forward, **torchrec_arguments
         )
         for argument in ("free_features_storage_early", "clear_data_dist_inputs"):
-            for name in self._stage.runs_in_parts if torchrec_arguments.get(argument) else ():
+            for name in self._stage.names("runs_in_parts") if torchrec_arguments.get(argument) else ():
                 raise ValueError(f"{argument} frees fields that {name} divides later: leave one of them out")
+        loads_between = self._filled == 3 or torchrec_arguments.get("enqueue_batch_after_forward")
+        for name in self._stage.names("times_steps") if loads_between else ():
+            raise ValueError(
+                f"{type(self).__name__} waits for other ranks' next batches while {name} times a step: use "
+                '"native", without enqueue_batch_after_forward'
+            )
         self._loader: _Loader | None = None
         if device.type == "cuda":
             # A second pipeline on a model, such as for evaluation, takes over its lookups and the stream they
             # wait on. With its own streams, it would read the first pipeline's batches unsynchronized.
-            self._memcpy_stream, self._data_dist_stream = (_stream(device, use) for use in ("memcpy", "dist"))
+            self._memcpy_stream = _stream(device, "memcpy")
+            if self._filled > 1:  # TrainPipelineSparseDistLite has no other
+                self._data_dist_stream = self._emb_lookup_stream = _stream(device, "dist")
 
     def reset(self) -> None:
         """Drops the batches in flight."""
@@ -204,25 +227,34 @@ class ShuffleStageMixin(_WithStage):
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step as TorchRec's pipeline does.
 
-        After a StopIteration, the next call starts a new epoch, even with the same iterator object.
+        After a StopIteration, the next call starts a new epoch, even with the same iterator object. An error
+        in loading or planning is raised by the call after the current step, and the next one goes on.
         """
         try:
             return super().progress(dataloader_iter)  # type: ignore[misc]
         except StopIteration:
-            self._dataloader_exhausted = False  # read by a `_next_batch` like TorchRec's
-            self._stage.end_epoch()
-            raise
+            if not self._stage.postponed:
+                self._dataloader_exhausted = False  # read by a `_next_batch` like TorchRec's
+                self._stage.end_epoch()
+                raise
+        raise self._stage.postponed.pop(0)
 
-    def fill_pipeline(self, dataloader_iter: Iterator[Any]) -> None:
+    def fill_pipeline(self: Any, dataloader_iter: Iterator[Any]) -> None:
         """Fills the pipeline as TorchRec does, and resumes if a loader's error interrupted it.
 
-        TorchRec takes a single waiting batch for the last, and would never start the next batch's lookup.
+        TorchRec takes fewer waiting batches for the last ones, and would never start the lookups of others. A
+        postponed error ends this call, for `progress` to raise it.
         """
-        waits_alone = len(self.batches) == 1 and self._execute_all_batches  # type: ignore[attr-defined]
-        has_next = waits_alone and self.enqueue_batch(dataloader_iter)  # type: ignore[attr-defined]
-        if has_next and isinstance(self, PrefetchTrainPipelineSparseDist):  # others do so in `progress`
-            self.start_sparse_data_dist(self.batches[1], self.contexts[1])
+        starts = self._filled == 3 or isinstance(self, PrefetchTrainPipelineSparseDist)
+        while 0 < len(self.batches) < self._filled and self.enqueue_batch(dataloader_iter):
+            if starts and len(self.batches) == 2:  # others do so in `progress`
+                self.start_sparse_data_dist(self.batches[1], self.contexts[1])
+                self.wait_sparse_data_dist(self.contexts[1])
         super().fill_pipeline(dataloader_iter)  # type: ignore[misc]
+        if self._stage.postponed:
+            raise StopIteration
+        if self.batches:  # another pipeline on the model, such as for evaluation, may have set its own
+            self._set_module_context(self.contexts[0])
 
     def copy_batch_to_gpu(self, dataloader_iter: Iterator[Any]) -> tuple[Any | None, Any]:
         """Returns the next planned batch on the device, exchanged right after its copy on the same stream."""
@@ -230,6 +262,8 @@ class ShuffleStageMixin(_WithStage):
         if batch is not None:
             with self._stream_context(self._memcpy_stream):  # type: ignore[attr-defined]
                 batch = self._stage.exchange(batch)
+                for event in context.events:  # TrainPipelineSemiSync waits for it, not for the stream
+                    event.record()
         return batch, context
 
     def dequeue_batch(self) -> None:
@@ -238,13 +272,19 @@ class ShuffleStageMixin(_WithStage):
         super().dequeue_batch()  # type: ignore[misc]
 
     def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any | None:
-        theirs = super()._next_batch  # type: ignore[misc]
-        if theirs.__func__ is TrainPipelineSparseDist._next_batch:
-            # TorchRec's method takes a batch of None for the end. The stage reads batches itself, and raises.
-            return self._stage.next_batch(dataloader_iter)
-        if self._loader is None or dataloader_iter is not self._loader.batches:
-            self._loader = _Loader(dataloader_iter, theirs)
-        return self._stage.next_batch(self._loader)
+        theirs, loader = super()._next_batch, dataloader_iter  # type: ignore[misc]
+        # TorchRec's method takes a batch of None for the end. The stage reads batches itself, and raises.
+        if theirs.__func__ is not TrainPipelineSparseDist._next_batch:
+            if self._loader is None or dataloader_iter is not self._loader.batches:
+                self._loader = _Loader(dataloader_iter, theirs)
+            loader = self._loader
+        try:
+            return self._stage.next_batch(loader)
+        except Exception as error:  # the current step may be half done, and no rank but a lost one waits
+            if is_lost(error):
+                raise
+            self._stage.postponed.append(error)
+            return None
 
     def _pipeline_model(self, *args: Any, **kwargs: Any) -> None:
         check_planned(self.batches[0])  # type: ignore[attr-defined]
@@ -252,7 +292,7 @@ class ShuffleStageMixin(_WithStage):
         # Without a sharded module, TorchRec would trace into all others and fail at a branch on data.
         if any(isinstance(module, ShardedModule) for module in self._model.modules()):
             super()._pipeline_model(*args, **kwargs)  # type: ignore[misc]
-        for name in self._stage.runs_in_parts if self._pipelined_postprocs else ():  # type: ignore[attr-defined]
+        for name in self._stage.names("runs_in_parts") if self._pipelined_postprocs else ():  # type: ignore[attr-defined]
             raise RuntimeError(
                 f"pipeline_postproc runs modules on the whole batch before {name} divides it, so each part "
                 "would get whole results: leave one of them out, or have the loader do their work"
@@ -319,8 +359,8 @@ class TrainPipelineFactory(NamedFactory[TrainPipeline]):
     """Registers train pipelines and creates them by name.
 
     Use `create(name, model=, optimizer=, device=, batch_shuffler=, loss_reduction=)`. The name is "none"
-    (overlaps only planning), "native" (TorchRec's sparse-dist pipeline), or "prefetch" (the same with cached
-    tables; CUDA only).
+    (overlaps only planning), "native" (TorchRec's sparse-dist pipeline), "prefetch" (the same with cached
+    tables; CUDA only), or one of TorchRec's others: "lite" (from TorchRec 1.6 on), "fused", or "semi_sync".
     """
 
     kind = "train pipeline"
@@ -330,6 +370,10 @@ class TrainPipelineFactory(NamedFactory[TrainPipeline]):
 TrainPipelineFactory.register("none", SequentialTrainPipeline)
 TrainPipelineFactory.register("native", SparseDistTrainPipeline)
 TrainPipelineFactory.register("prefetch", PrefetchTrainPipeline)
+for _name, _of in zip(("lite", "fused", "semi_sync"), [*_FILLED][2:], strict=True):
+    if hasattr(of_torchrec, _of):
+        _bases = (ShuffleStageMixin, getattr(of_torchrec, _of))
+        TrainPipelineFactory.register(_name, type(f"Balanced{_of}", _bases, {}))
 
 
 def _stream(device: torch.device, use: str) -> torch.Stream:

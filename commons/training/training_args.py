@@ -44,7 +44,7 @@ class TrainerArgs:
         ckpt_load_dir: folder whose newest intact checkpoint a run starts from if `ckpt_save_dir` has none.
             Empty means none.
         ckpt_keep: number of checkpoints to keep. None means all.
-        pipeline_type: "none", "native", or "prefetch".
+        pipeline_type: "none", "native", "prefetch", "lite", "fused", or "semi_sync".
         enable_balanced_shuffler: whether samples move between ranks to balance their loads.
         batch_shuffler: registered name of the shuffler. Empty means the model's own.
         balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens,

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import commons.extensions.more_kinds  # noqa: F401  for its effect
@@ -27,8 +28,12 @@ from tests.commons.extensions.pieces.drawn_cuts import DrawnCuts
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import (
     CPU,
+    OF_TORCHREC,
+    OTHERS,
     WIDTH,
     RankingModel,
+    on_cpus,
+    outputs_of,
     sharded,
     sharded_ranking_model,
     steps_of,
@@ -36,12 +41,14 @@ from tests.commons.pipeline.ranking_pipelines import (
 from tests.commons.sequence_batch.internals import Rows
 from tests.commons.training.internals import StepVote
 from tests.commons.unbounded_ids.sharded_tables import Summed
+from tests.docs.pages import blocks
 from tests.gradient_comparison import local_tensors
 from tests.gradient_models import CASES as MODELS
 
 from . import modes
 
 ROWS = 4
+GIVEN = {"semi_sync": {"start_batch": 2}}  # it trains synchronously before
 Results = list[Any]
 
 
@@ -87,8 +94,9 @@ class Place:
             device=self.device,
             batch_shuffler=shuffler or TokenShuffler(),
             loss_reduction="sum",
+            **GIVEN.get(kind, {}),
         )
-        return pipeline, model
+        return pipeline if self.on_cuda else on_cpus(pipeline), model
 
 
 def histories(count: int, seed: int = 0) -> list[Any]:
@@ -319,6 +327,61 @@ def kinds_of_fields(place: Place) -> Results:
     return results
 
 
+def of_torchrec_alone(place: Place, kind: str) -> Results:
+    """TorchRec's own pipeline, without the stage, which shows the races that it has itself.
+
+    Fused: nothing orders a lookup, on the stream of the input distribution, after the tables' last update on
+    the default stream. What it finds is freed without being recorded there. Semi-synchronous: nothing orders
+    a lookup, on the default stream, after the end of its input distribution, on another.
+    """
+    results: Results = []
+    case, rank = MODELS["ranking"], dist.get_rank()
+    of_hstu = [case.make_batch(case.samples(rank + 10 * number, 4)) for number in range(4)]
+    of_model = shard_model(case.make_model(), OptimizerArgs("sgd", 0.01), CPU)
+    for (model, optimizer), batches in ((sharded(LabelsFirst()), histories(4)), (of_model, of_hstu)):
+        base = getattr(train_pipelines, OF_TORCHREC[kind])
+        forward = partial(_summed, place.adopt(model))
+        pipeline = base(model, optimizer, place.device, custom_model_fwd=forward, **GIVEN.get(kind, {}))
+        pipeline = pipeline if place.on_cuda else on_cpus(pipeline)
+        for _ in range(2):
+            results += outputs_of(pipeline, place.load(batches))
+        results += parameters(model)
+    return results
+
+
+def _summed(model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    losses, _ = model(batch)
+    return losses.sum(), losses.detach()
+
+
+def of_kind(kind: str) -> dict[str, Callable[[Place], Results]]:
+    """Returns the cases of one of TorchRec's other pipelines."""
+    return {
+        f"{kind}, TorchRec alone": partial(of_torchrec_alone, kind=kind),
+        kind: partial(native, kind=kind),
+        f"{kind}, evaluation": partial(evaluated, kind=kind),
+        f"{kind}, failing loaders": partial(failing, kind=kind),
+        f"{kind}, dicts": partial(of_containers, kind=kind),
+        f"{kind}, micro-batches": lambda place: of_model(place, "ranking", [MicroBatches(40)], kind),
+        f"{kind}, pieces": lambda place: of_model(place, "ranking", [DrawnCuts(0)], kind),
+    }
+
+
+def staged(place: Place) -> Results:
+    """TorchRec's staged pipeline as `own-loop.md` has it, which learns what "native" does."""
+    if not place.on_cuda:
+        pipeline, model = place.training()
+        steps(pipeline, place.load(histories(4 - dist.get_rank())))
+        return parameters(model)
+    model, optimizer = sharded_ranking_model()
+    (recipe,) = (block for block in blocks("python") if "StagedTrainPipeline" in block.code)
+    names: dict[str, Any] = {"torch": torch, "BatchShuffler": BatchShuffler}
+    exec(recipe.code, names)
+    loader = place.load(histories(4 - dist.get_rank()))
+    names["train_staged"](place.adopt(model), optimizer, TokenShuffler(), loader, place.device)
+    return parameters(model)
+
+
 CASES: dict[str, Callable[[Place], Results]] = {
     "native": native,
     "native, all-gather": partial(native, exchange="all_gather"),
@@ -334,8 +397,10 @@ CASES: dict[str, Callable[[Place], Results]] = {
     "dicts": of_containers,
     "prefetch, dicts": partial(of_containers, kind="prefetch"),
     "TorchRec's batches": partial(of_containers, of_torchrec=True),
+    **{name: case for kind in OTHERS for name, case in of_kind(kind).items()},
     "unbounded ids": unbounded,
     "own loop": own_loop,
+    "own loop, staged": staged,
     "micro-batches": lambda place: of_model(place, "ranking", [MicroBatches(40)]),
     "prefetch, micro-batches": lambda place: of_model(place, "ranking", [MicroBatches(40)], "prefetch"),
     "pieces": lambda place: of_model(place, "ranking", [DrawnCuts(0)]),

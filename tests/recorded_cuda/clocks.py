@@ -158,7 +158,7 @@ class Device:
         self._names: dict[int, str] = {}
 
     def clear(self) -> None:
-        for found in (self.findings, self.waits, self.kernels, self.launches):
+        for found in (self.findings, self.waits, self.kernels, self.launches, self._freed):
             found.clear()
 
     @property
@@ -207,10 +207,10 @@ class Device:
                 memory.uses[key] = number
 
     def allocate(self, kind: str = "device", stream: Stream | None = None) -> Memory:
-        """Returns new memory, which may be what was freed on the stream."""
+        """Returns new memory. On the device, it may be what was freed on the stream."""
         stream = stream or self.current
         with _lock:
-            for uses, site in self._freed.pop(stream.id, []):
+            for uses, site in self._freed.pop(stream.id, []) if kind == "device" else ():
                 for other, number in uses.items():
                     if stream.clock.get(other, 0) < number:
                         self.find(

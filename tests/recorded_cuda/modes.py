@@ -7,6 +7,7 @@ sees CPU tensors, so results are the CPU's to the bit. Models are made on the CP
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -411,6 +412,7 @@ def adopt(model: torch.nn.Module) -> torch.nn.Module:
 @contextmanager
 def recorded_cuda() -> Iterator[Any]:
     """While active, the process has a GPU; yields its record."""
+    gc.collect()  # frees the memory of earlier ones
     DEVICE.clear()
     patches: dict[Any, dict[str, Any]] = {
         torch.cuda: {

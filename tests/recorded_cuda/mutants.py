@@ -26,6 +26,7 @@ from . import modes
 from .clocks import DEVICE, Stream, call_site
 
 Mutant = Callable[[], AbstractContextManager[Any]]
+_OWN = Stream(name="of its own")
 
 
 def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Mutant:
@@ -161,6 +162,32 @@ def _skips_unsent(all_to_all: Any) -> Any:
     return exchanges
 
 
+def _exchange_after_the_event(_: Any) -> Any:
+    """As TorchRec's semi-synchronous pipeline leaves the event, which it records after the copy."""
+
+    def copy_batch_to_gpu(self: Any, dataloader_iter: Any) -> Any:
+        batch, context = super(train_pipelines.ShuffleStageMixin, self).copy_batch_to_gpu(dataloader_iter)
+        if batch is not None:
+            with DEVICE.on(self._memcpy_stream):
+                batch = self._stage.exchange(batch)
+        return batch, context
+
+    return copy_batch_to_gpu
+
+
+def _looks_up_on(stream: Stream) -> Mutant:
+    """Has TorchRec's fused pipeline look tables up on another stream than that of the input distribution."""
+
+    def start(start_embedding_lookup: Any) -> Any:
+        def starts(self: Any, batch: Any, context: Any) -> None:
+            self._emb_lookup_stream = stream
+            start_embedding_lookup(self, batch, context)
+
+        return starts
+
+    return _instead(torchrec_pipelines.TrainPipelineFusedSparseDist, "start_embedding_lookup", start)
+
+
 MUTANTS: dict[str, Mutant] = {
     "data_dist does not wait for memcpy": _instead(
         torchrec_pipelines, "_wait_for_batch", _does_not_wait(on_default=False)
@@ -184,6 +211,10 @@ MUTANTS: dict[str, Mutant] = {
     "streams of its own for evaluation": _instead(
         train_pipelines, "_stream", lambda _: lambda device, use: Stream(name=f"{use} of its own")
     ),
+    "no event after the exchange": _instead(
+        train_pipelines.ShuffleStageMixin, "copy_batch_to_gpu", _exchange_after_the_event
+    ),
+    "a lookup stream of its own": _looks_up_on(_OWN),
     "the exchange is not waited for": _of_exchange(_not_ordered),
     "a fetch of pieces is not waited for": _instead(modes.RecordedWork, "wait", _only_in_fact),
     "a pinned buffer is used again": _instead(packed_rows, "_to_device", _reuses_buffer),

@@ -43,7 +43,7 @@ class LearnedCosts(Extension):
     """
 
     name = "learned_costs"
-    moves = computes_alone = True
+    moves = computes_alone = times_steps = True
     order = 10
 
     def __init__(self, speed_limit: float = SPEED_LIMIT) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -20,6 +21,16 @@ from commons.pipeline import TrainPipelineFactory
 from tests.commons.histories import NUM_CLASSES, VOCABULARY, HistoryBatch, draw_histories
 
 CPU = torch.device("cpu")
+# TorchRec's pipelines, by the names that the factory has for them with the stage. Versions before 1.6 have no
+# lite one.
+OF_TORCHREC = {
+    "native": "TrainPipelineSparseDist",
+    "lite": "TrainPipelineSparseDistLite",
+    "fused": "TrainPipelineFusedSparseDist",
+    "semi_sync": "TrainPipelineSemiSync",
+}
+OTHERS = [name for name in ("lite", "fused", "semi_sync") if TrainPipelineFactory.is_registered(name)]
+PIPELINES = ["none", "native", *OTHERS]
 WIDTH, SCALE = 16, 0.05  # attention weights are divided by a constant, not by the length
 
 
@@ -112,7 +123,9 @@ def sharded_ranking_model(learning_rate: float = 0.01) -> tuple[DistributedModel
 def pipeline_of(
     name: str, model: nn.Module, optimizer: Any, shuffler: BatchShuffler, reduction: str = "sum", **more: Any
 ) -> Any:
-    return TrainPipelineFactory.create(
+    if name == "semi_sync":
+        more = {"start_batch": 1, **more}  # it trains synchronously before
+    pipeline = TrainPipelineFactory.create(
         name,
         model=model,
         optimizer=optimizer,
@@ -121,6 +134,18 @@ def pipeline_of(
         loss_reduction=reduction,
         **more,
     )
+    return on_cpus(pipeline)
+
+
+def on_cpus(pipeline: Any) -> Any:
+    """Lets TorchRec's fused and semi-synchronous pipelines run on CPUs, with the stage or without.
+
+    They ask CUDA for its current stream, and record tensors for it, on any device.
+    """
+    asks = mock.patch.object(torch.cuda, "current_stream", lambda device=None: None)
+    records = mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    pipeline.progress = asks(records(pipeline.progress))
+    return pipeline
 
 
 def ranking_pipeline(name: str, shuffler: BatchShuffler) -> Any:
@@ -142,3 +167,13 @@ def steps_of(pipeline: Any, batches: Iterable[Any]) -> Iterator[tuple[torch.Tens
         except StopIteration:
             return
         yield pipeline.loss_sum, pipeline.loss_tokens, output
+
+
+def outputs_of(pipeline: Any, loader: Iterable[Any]) -> list[Any]:
+    """Returns what a pipeline returns until its loader ends."""
+    iterator, outputs = iter(loader), []
+    while True:
+        try:
+            outputs.append(pipeline.progress(iterator))
+        except StopIteration:
+            return outputs

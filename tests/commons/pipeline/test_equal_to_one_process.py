@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 
+from tests.commons.pipeline.ranking_pipelines import OTHERS
 from tests.commons.pipeline.scored_samples import MAKE, WEIGHTED, Run, check_runs
 
 REDUCTIONS = ("sum", "mean", "global_mean")
@@ -27,6 +28,7 @@ RUNS = {
             Run(kind, name="native", sharded="table")
             for kind in ("torchrec", "dict", "named tuple", "dataclass")
         ),
+        *(Run(name=name, sharded="table") for name in OTHERS if name != "semi_sync"),
         Run("dataclass", sharded="table"),
         Run("base", name="native", sharded="row"),
     ],

@@ -16,12 +16,14 @@ from torch.utils.data import DataLoader
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from commons.pipeline import ShuffleStageMixin
+from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.commons.histories import HistoryBatch, TokenShuffler, contents, histories
 from tests.commons.pipeline.ranking_pipelines import (
     CPU,
+    OTHERS,
+    PIPELINES,
     loaded_histories,
     pipeline_of,
-    ranking_pipeline,
     sharded_ranking_model,
     steps_of,
 )
@@ -43,9 +45,6 @@ class ReadsAhead(TrainPipelineSparseDist):
 
 class Derived(ShuffleStageMixin, ReadsAhead):
     pass
-
-
-PIPELINES = ["none", "native", "derived"]
 
 
 class Restarting:
@@ -115,8 +114,13 @@ def check_once(steps: Steps, loaded: Iterable[HistoryBatch]) -> None:
     assert computed == expected and len(expected) > 1
 
 
-@pytest.mark.parametrize("kind", LOADERS)
-@pytest.mark.parametrize("name", ["plan_ahead", *PIPELINES])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *itertools.product(["plan_ahead", "none", "native", "derived"], LOADERS),
+        *itertools.product(OTHERS, ["restarting"]),
+    ],
+)
 @on_ranks(2)
 def test_each_epoch_has_each_sample_once_even_if_the_last_was_left(name, kind):
     model, optimizer = sharded_ranking_model()
@@ -139,7 +143,7 @@ def test_each_epoch_has_each_sample_once_even_if_the_last_was_left(name, kind):
         check_once(evaluation.steps(other), others)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", [*PIPELINES, "derived"])
 @on_ranks(2)
 def test_loaders_that_take_turns_lose_no_sample(name):
     loop = Loop(name, *sharded_ranking_model())
@@ -193,9 +197,9 @@ class Files:
         return histories([1 + (number * (1 + dist.get_rank())) % 13] * 2)
 
 
-def _train_on(name: str, loader: Files) -> tuple[list[tuple[float, int]], list[str]]:
+def _train_on(name: str, loader: Files, given: dict[str, Any]) -> tuple[list[tuple[float, int]], list[str]]:
     """Returns the loss and the loss tokens of each step, and the errors on the way."""
-    pipeline = ranking_pipeline(name, TokenShuffler())
+    pipeline = pipeline_of(name, *sharded_ranking_model(), TokenShuffler(), **given)
     steps, errors = [], []
     while True:
         try:
@@ -207,10 +211,24 @@ def _train_on(name: str, loader: Files) -> tuple[list[tuple[float, int]], list[s
             errors.append(str(error))
 
 
-@pytest.mark.parametrize("name", ["none", "native"])
-@pytest.mark.parametrize("failing", [{0, 2, 3}, {6, 7, 11}])
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [*((name, {}) for name in PIPELINES), ("native", {"enqueue_batch_after_forward": True})],
+)
+@pytest.mark.parametrize("failing", [{0, 2, 3}, {1, 2}, {6, 7, 11}])
 @on_ranks(2)
-def test_a_loader_that_fails_and_goes_on_loses_the_failed_step_alone(name, failing):
-    steps, errors = _train_on(name, Files(12, failing))
+def test_a_loader_that_fails_and_goes_on_loses_the_failed_step_alone(name, given, failing):
+    steps, errors = _train_on(name, Files(12, failing), given)
     assert errors == [f"file {number} cannot be read" for number in sorted(failing)]
-    assert steps == _train_on(name, Files(12, failing, left_out=True))[0]
+    assert steps == _train_on(name, Files(12, failing, left_out=True), given)[0]
+
+
+@on_ranks(2)
+def test_reset_drops_an_error_that_the_next_step_would_raise():
+    pipeline, loader = pipeline_of("native", *sharded_ranking_model(), TokenShuffler()), Files(12, {3})
+    for _ in range(2):
+        pipeline.progress(loader)
+    with warnings_of("commons.pipeline.shuffle_stage") as messages:
+        pipeline.reset()
+    assert len(messages) == 1 and "file 3 cannot be read" in messages[0]
+    assert len(list(steps_of(pipeline, Files(4, set())))) == 4

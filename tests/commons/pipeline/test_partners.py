@@ -17,6 +17,7 @@ from torchrec.distributed.train_pipeline import (
     EvalPipelineSparseDist,
     PrefetchTrainPipelineSparseDist,
     TrainPipelineSparseDist,
+    train_pipelines,
 )
 from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
 
@@ -25,7 +26,11 @@ from tests.commons.histories import TokenShuffler
 from tests.commons.pipeline.click_models import shards_of
 from tests.commons.pipeline.ranking_pipelines import (
     CPU,
+    OF_TORCHREC,
+    OTHERS,
     loaded_histories,
+    on_cpus,
+    outputs_of,
     pipeline_of,
     ranking_pipeline,
     sharded_ranking_model,
@@ -34,7 +39,7 @@ from tests.commons.pipeline.ranking_pipelines import (
 from tests.on_ranks import on_ranks
 
 
-def torchrecs(batches: list[Any], model: Any, optimizer: Any, **given: Any) -> Any:
+def torchrecs(batches: list[Any], model: Any, optimizer: Any, name: str = "native", **given: Any) -> Any:
     """Returns TorchRec's own pipeline, whose losses become the mean over all loss tokens of each step."""
     tokens = torch.tensor([int(batch.num_loss_tokens().sum()) for batch in batches])
     dist.all_reduce(tokens)
@@ -44,17 +49,8 @@ def torchrecs(batches: list[Any], model: Any, optimizer: Any, **given: Any) -> A
         losses, output = model(batch)
         return losses.sum() * next(scales), output
 
-    return TrainPipelineSparseDist(model, optimizer, CPU, custom_model_fwd=forward, **given)
-
-
-def outputs_of(pipeline: Any, loader: Iterable[Any]) -> list[Any]:
-    """Returns what a pipeline returns until its loader ends."""
-    iterator, outputs = iter(loader), []
-    while True:
-        try:
-            outputs.append(pipeline.progress(iterator))
-        except StopIteration:
-            return outputs
+    base = getattr(train_pipelines, OF_TORCHREC[name])
+    return on_cpus(base(model, optimizer, CPU, custom_model_fwd=forward, **given))
 
 
 def learned_by(pipeline: Any, model: Any, batches: list[Any]) -> list[torch.Tensor]:
@@ -84,27 +80,40 @@ PASSED_ON: dict[str, Any] = {
 KNOWN = inspect.signature(TrainPipelineSparseDist.__init__).parameters
 PASSED_ON = {name: value for name, value in PASSED_ON.items() if name in KNOWN}  # older versions have fewer
 OURS_OR_REFUSED = {"self", "model", "optimizer", "device", "custom_model_fwd", "enable_inplace_copy_batch"}
+OURS_OR_REFUSED.add("emb_lookup_stream")
+# Pipelines with arguments of their own.
+OF_OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("lite", {}),
+    ("fused", {}),
+    ("fused", {"embedding_lookup_after_data_dist": True}),
+    ("semi_sync", {"start_batch": 2, "strict": True}),
+    ("semi_sync", {"start_batch": 1, "stash_gradients": True}),
+]
+GIVEN = [("native", {name: value}) for name, value in PASSED_ON.items()]
+GIVEN += [(name, given) for name, given in OF_OTHERS if name in OTHERS]
 
 
 def test_every_argument_of_torchrecs_pipelines_is_passed_on_or_refused():
-    for pipeline in (TrainPipelineSparseDist, PrefetchTrainPipelineSparseDist):
-        assert set(inspect.signature(pipeline.__init__).parameters) <= PASSED_ON.keys() | OURS_OR_REFUSED
+    tested = PASSED_ON.keys() | OURS_OR_REFUSED | {argument for _, given in OF_OTHERS for argument in given}
+    pipelines = (getattr(train_pipelines, OF_TORCHREC[name]) for name in ("native", *OTHERS))
+    for pipeline in (PrefetchTrainPipelineSparseDist, *pipelines):
+        assert set(inspect.signature(pipeline.__init__).parameters) <= tested
 
 
-@pytest.mark.parametrize("argument", PASSED_ON)
+@pytest.mark.parametrize(("name", "given"), GIVEN)
 @on_ranks(2)
-def test_arguments_do_what_they_do_with_torchrec_alone(argument):
-    given, batches = {argument: PASSED_ON[argument]}, loaded_histories(4)
+def test_pipelines_and_their_arguments_do_what_they_do_with_torchrec_alone(name, given):
+    batches = loaded_histories(4)
     with pytest.MonkeyPatch.context() as patch:
         # TorchRec keeps one of its pipeline's options on a class.
         patch.setattr(PipelinedForward, "_use_main_stream_for_dist_init", False, raising=False)
         model, optimizer = sharded_ranking_model()
-        expected = learned_by(torchrecs(batches, model, optimizer, **given), model, batches)
+        expected = learned_by(torchrecs(batches, model, optimizer, name, **given), model, batches)
         # Without executing all batches, the last ones wait for the next epoch.
-        assert (len(expected[0]) < 8) == (argument == "execute_all_batches")
+        assert (len(expected[0]) < 8) == ("execute_all_batches" in given)
         for shuffler in (IdentityShuffler(), TokenShuffler()):
             model, optimizer = sharded_ranking_model()
-            got = learned_by(pipeline_of("native", model, optimizer, shuffler, **given), model, batches)
+            got = learned_by(pipeline_of(name, model, optimizer, shuffler, **given), model, batches)
             if shuffler.moves_samples:  # to ranks with other outputs
                 torch.testing.assert_close(got[1:], expected[1:], rtol=1e-4, atol=1e-6)
             else:

@@ -122,6 +122,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
         partial(made, "native", enable_inplace_copy_batch=True),
         ["ValueError", "copies of enable_inplace_copy_batch", "bypass the exchange"],
     ),
+    "another stream for lookups": (
+        partial(made, "fused", emb_lookup_stream="new"),
+        ["ValueError", "no other emb_lookup_stream", "leave it out"],
+    ),
     "None for a batch": (given_nothing_on_rank_1, ["TypeError", "NoneType has no rows"]),
     "prefetch": (lambda: run("prefetch", RankingModel()), ["ValueError", "needs a GPU", 'use "native"']),
     "a loss alone": (

@@ -1,5 +1,6 @@
 """Reports of steps, the time that a rank computes, the order of collectives, and hooks of extensions."""
 
+import itertools
 import re
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch.distributed as dist
 
 from commons.distributed import BalanceReport, Extension
 from tests.commons.pipeline.launches import check_launches, launches
-from tests.commons.pipeline.ranking_pipelines import pipeline_of
+from tests.commons.pipeline.ranking_pipelines import PIPELINES, pipeline_of
 from tests.commons.pipeline.runs import Costs, Squares, check_spans, spans
 from tests.on_ranks import on_ranks
 
@@ -42,8 +43,10 @@ def test_a_slow_rank_computes_and_the_others_wait(pools, pipeline_name, sharded_
     check_spans(pools(2).run(spans, pipeline_name, sharded_tables, {}), 1)
 
 
-@pytest.mark.parametrize("settings", [{}, {"equal_rows": False}])
-@pytest.mark.parametrize("name", ["none", "native"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [*itertools.product(PIPELINES, [{}]), *itertools.product(["none", "native"], [{"equal_rows": False}])],
+)
 def test_all_ranks_launch_the_same_collectives_in_the_same_order(pools, name, settings):
     check_launches(pools(3).run(launches, name, settings), 2)  # the job's, and the exchange's
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.commons.pipeline.ranking_pipelines import PIPELINES
 from tests.commons.pipeline.whole_epochs import LOADINGS, check_epochs, epochs
 
 SETTINGS: list[dict[str, Any]] = [
@@ -12,7 +13,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["none", "native"])
+@pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("loading", LOADINGS.values(), ids=LOADINGS)
 def test_every_sample_is_computed_once_and_all_ranks_know_all_loads(pools, name, loading):
     # All settings where ranks load most differently; elsewhere one of them.

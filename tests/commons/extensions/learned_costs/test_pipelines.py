@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -38,6 +39,16 @@ def test_models_that_wait_within_a_step_are_refused():
     shuffler = TokenShuffler(extensions=[LearnedCosts()])
     refused = error_of(pipeline_of, "none", nn.Sequential(nn.SyncBatchNorm(4)), None, shuffler)
     assert "ValueError: LearnedCosts: SyncBatchNorm waits for all ranks within a step" in refused
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [("semi_sync", {}), ("native", {"enqueue_batch_after_forward": True})]
+)
+@on_ranks(2)
+def test_pipelines_that_wait_between_forward_and_backward_are_refused(name, given):
+    shuffler = TokenShuffler(extensions=[LearnedCosts()])
+    refused = error_of(lambda: pipeline_of(name, *sharded_ranking_model(), shuffler, **given))
+    assert "waits for other ranks' next batches while learned_costs times a step" in refused
 
 
 def _collectives(learns: bool) -> tuple[Counter[str], set[str]]:

@@ -16,6 +16,7 @@ from commons.extensions.sample_groups import SampleGroups
 from commons.extensions.unshuffle import Unshuffle
 from commons.extensions.verification import Verification
 from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.pipeline.ranking_pipelines import OTHERS, PIPELINES
 from tests.commons.pipeline.scored_samples import WEIGHTED, Run, as_computed, check_runs, trained
 from tests.commons.pipeline.weighted_means import check_means_over_none
 from tests.on_ranks import on_ranks
@@ -53,7 +54,11 @@ RUNS = {
             Run(kind, reduction, TWO, settings=_with(MicroBatches(SMALL)))
             for kind, reduction in product(("dict", "base", *WEIGHTED), ("sum", "mean"))
         ),
-        Run(name="native", sharded="table", settings=_with(MicroBatches(SMALL))),
+        *(
+            Run(name=name, sharded="table", settings=_with(MicroBatches(SMALL)))
+            for name in PIPELINES
+            if name not in ("none", "semi_sync")  # which looks tables up before their last update
+        ),
         Run("base", name="native", sharded="row", settings=_with(MicroBatches(SMALL))),
         Run("base", sharded="row", settings=_with(MicroBatches(SMALL))),
     ],
@@ -80,6 +85,11 @@ RUNS = {
             (LearnedCosts(),),
             (SampleGroups(get_groups=_group), LearnedCosts(), Verification(), Unshuffle()),
         )
+    ],
+    "learning in TorchRec's other pipelines": [
+        Run(rows=TWO, name=name, sharded="table", settings=_with(LearnedCosts(), equal_rows=False))
+        for name in OTHERS
+        if name != "semi_sync"  # which it refuses
     ],
     "padded": [
         *(
