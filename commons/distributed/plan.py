@@ -157,8 +157,7 @@ class RowTable:
         ranks: ranks of the job that loaded the rows. None means 0, 1, 2, and so on.
         speeds: float64 `[ranks]`, speeds that loads should be proportional to. None means that all are equal.
         ranks_per_node: consecutive ranks per node, if moves across nodes cost more. None if they do not.
-        bins: int64 `[ranks]`, number of the bin whose ranks gather their rows, and compute all of them
-            together. None if each rank computes the rows that are placed there.
+        bins: int64 `[ranks]`, bin of each rank, in which ranks gather and compute all rows. None without.
         format: format that ranks agreed on. None before their first batch, and outside a shuffler.
     """
 

@@ -272,7 +272,7 @@ class PlanGather:
         gathers = any(hashed != hashes[0] for hashed in hashes)
         num_here = len({*ranks} & {*self._channel.ranks})
         who = (
-            f"{ranks_text(ranks)} compute together and load {'different batches' if gathers else 'the same'}"
+            f"{ranks_text(ranks)} compute together and load {'different' if gathers else 'the same'} batches"
         )
         for extension in self._extensions if gathers else ():
             if extension.computes_alone:

@@ -76,8 +76,8 @@ class Planner:
         self.verifies = any(extension.verifies for extension in extensions)
         # Within a job, `enabled` may differ: some groups may have a single rank, or be disabled.
         own: dict[str, Any] = {} if job is not None else {"enabled": exchanges}
-        own |= {"computes_with": f"{together.num_ranks} rank(s)"}
-        own |= {"extensions": [each.name for each in extensions], "cost": cost} | vars(settings)
+        own |= {"computes_with": together.num_ranks, "cost": cost} | vars(settings)
+        own["extensions"] = [each.name for each in extensions]
         _check_same(self.ranks, own | {each.name: dict(each.settings()) for each in extensions})
         channel = group.channel()
         self._job = None if job is None else job.channel()

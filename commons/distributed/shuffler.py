@@ -71,7 +71,6 @@ class BatchShuffler(ABC):
         moves_samples: whether samples may leave their ranks. False if disabled, or for the identity shuffler.
         extensions: the given extensions, outermost first.
         group: ranks that plan together: those to balance among, or all in a pipeline that moves no samples.
-        together: ranks that compute the same samples as this one.
 
     Raises:
         TypeError: a setting is unknown or has the wrong type, or `extensions` holds something else.
@@ -438,39 +437,16 @@ def register_batch_shuffler(name: str) -> Callable[[Shuffler], Shuffler]:
 
 @register_batch_shuffler("identity")
 class IdentityShuffler(BatchShuffler):
-    """Leaves every sample where it was loaded.
+    """Leaves every sample where it was loaded, and reports the imbalance of tokens.
 
     Outside a pipeline, `plan` and `exchange` communicate nothing. In a pipeline, all ranks gather the counts
-    of their samples, as with any shuffler, because the loss and the reports need these counts.
-
-    Args:
-        process_group, settings: arguments of `BatchShuffler`, so that this class can stand in for any other.
-        get_workloads: substitute for `BatchShuffler.get_workloads`, for the reported imbalance. Defaults to
-            the tokens of each row.
-        unit: unit of the workloads that `get_workloads` returns.
-        get_tokens: substitute for `BatchShuffler.get_tokens`. None means that method.
+    of their samples, as with any shuffler, because the loss and the reports need these counts. With loads of
+    your own, use your own shuffler with `enabled=False`.
     """
 
     moves_samples = False
-
-    def __init__(
-        self,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        get_workloads: Callable[[Any], torch.Tensor] | None = None,
-        unit: str = WORKLOAD_UNITS,
-        get_tokens: Callable[[Any], torch.Tensor] | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(process_group, **settings)
-        self._get_workloads = get_workloads
-        self.unit = "tokens" if get_workloads is None else unit
-        self._get_tokens = get_tokens
+    unit = "tokens"
 
     def get_workloads(self, batch: Any) -> torch.Tensor:
-        """Returns the costs that the given function computes, or else the tokens of each row."""
-        return (self._get_workloads or self.get_tokens)(batch)
-
-    def get_tokens(self, batch: Any) -> torch.Tensor:
-        """Returns the tokens that the given function counts, or else those that `BatchShuffler` counts."""
-        return (self._get_tokens or super().get_tokens)(batch)
+        """Returns the tokens of each row."""
+        return self.get_tokens(batch)

@@ -35,7 +35,6 @@ class TrainingTask:
         metrics: evaluation metrics of the model's outputs, on the device.
         flops: function from a host batch to forward FLOPs, `[batch_size]`, or `[batch_size, columns]` with
             the columns of the model's own shuffler.
-        get_tokens: function from a host batch to tokens, `[batch_size]`. None means the batch's own count.
         shuffler_name: registered name of the model's own shuffler.
         shuffler_settings: keyword arguments of that shuffler.
         check_batch: function that raises an error if a host batch cannot be trained on.
@@ -54,7 +53,6 @@ class TrainingTask:
     flops: Callable[[Any], torch.Tensor]
     shuffler_name: str
     shuffler_settings: dict[str, Any]
-    get_tokens: Callable[[Any], torch.Tensor] | None = None
     check_batch: Callable[[Any], None] = lambda batch: None
     has_sharded_tables: bool = True
     has_cacheable_tables: bool = True
@@ -69,6 +67,8 @@ class TrainingTask:
     def make_shuffler(self, args: TrainerArgs, *extensions: Extension) -> BatchShuffler:
         """Creates the shuffler that the arguments name, and adds `extensions`. Collective over all ranks.
 
+        If balancing is off, it is the model's own, which then moves no samples.
+
         A user's own shuffler receives as keyword arguments the settings of `ShufflerSettings` that differ
         from their defaults, and the extensions that flags enable. Without such flags, its constructor need
         not accept any, because `extensions` are added after construction. Its method `get_groups`, if it has
@@ -79,15 +79,11 @@ class TrainingTask:
             ValueError: a setting is invalid, or has no effect with the others.
         """
         if not args.enable_balanced_shuffler:
-            return BatchShufflerFactory.create(
-                "identity",
-                get_workloads=self.flops,
-                unit="FLOPs",
-                get_tokens=self.get_tokens,
-                extensions=[*extensions, *(of for of in make_extensions(args) if of.name == "micro_batches")],
-            )
+            given = [*extensions, *(of for of in make_extensions(args) if of.name == "micro_batches")]
+            settings = {"enabled": False, "extensions": given} | self.shuffler_settings
+            return BatchShufflerFactory.create(self.shuffler_name, **settings)
         name = args.batch_shuffler or self.shuffler_name
-        settings: dict[str, Any] = self.shuffler_settings if name == self.shuffler_name else {}
+        settings = self.shuffler_settings if name == self.shuffler_name else {}
         settings = settings | args.balance_settings
         kind, tells_groups = BatchShufflerFactory.class_of(name), ""
         if hasattr(kind, "get_groups"):

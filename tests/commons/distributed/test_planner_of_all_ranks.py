@@ -28,11 +28,16 @@ def _in_pairs(kind: type[FieldShuffler] = FieldShuffler, **settings: Any) -> Fie
     return shuffler
 
 
+class _Unmoved(IdentityShuffler):
+    def get_workloads(self, batch):
+        return batch.workload
+
+
 def _plan_of_pairs(identity: bool) -> tuple[list[int], list[float], list]:
     """Returns the ranks of a plan, their loads, and what all ranks know of the step."""
     posting = Posting()
     shuffler = (
-        IdentityShuffler(get_workloads=lambda batch: batch.workload, extensions=[posting])
+        _Unmoved(extensions=[posting])
         if identity
         else FieldShuffler(_own_set([0, 2], [1]), extensions=[posting])
     )

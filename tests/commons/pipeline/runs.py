@@ -89,7 +89,7 @@ def spans(
 ) -> tuple[list[int], list[float]]:
     """Returns how often the model is called in each of two steps, and the span of each."""
     model, optimizer = _model(sharded_tables)
-    shuffler = IdentityShuffler(get_workloads=lambda batch: batch.num_tokens(), **settings)
+    shuffler = IdentityShuffler(**settings)
     pipeline = pipeline_of(pipeline_name, model, optimizer, shuffler)
     clock = ComputeClock(model, CPU)
     batch = histories([9] * 4)  # 19 tokens a sample

@@ -188,7 +188,7 @@ def test_groups_that_do_not_fit_the_batches_are_refused_on_all_ranks():
     mine = " and ".join(map(str, GROUPS[rank // TOGETHER]))
     error = _first_error(None, tensor, "same")
     assert error.startswith(
-        "ValueError: ranks 0 and 1 compute together and load the same: balance among the data"
+        "ValueError: ranks 0 and 1 compute together and load the same batches: balance among the data"
     )
     error = _first_error(data, tensor, "own")
     assert "compute together and load different batches: balance among all of them" in error

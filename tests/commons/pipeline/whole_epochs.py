@@ -16,6 +16,11 @@ from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_rankin
 ROWS = 3
 
 
+class _SquaredTokens(IdentityShuffler):
+    def get_workloads(self, batch):
+        return batch.num_tokens() ** 2
+
+
 @dataclass(frozen=True)
 class Loading:
     """How many batches each rank loads in each epoch, and the ranks that balance together."""
@@ -29,7 +34,7 @@ class Loading:
             return TokenShuffler(**settings)
         made = [dist.new_group(ranks) for ranks in self.groups]
         if all(len(ranks) == 1 for ranks in self.groups):
-            return IdentityShuffler(get_workloads=lambda batch: batch.num_tokens() ** 2, **settings)
+            return _SquaredTokens(**settings)
         (mine,) = (group for group in made if dist.get_rank(group) >= 0)
         return TokenShuffler(mine, **settings)
 
