@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 import polars as pl
+import pyarrow as pa
 import torch
 from tqdm import tqdm
 
@@ -126,7 +127,7 @@ class MovieLens(PreparedDataset):
         if self.ratings_separator is None:
             user, item, rating, timestamp = _HEADER
         step = 1 / self.classes_per_star
-        stars = pl.col(rating).cast(pl.Float64, strict=False) * self.classes_per_star
+        stars = pl.col(rating) * self.classes_per_star
         is_class = (stars == stars.round()) & stars.is_between(1, 5 * self.classes_per_star)
         seconds = pl.coalesce(
             pl.col(timestamp).cast(pl.Int64, strict=False),
@@ -136,10 +137,15 @@ class MovieLens(PreparedDataset):
         columns = (
             integer(user, 1, _LARGEST_ID),
             integer(item, 1, _LARGEST_ID),
-            Column(rating, pl.when(is_class).then(stars), f"{step:g} to 5 in steps of {step:g}"),
-            Column(timestamp, seconds, "Unix time in seconds, or a date as in 2005-04-02 23:53:47"),
+            Column(rating, pl.when(is_class).then(stars), f"{step:g} to 5 in steps of {step:g}", pa.float64()),
+            Column(
+                timestamp, seconds, "Unix time in seconds, or a date as in 2005-04-02 23:53:47", pa.string()
+            ),
         )
-        ratings = read_table(path, columns, self.ratings_separator)
+        if self.ratings_separator is None:
+            ratings = read_table(path, columns)
+        else:
+            ratings = read_table(path, columns, self.ratings_separator, names)
         ratings.columns = names
         return ratings.with_columns(pl.col(USER_ID, ITEM, RATING).cast(pl.Int32))
 
@@ -147,10 +153,10 @@ class MovieLens(PreparedDataset):
         """Reads users in file order: user id and age as Int32, and the other columns as strings."""
         columns = [
             {USER_ID: integer(USER_ID, 1, _LARGEST_ID), "age": integer("age", 0, _LARGEST_ID)}.get(name)
-            or Column(name, pl.col(name).replace("", None), "no empty field")
+            or Column(name, pl.col(name).replace("", None), "text", pa.string())
             for name in self.user_columns
         ]
-        users = read_table(path, columns, self.users_separator)
+        users = read_table(path, columns, self.users_separator, self.user_columns)
         check_one_line_per_user(path, users[USER_ID], first_line=1)
         return users.with_columns(pl.col(USER_ID, "age").cast(pl.Int32))
 
