@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from ..delimited import Column, header_names, read_table
 from . import InputError
@@ -92,11 +91,10 @@ def read_column(path: Path, option: str, column: str | None) -> pl.Series:
     try:
         names = header_names(path)
         if names[0].strip().lstrip("+-").isdecimal():
-            raise InputError(
-                f"{path} begins with {reprlib.repr(','.join(names))}; expected a header, the names of its columns"
-            )
+            found = reprlib.repr(",".join(names))
+            raise InputError(f"{path} begins with {found}; expected a header, the names of its columns")
         name = _name_among(path, names, option, column)
-        return read_table(path, [Column(name, pl.col(name), "text", pa.string())]).to_series()
+        return read_table(path, [Column(name, pl.col(name), "text")]).to_series()
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
 
@@ -121,6 +119,7 @@ def _name_among(path: Path, names: list[str], option: str, column: str | None) -
 
 def _lists(path: Path, column: str) -> Iterator[pl.Series]:
     """Yields a column of lists in small batches. pyarrow reads pages; polars would read whole row groups."""
+    import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
     try:
@@ -164,7 +163,9 @@ def _integers(path: Path, values: pl.Series) -> pl.Series:
         if not numbers.null_count():
             return numbers
         row = numbers.is_null().arg_true()[0]
-        raise InputError(f"{path}, row {row}: {values.name} is {reprlib.repr(values[row])}; expected an integer")
+        raise InputError(
+            f"{path}, row {row}: {values.name} is {reprlib.repr(values[row])}; expected an integer"
+        )
     rows = pl.Series(dtype=pl.UInt32)
     if values.dtype.is_float():
         rows = (values.is_nan() | (values != values.floor())).arg_true()

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 from tqdm import tqdm
 
@@ -51,10 +50,7 @@ USER_ATTRIBUTES = (
     "register_days_range",
 )
 _CONTEXTUAL = (USER_ID, *USER_ATTRIBUTES)
-_USER_COLUMNS = (
-    integer(USER_ID, 0),
-    *(Column(name, pl.col(name), "text", pa.string()) for name in USER_ATTRIBUTES),
-)
+_USER_COLUMNS = (integer(USER_ID, 0), *(Column(name, pl.col(name), "text") for name in USER_ATTRIBUTES))
 _EVENTS_SCHEMA = pl.Schema({USER_ID: pl.Int32(), VIDEO_ID: pl.Int64(), TIME: pl.Int64(), ACTION: pl.Int16()})
 _SEQUENCES_SCHEMA = pl.Schema(
     {
@@ -64,8 +60,8 @@ _SEQUENCES_SCHEMA = pl.Schema(
         "timestamps": pl.List(pl.Int64()),
     }
 )
-# Number of events sorted at a time. Each takes about 22 bytes, and processing takes a few times that.
-HELD_EVENTS = 1 << 22
+# Number of events sorted at a time. Each takes 22 bytes, and sorting takes a few times that.
+HELD_EVENTS = 3 << 20
 
 
 class KuaiRand(PreparedDataset):
@@ -171,16 +167,17 @@ def _write_events(path: Path, logs: Sequence[Path], users: pl.DataFrame, users_f
     The file stores a user as the index of its id among all sorted user ids, which orders the result, too.
     """
     user_ids = users[USER_ID].sort()
-    index = pl.col(USER_ID).replace_strict(user_ids, range(len(user_ids)), default=None, return_dtype=pl.Int32)
+    user, indices = pl.col(USER_ID).cast(pl.Int64, strict=False), range(len(user_ids))
+    index = user.replace_strict(user_ids, indices, default=None, return_dtype=pl.Int32)
     columns = (
-        Column(USER_ID, index, f"a user of {users_file}", pa.int64()),
+        Column(USER_ID, index, f"a user of {users_file}"),
         integer(VIDEO_ID, 0),
         integer(TIME, -(2**63)),
         *(integer(task, 0, 1) for task in TASKS),
     )
     action = pl.sum_horizontal(pl.col(task) * 2**bit for bit, task in enumerate(TASKS)).cast(pl.Int16)
     num_events = np.zeros(len(user_ids), dtype=np.int64)
-    with _writer(path, _EVENTS_SCHEMA) as writer, _progress("read", None) as progress:
+    with _writer(path, _EVENTS_SCHEMA) as writer, _progress("read") as progress:
         for log in logs:
             for batch in read_batches(log, columns):
                 events = batch.select(USER_ID, VIDEO_ID, TIME, action.alias(ACTION))
@@ -192,8 +189,9 @@ def _write_events(path: Path, logs: Sequence[Path], users: pl.DataFrame, users_f
     return num_events
 
 
-def _progress(stage: str, num_events: int | None) -> tqdm:
-    return tqdm(total=num_events, desc=stage, unit="event", unit_scale=True, disable=None)  # only on terminals
+def _progress(stage: str, num_events: int | None = None) -> tqdm:
+    """Returns a progress bar of events, which does nothing without a terminal."""
+    return tqdm(total=num_events, desc=stage, unit="event", unit_scale=True, disable=None)
 
 
 def _writer(path: Path, schema: pl.Schema) -> ParquetWriter:
@@ -206,11 +204,14 @@ def _sorted_parts(
 ) -> Iterator[Path]:
     """Writes the kept events of each range of users to a file, sorted by user, then time, then tie key.
 
-    Each range reads all events once more, and keeps its own. Yields the path of each file.
+    A range has `held_events` events, and what its last user has beyond them. Each range reads all events once
+    more, and keeps its own. Yields the path of each file.
     """
     events = pl.scan_parquet(folder / "events.parquet")
+    range_of_user = (np.cumsum(num_events) - num_events) // held_events
     with _progress("sort", int(num_events.sum())) as progress:
-        for first, last in _user_ranges(num_events, held_events):
+        for number in np.unique(range_of_user[num_events > 0]):
+            first, last = (int(user) for user in np.flatnonzero(range_of_user == number)[[0, -1]])
             part = events.filter(pl.col(USER_ID).is_between(first, last)).collect(engine="streaming")
             keys = tie_keys(*(part[name].to_numpy() for name in (USER_ID, VIDEO_ID)))
             part = part.with_columns(pl.Series("tie", keys))
@@ -223,26 +224,9 @@ def _sorted_parts(
             yield path
 
 
-def _user_ranges(num_events: np.ndarray, held_events: int) -> Iterator[tuple[int, int]]:
-    """Yields the first and last user of each range. A range has at most `held_events` events, or one user.
-
-    The ranges may leave out users without events.
-    """
-    ends = np.cumsum(num_events)
-    first, before = 0, 0
-    while before < ends[-1]:
-        last = int(np.searchsorted(ends, before + held_events, side="right")) - 1
-        # A single user may exceed the limit. Users skipped before it have no events.
-        last = max(last, int(np.searchsorted(ends, before, side="right")))
-        yield first, last
-        first, before = last + 1, int(ends[last])
-
-
-def _write_sequences(
-    path: Path, parts: list[Path], video_ids: np.ndarray, contextual: pl.DataFrame
-) -> None:
+def _write_sequences(path: Path, parts: list[Path], video_ids: np.ndarray, contextual: pl.DataFrame) -> None:
     """Writes one row per user. An item is 1 + the index of its video in `video_ids`."""
-    with _writer(path, _SEQUENCES_SCHEMA) as writer, _progress("write", None) as progress:
+    with _writer(path, _SEQUENCES_SCHEMA) as writer, _progress("write") as progress:
         for part_path in parts:
             part = pl.read_parquet(part_path)
             items = np.searchsorted(video_ids, part[VIDEO_ID].to_numpy()) + 1

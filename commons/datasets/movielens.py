@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 import polars as pl
-import pyarrow as pa
 import torch
 from tqdm import tqdm
 
@@ -127,7 +126,7 @@ class MovieLens(PreparedDataset):
         if self.ratings_separator is None:
             user, item, rating, timestamp = _HEADER
         step = 1 / self.classes_per_star
-        stars = pl.col(rating) * self.classes_per_star
+        stars = pl.col(rating).cast(pl.Float64, strict=False) * self.classes_per_star
         is_class = (stars == stars.round()) & stars.is_between(1, 5 * self.classes_per_star)
         seconds = pl.coalesce(
             pl.col(timestamp).cast(pl.Int64, strict=False),
@@ -137,15 +136,11 @@ class MovieLens(PreparedDataset):
         columns = (
             integer(user, 1, _LARGEST_ID),
             integer(item, 1, _LARGEST_ID),
-            Column(rating, pl.when(is_class).then(stars), f"{step:g} to 5 in steps of {step:g}", pa.float64()),
-            Column(
-                timestamp, seconds, "Unix time in seconds, or a date as in 2005-04-02 23:53:47", pa.string()
-            ),
+            Column(rating, pl.when(is_class).then(stars), f"{step:g} to 5 in steps of {step:g}"),
+            Column(timestamp, seconds, "Unix time in seconds, or a date as in 2005-04-02 23:53:47"),
         )
-        if self.ratings_separator is None:
-            ratings = read_table(path, columns)
-        else:
-            ratings = read_table(path, columns, self.ratings_separator, names)
+        without_header = None if self.ratings_separator is None else names
+        ratings = read_table(path, columns, self.ratings_separator or ",", without_header)
         ratings.columns = names
         return ratings.with_columns(pl.col(USER_ID, ITEM, RATING).cast(pl.Int32))
 
@@ -153,7 +148,7 @@ class MovieLens(PreparedDataset):
         """Reads users in file order: user id and age as Int32, and the other columns as strings."""
         columns = [
             {USER_ID: integer(USER_ID, 1, _LARGEST_ID), "age": integer("age", 0, _LARGEST_ID)}.get(name)
-            or Column(name, pl.col(name).replace("", None), "text", pa.string())
+            or Column(name, pl.col(name).replace("", None), "no empty field")
             for name in self.user_columns
         ]
         users = read_table(path, columns, self.users_separator, self.user_columns)

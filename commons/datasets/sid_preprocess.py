@@ -71,7 +71,7 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
 
 
 def _read_interactions(path: Path) -> pl.DataFrame:
-    schema = {"user": pl.String, "history": pl.List(pl.Int64), "next": pl.Int64}
+    schema = {"user": pl.String(), "history": pl.List(pl.Int64()), "next": pl.Int64()}
     try:
         lines = pl.read_ndjson(path, schema=schema)
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -80,8 +80,8 @@ def _read_interactions(path: Path) -> pl.DataFrame:
     if not len(lines):
         raise ValueError(f"{path} has no interactions")
     items = pl.concat_list("history", "next")
-    are_ids = items.list.eval(pl.element().is_not_null() & (pl.element() >= 0)).list.all()
-    is_whole = pl.col("user").is_not_null() & are_ids.fill_null(False)
+    are_ids = items.list.eval(pl.element().is_not_null() & (pl.element() >= 0)).list.all().fill_null(False)
+    is_whole = pl.col("user").is_not_null() & are_ids
     for row in lines.select((~is_whole).arg_true()).to_series()[:1]:
         found = reprlib.repr(lines.row(row, named=True))
         raise ValueError(f"{path}, row {row + 1}: {found}; expected item ids from 0, as in {_EXAMPLE}")

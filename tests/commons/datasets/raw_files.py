@@ -103,7 +103,9 @@ INTERACTIONS = text_of('{"user": 0, "history": [8, 1], "next": 3}')
 FORMATS = {
     "ml-20m": RawFiles(MOVIELENS, "ml-20m", {"ratings.csv": RATINGS_CSV}, STARS),
     "u.data": RawFiles(MOVIELENS, "ml-100k", {"u.data": RATINGS_100K, "u.user": USERS_100K}, ROWS_100K),
-    "ratings.dat": RawFiles(MOVIELENS, "ml-1m", {"ratings.dat": RATINGS_1M, "users.dat": USERS_1M}, ROWS_100K),
+    "ratings.dat": RawFiles(
+        MOVIELENS, "ml-1m", {"ratings.dat": RATINGS_1M, "users.dat": USERS_1M}, ROWS_100K
+    ),
     "users.dat": RawFiles(MOVIELENS, "ml-1m", {"users.dat": USERS_1M, "ratings.dat": RATINGS_1M}, ROWS_100K),
     "u.user": RawFiles(MOVIELENS, "ml-100k", {"u.user": USERS_100K, "u.data": RATINGS_100K}, ROWS_100K),
     "log": RawFiles(KUAIRAND, "kuairand-1k", LOG_FILES, EVENT_ROWS),

@@ -20,7 +20,7 @@ READ = {
         lambda fields: ["" if fields[0] == "userId" else "5", *fields[::-1], '"a,""b"" c"', "é"]
     ),
     ("ml-20m", "other order of lines"): lambda text: b"\n".join([text.split()[0], *text.split()[:0:-1]]),
-    ("ml-20m", "whole ratings, leading zeros"): lambda text: replaced("1,29,", "1,0029,")(
+    ("ml-20m", "whole ratings, leading zeros and signs"): lambda text: replaced("1,29,", "+1,0029,")(
         replaced("5.0", "5")(text)
     ),
     ("log", "other order, extra column"): with_fields(lambda fields: [*fields[::-1], "x"]),
@@ -34,21 +34,21 @@ STAR, INTERACTION = "1,29,0.5,1112484676", '{"user": 0, "history": [8, 1], "next
 # By format and text: what it is replaced by, and what the error shows of the row, the value, and the mend.
 REPLACED = {
     ("ml-20m", STAR): [
-        (STAR.replace("29", ""), "row 3: ", "movieId", "None", "integer"),
-        (STAR.replace("1,", "0,", 1), "userId is 0", "1 to"),
-        (STAR.replace("29", f"{2**31}"), f"movieId is {2**31}"),
-        (STAR.replace("0.5", "0.7"), "rating is 0.7", "0.5 to 5"),
+        (STAR.replace("29", ""), "row 3: ", "movieId is ''", "integer"),
+        (STAR.replace("1,", "0,", 1), "userId is '0'", "1 to"),
+        (STAR.replace("29", f"{2**31}"), f"movieId is '{2**31}'"),
+        (STAR.replace("0.5", "0.7"), "rating is '0.7'", "0.5 to 5"),
         (STAR.replace("1112484676", "today"), "timestamp is 'today'", "Unix time"),
     ],
     ("u.data", "7\t11\t5\t100"): [
-        ("7\t11\t4.5\t100", "row 1: ", "rating is 4.5", "1 to 5"),
+        ("7\t11\t4.5\t100", "row 1: ", "rating is '4.5'", "1 to 5"),
         ("5\t11\t5\t100", "user 5"),
     ],
     ("u.user", "7|24|F|artist|T8H1N"): [("3|53|F|x|1", "line 2: ", "user 3", "one line per user")],
     ("log", log_line(9, 70, 50)): [
-        (log_line(3, 70, 50), "row 2: ", "user_id is 3", "a user of"),
-        (log_line(9, -70, 50), "video_id is -70"),
-        (log_line(9, 70, 50).replace(",0,", ",2,", 1), "is_click is 2", "0 to 1"),
+        (log_line(3, 70, 50), "row 2: ", "user_id is '3'", "a user of"),
+        (log_line(9, -70, 50), "video_id is '-70'"),
+        (log_line(9, 70, 50).replace(",0,", ",2,", 1), "is_click is '2'", "0 to 1"),
     ],
     ("users", user_line(0)): [(user_line(9), "line 3: ", "user 9", "one line per user")],
     ("interactions", INTERACTION): [
