@@ -44,7 +44,7 @@ class EpochStart:
         self._epoch = self._start = 0
         self._is_start_given = False
         self._has_begun = False  # whether an iteration has, with this epoch and start
-        self._num_begun = 0  # since the last `set_epoch`
+        self._num_begun = 0  # iterations
         self._is_set = False  # whether `set_epoch` was called
         self._is_repeated = False  # whether two iterations began here without a `set_epoch` between them
 
@@ -101,7 +101,7 @@ class EpochStart:
                 "iterate over the DataLoader itself"
             )
         self._epoch, self._start, self._is_start_given = epoch, first, start is not None
-        self._has_begun, self._num_begun, self._is_set = False, 0, True
+        self._has_begun, self._is_set = False, True
 
     def _begin(self, epoch: int, start: int) -> None:
         """Records an iteration at its first batch, because loaders drop some iterations before that."""

@@ -7,6 +7,7 @@ oldest first, which may be empty; and `next`, the item after them. The output fi
 `validation.parquet`, and `testing.parquet` have one row per input line, in order. Their columns are
 `user_id`, a string, and `sequence_data`, the history and the next item. All rows of a user are in one file:
 the sorted users are shuffled with the seed and divided by the split's percentages. User 1 is also user "1".
+The input may be gzipped.
 """
 
 from __future__ import annotations
