@@ -6,6 +6,7 @@ The file must exist. Functions raise InputError if it is unreadable, lacks the c
 from __future__ import annotations
 
 import itertools
+import reprlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from ..delimited import Column, header_names, read_table, shown
+from ..delimited import Column, header_names, read_table
 from . import InputError
 from .samples import IdColumn, example_of, format_of
 
@@ -90,9 +91,8 @@ def read_column(path: Path, option: str, column: str | None) -> pl.Series:
     try:
         names = header_names(path)
         if names[0].strip().lstrip("+-").isdecimal():
-            raise InputError(
-                f"{path} begins with {shown(','.join(names))}; expected a header, the names of its columns"
-            )
+            found = reprlib.repr(",".join(names))
+            raise InputError(f"{path} begins with {found}; expected a header, the names of its columns")
         name = _name_among(path, names, option, column)
         return read_table(path, [Column(name, pl.col(name), "text")]).to_series()
     except (ValueError, OSError) as error:
@@ -163,7 +163,9 @@ def _integers(path: Path, values: pl.Series) -> pl.Series:
         if not numbers.null_count():
             return numbers
         row = numbers.is_null().arg_true()[0]
-        raise InputError(f"{path}, row {row}: {values.name} is {shown(values[row])}; expected an integer")
+        raise InputError(
+            f"{path}, row {row}: {values.name} is {reprlib.repr(values[row])}; expected an integer"
+        )
     rows = pl.Series(dtype=pl.UInt32)
     if values.dtype.is_float():
         rows = (values.is_nan() | (values != values.floor())).arg_true()

@@ -148,7 +148,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         Raises:
             TypeError: `epoch` or `start_step` is not an integer.
             ValueError: a number is negative, or the epoch has fewer steps than `start_step`.
-            RuntimeError: None would undo an earlier call, or running workers cannot see this call.
+            RuntimeError: None would undo an earlier call.
         """
         self._set(epoch, start_step, self.num_steps)
 

@@ -1,21 +1,16 @@
-"""Iteration over one rank's part of each epoch, in a process or in the workers of a data loader."""
+"""Iteration over one rank's part of each epoch, in the process that reads its data loader."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import logging
-import os
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing import parent_process
-from multiprocessing.context import get_spawning_popen
-from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import get_worker_info
 
 from ..argument_checks import require, require_at_least, require_integer
 
@@ -25,12 +20,9 @@ logger = logging.getLogger(__name__)
 class EpochStart:
     """Base class of iterables over a rank's part of each epoch, which may start within an epoch.
 
-    A `DataLoader` copies its dataset into worker processes. A worker begins its first iteration with the
-    copied epoch and start. A persistent worker begins each later iteration with the epoch and start that the
-    loader's process has set by then, which it reads from shared memory. A running iteration keeps its epoch
-    and start. If an iteration begins within an epoch where an earlier one began, a warning is logged once.
-
-    A copy has its own epoch and start, and so does every process that sets them.
+    It iterates in the process that reads a `DataLoader`, never in its workers, so that they need no epoch. A
+    running iteration keeps its epoch and start. If an iteration begins within an epoch where an earlier one
+    began, a warning is logged once.
 
     A subclass has `_batches`, and `set_epoch`, which calls `_set`. `start_name` names the argument of
     `set_epoch` that sets the start. The other arguments are the subclass's own.
@@ -51,10 +43,10 @@ class EpochStart:
         self._start_name = start_name
         self._epoch = self._start = 0
         self._is_start_given = False
-        self._begun_in = 0  # the process where an iteration last began with this epoch and start
+        self._has_begun = False  # whether an iteration has, with this epoch and start
+        self._num_begun = 0  # iterations
         self._is_set = False  # whether `set_epoch` was called
         self._is_repeated = False  # whether two iterations began here without a `set_epoch` between them
-        self._share()
 
     def _compare(self, *division: Any) -> None:
         """Warns if another rank of the job divides its samples in another way; `division` tells how.
@@ -78,28 +70,11 @@ class EpochStart:
 
     def __iter__(self) -> Iterator[Any]:
         # Reads them here, because the body of a generator does not run before its first batch is requested.
-        return self._batches(*self._upcoming())
+        return self._batches(self._epoch, self._start)
 
     @abstractmethod
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
         """Calls `_begin`, then yields the batches."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        if get_spawning_popen() is None:  # a copy that is not for a process being spawned
-            del state["_shared"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if "_shared" not in state:
-            self._share()
-
-    def _share(self) -> None:
-        # Epoch, start, the process whose workers have begun with them, or 0, and the number of iterations
-        # that have. Python keeps many such arrays in one file, so that no dataset costs a file descriptor.
-        self._shared = RawArray("q", [self._epoch, self._start, 0, 0])
-        self._process = os.getpid()
 
     def _set(self, epoch: int, start: int | None, most: int) -> None:
         """Sets the epoch of the next iterations, and their start. None means the beginning of the epoch.
@@ -111,62 +86,34 @@ class EpochStart:
         Raises:
             TypeError: `epoch` or `start` is not an integer.
             ValueError: `epoch` or `start` is negative, `start` exceeds `most`, or `epoch` exceeds int64.
-            RuntimeError: this call would undo a start, or workers of this process have begun and read the
-                shared memory of the process that this object was copied from.
+            RuntimeError: this call would undo a start.
         """
         epoch = require_integer("epoch", epoch)
         first = 0 if start is None else require_integer(self._start_name, start)
         require(0 <= epoch < 2**63, "epoch", epoch, "at least 0 and below 2 ** 63")
         require(0 <= first <= most, self._start_name, start, f"0 to {most}")
-        is_worker, process = get_worker_info() is not None, os.getpid()
-        have_workers_begun = not is_worker and self._shared[2] == process
-        has_begun = self._begun_in or have_workers_begun or self._is_repeated
         is_undone = self._is_start_given and (epoch, first) != (self._epoch, self._start)
-        if start is None and is_undone and not has_begun:
+        if start is None and is_undone and not (self._has_begun or self._is_repeated):
             raise RuntimeError(
                 f"set_epoch({epoch}) would undo set_epoch({self._epoch}, {self._start_name}={self._start}), "
                 f"with which no iteration has begun: iterate first, or pass {self._start_name}=0 to begin "
                 "anew. Loaders that accelerate has prepared call set_epoch with a counter of their own; "
                 "iterate over the DataLoader itself"
             )
-        if self._process != process and have_workers_begun:
-            raise RuntimeError(
-                f"set_epoch({epoch}) cannot reach the workers of process {process}, which have begun "
-                f"with what process {self._process} shares: call set_epoch before the first iteration, "
-                f"or make the {type(self).__name__} in this process"
-            )
-        self._epoch, self._start, self._is_start_given, self._begun_in = epoch, first, start is not None, 0
-        self._is_set = True
-        if is_worker:
-            return  # a worker sets only its own epoch and start
-        if self._process == process:
-            self._shared[:] = [epoch, first, 0, 0]
-        else:
-            self._share()
-
-    def _upcoming(self) -> tuple[int, int]:
-        """Returns the epoch and the start of an iteration that is requested now."""
-        if get_worker_info() is not None and self._begun_in == os.getpid():
-            self._epoch, self._start, *_ = self._shared  # persistent workers get no other update
-        return self._epoch, self._start
+        self._epoch, self._start, self._is_start_given = epoch, first, start is not None
+        self._has_begun, self._is_set = False, True
 
     def _begin(self, epoch: int, start: int) -> None:
         """Records an iteration at its first batch, because loaders drop some iterations before that."""
-        if getattr(get_worker_info(), "id", 0) == 0:
-            self._shared[3] += 1
-            if self._shared[3] == 2 and self.shuffle and not self._is_set and self._rank == 0:
-                _warn_of_order(type(self).__name__)
-        is_newest = (epoch, start) == (self._epoch, self._start)
-        if get_worker_info() is not None:
-            if self._shared[:2] == [epoch, start]:
-                loader = parent_process()
-                self._shared[2] = (loader and loader.pid) or 0
-        elif is_newest and self._begun_in:
-            self._is_repeated = True
-            if start:
-                _warn_of_start(f"{self._start_name}={start}", epoch)
-        if is_newest:
-            self._begun_in = os.getpid()
+        self._num_begun += 1
+        if self._num_begun == 2 and self.shuffle and not self._is_set and self._rank == 0:
+            _warn_of_order(type(self).__name__)
+        if (epoch, start) == (self._epoch, self._start):
+            if self._has_begun:
+                self._is_repeated = True
+                if start:
+                    _warn_of_start(f"{self._start_name}={start}", epoch)
+            self._has_begun = True
 
 
 # Numbers of the objects that this process has made, by class.

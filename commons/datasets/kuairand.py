@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 import polars as pl
-from polars.io.plugins import register_io_source
+from pyarrow.parquet import ParquetWriter
 from tqdm import tqdm
 
 from .. import NAME
-from ..delimited import Column, integer, read_blocks, read_table
+from ..delimited import Column, integer, read_batches, read_table
 from .prepared_dataset import (
     META_FILE,
     SEQUENCES_FILE,
@@ -50,13 +50,8 @@ USER_ATTRIBUTES = (
     "register_days_range",
 )
 _CONTEXTUAL = (USER_ID, *USER_ATTRIBUTES)
-_LOG_COLUMNS = (
-    integer(USER_ID, 0),
-    integer(VIDEO_ID, 0),
-    integer(TIME, -(2**63)),
-    *(integer(task, 0, 1) for task in TASKS),
-)
 _USER_COLUMNS = (integer(USER_ID, 0), *(Column(name, pl.col(name), "text") for name in USER_ATTRIBUTES))
+_EVENTS_SCHEMA = pl.Schema({USER_ID: pl.Int32(), VIDEO_ID: pl.Int64(), TIME: pl.Int64(), ACTION: pl.Int16()})
 _SEQUENCES_SCHEMA = pl.Schema(
     {
         **dict.fromkeys(_CONTEXTUAL, pl.Int32()),
@@ -65,10 +60,8 @@ _SEQUENCES_SCHEMA = pl.Schema(
         "timestamps": pl.List(pl.Int64()),
     }
 )
-# Number of events sorted at a time. Each takes about 22 bytes, and processing takes a few times that.
-HELD_EVENTS = 1 << 22
-# Small enough that reading a range of users skips most of a run.
-_ROW_GROUP = 1 << 15
+# Number of events sorted at a time. Each takes 22 bytes, and sorting takes a few times that.
+HELD_EVENTS = 3 << 20
 
 
 class KuaiRand(PreparedDataset):
@@ -112,13 +105,13 @@ class KuaiRand(PreparedDataset):
         users = read_table(users_file, _USER_COLUMNS)
         check_one_line_per_user(users_file, users[USER_ID], first_line=2)
         with replaced_files(out_dir, (SEQUENCES_FILE, META_FILE), [*logs, users_file]) as folder:
-            num_events = _write_runs(folder, logs, users, users_file)
+            num_events = _write_events(folder / "events.parquet", logs, users, users_file)
             parts = list(_sorted_parts(folder, num_events, max_history_seqlen, held_events))
             # Ids are assigned last, because only videos of kept events have one.
             videos = pl.scan_parquet(parts).select(VIDEO_ID).unique().collect(engine="streaming")
             video_ids = np.sort(videos[VIDEO_ID].to_numpy())
             contextual = users.sort(USER_ID).select(pl.col(_CONTEXTUAL).rank("dense").cast(pl.Int32))
-            _write_sequences(folder / SEQUENCES_FILE, parts, video_ids, contextual, held_events)
+            _write_sequences(folder / SEQUENCES_FILE, parts, video_ids, contextual)
             meta = self._meta(contextual, len(video_ids))
             meta.write(folder / META_FILE)
         return meta
@@ -168,39 +161,42 @@ KUAIRAND = register_formats(
 )
 
 
-def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_file: Path) -> np.ndarray:
-    """Writes each block of the logs to a file, called a run, sorted by user. Returns the events per user.
+def _write_events(path: Path, logs: Sequence[Path], users: pl.DataFrame, users_file: Path) -> np.ndarray:
+    """Writes the events of all logs to one file, in order. Returns the number of events per user, `[users]`.
 
-    Runs store a user as the index of its id among all sorted user ids. The result, `[users]`, has this order.
+    The file stores a user as the index of its id among all sorted user ids, which orders the result, too.
     """
-    user_ids = np.sort(users[USER_ID].to_numpy())
-    num_events = np.zeros(len(user_ids), dtype=np.int64)
-    blocks = (block for path in logs for block in read_blocks(path, _LOG_COLUMNS))
+    user_ids = users[USER_ID].sort()
+    user, indices = pl.col(USER_ID).cast(pl.Int64, strict=False), range(len(user_ids))
+    index = user.replace_strict(user_ids, indices, default=None, return_dtype=pl.Int32)
+    columns = (
+        Column(USER_ID, index, f"a user of {users_file}"),
+        integer(VIDEO_ID, 0),
+        integer(TIME, -(2**63)),
+        *(integer(task, 0, 1) for task in TASKS),
+    )
     action = pl.sum_horizontal(pl.col(task) * 2**bit for bit, task in enumerate(TASKS)).cast(pl.Int16)
-    with tqdm(
-        total=sum(path.stat().st_size for path in logs),
-        desc="read",
-        unit="B",
-        unit_scale=True,
-        disable=None,  # no bar without a terminal
-    ) as progress:
-        for number, (block, values) in enumerate(blocks):
-            events = values.select(USER_ID, VIDEO_ID, TIME, action.alias(ACTION))
-            ids = events[USER_ID].to_numpy()
-            rows = np.minimum(np.searchsorted(user_ids, ids), len(user_ids) - 1)
-            unknown = np.flatnonzero(user_ids[rows] != ids)
-            if len(unknown):
-                row = int(unknown[0])
-                raise block.malformed(row, f"{users_file} does not have user {ids[row]}")
-            num_events += np.bincount(rows, minlength=len(num_events))
-            run = events.with_columns(pl.Series(USER_ID, rows.astype(np.int32)))
-            run.sort(USER_ID, maintain_order=True).write_parquet(
-                folder / f"run-{number:06}.parquet", row_group_size=_ROW_GROUP, compression="lz4"
-            )
-            progress.update(block.num_bytes)
+    num_events = np.zeros(len(user_ids), dtype=np.int64)
+    with _writer(path, _EVENTS_SCHEMA) as writer, _progress("read") as progress:
+        for log in logs:
+            for batch in read_batches(log, columns):
+                events = batch.select(USER_ID, VIDEO_ID, TIME, action.alias(ACTION))
+                num_events += np.bincount(events[USER_ID].to_numpy(), minlength=len(num_events))
+                writer.write_table(events.to_arrow())
+                progress.update(len(events))
     if not num_events.any():
         raise ValueError(f"{', '.join(map(str, logs))}: there are no events")
     return num_events
+
+
+def _progress(stage: str, num_events: int | None = None) -> tqdm:
+    """Returns a progress bar of events, which does nothing without a terminal."""
+    return tqdm(total=num_events, desc=stage, unit="event", unit_scale=True, disable=None)
+
+
+def _writer(path: Path, schema: pl.Schema) -> ParquetWriter:
+    """Returns a writer of one row group per table."""
+    return ParquetWriter(path, pl.DataFrame(schema=schema).to_arrow().schema, compression="lz4")
 
 
 def _sorted_parts(
@@ -208,14 +204,15 @@ def _sorted_parts(
 ) -> Iterator[Path]:
     """Writes the kept events of each range of users to a file, sorted by user, then time, then tie key.
 
-    Skips row groups of a run that are outside the range. Yields the path of each file.
+    A range has `held_events` events, and what its last user has beyond them. Each range reads all events once
+    more, and keeps its own. Yields the path of each file.
     """
-    runs = sorted(folder.glob("run-*.parquet"))
-    total = int(num_events.sum())
-    with tqdm(total=total, desc="sort", unit="event", unit_scale=True, disable=None) as progress:
-        for first, last in _user_ranges(num_events, held_events):
-            user_rows = pl.scan_parquet(runs).filter(pl.col(USER_ID).is_between(first, last))
-            part = user_rows.collect()
+    events = pl.scan_parquet(folder / "events.parquet")
+    range_of_user = (np.cumsum(num_events) - num_events) // held_events
+    with _progress("sort", int(num_events.sum())) as progress:
+        for number in np.unique(range_of_user[num_events > 0]):
+            first, last = (int(user) for user in np.flatnonzero(range_of_user == number)[[0, -1]])
+            part = events.filter(pl.col(USER_ID).is_between(first, last)).collect(engine="streaming")
             keys = tie_keys(*(part[name].to_numpy() for name in (USER_ID, VIDEO_ID)))
             part = part.with_columns(pl.Series("tie", keys))
             part = part.sort(USER_ID, TIME, "tie", VIDEO_ID, ACTION).drop("tie")
@@ -227,44 +224,21 @@ def _sorted_parts(
             yield path
 
 
-def _user_ranges(num_events: np.ndarray, held_events: int) -> Iterator[tuple[int, int]]:
-    """Yields the first and last user of each range. A range has at most `held_events` events, or one user.
-
-    The ranges may leave out users without events.
-    """
-    ends = np.cumsum(num_events)
-    first, before = 0, 0
-    while before < ends[-1]:
-        last = int(np.searchsorted(ends, before + held_events, side="right")) - 1
-        # A single user may exceed the limit. Users skipped before it have no events.
-        last = max(last, int(np.searchsorted(ends, before, side="right")))
-        yield first, last
-        first, before = last + 1, int(ends[last])
-
-
-def _write_sequences(
-    path: Path, parts: list[Path], video_ids: np.ndarray, contextual: pl.DataFrame, held_events: int
-) -> None:
+def _write_sequences(path: Path, parts: list[Path], video_ids: np.ndarray, contextual: pl.DataFrame) -> None:
     """Writes one row per user. An item is 1 + the index of its video in `video_ids`."""
-    num_events = pl.scan_parquet(parts).select(pl.len()).collect().item()
-
-    def rows(*_: object) -> Iterator[pl.DataFrame]:
-        with tqdm(total=num_events, desc="write", unit="event", unit_scale=True, disable=None) as progress:
-            for part_path in parts:
-                part = pl.read_parquet(part_path)
-                items = np.searchsorted(video_ids, part[VIDEO_ID].to_numpy()) + 1
-                users = (
-                    part.with_columns(pl.Series(VIDEO_ID, items.astype(np.int32)))
-                    .group_by(USER_ID, maintain_order=True)
-                    .agg(
-                        pl.col(VIDEO_ID).alias("items"),
-                        (pl.col(ACTION) + 1).alias("actions"),
-                        pl.col(TIME).alias("timestamps"),
-                    )
+    with _writer(path, _SEQUENCES_SCHEMA) as writer, _progress("write") as progress:
+        for part_path in parts:
+            part = pl.read_parquet(part_path)
+            items = np.searchsorted(video_ids, part[VIDEO_ID].to_numpy()) + 1
+            users = (
+                part.with_columns(pl.Series(VIDEO_ID, items.astype(np.int32)))
+                .group_by(USER_ID, maintain_order=True)
+                .agg(
+                    pl.col(VIDEO_ID).alias("items"),
+                    (pl.col(ACTION) + 1).alias("actions"),
+                    pl.col(TIME).alias("timestamps"),
                 )
-                yield pl.concat([contextual[users[USER_ID]], users.drop(USER_ID)], how="horizontal")
-                progress.update(len(part))
-
-    # Only a query can write a file incrementally. The size of a row group counts users.
-    row_group = max(1, held_events // max(1, num_events // len(contextual)))
-    register_io_source(rows, schema=_SEQUENCES_SCHEMA).sink_parquet(path, row_group_size=row_group)
+            )
+            rows = pl.concat([contextual[users[USER_ID]], users.drop(USER_ID)], how="horizontal")
+            writer.write_table(rows.to_arrow())
+            progress.update(len(part))

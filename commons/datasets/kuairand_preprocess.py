@@ -11,8 +11,8 @@ is_comment 8, is_forward 16, is_hate 32, long_view 64, is_profile_enter 128. A h
 their values in the users' file. The videos of kept events become ids from 1, in the order of the official
 ids. Keeps the newest N events of each user, by default all.
 
-Memory holds a few million events and one id per video, whatever the size of the files. All other events wait
-on disk, in the output folder.
+Memory holds a few million events and one id per video, whatever the size of the files, or all events of one
+user. All other events wait on disk, in the output folder.
 """
 
 from __future__ import annotations

@@ -139,7 +139,8 @@ class MovieLens(PreparedDataset):
             Column(rating, pl.when(is_class).then(stars), f"{step:g} to 5 in steps of {step:g}"),
             Column(timestamp, seconds, "Unix time in seconds, or a date as in 2005-04-02 23:53:47"),
         )
-        ratings = read_table(path, columns, self.ratings_separator)
+        without_header = None if self.ratings_separator is None else names
+        ratings = read_table(path, columns, self.ratings_separator or ",", without_header)
         ratings.columns = names
         return ratings.with_columns(pl.col(USER_ID, ITEM, RATING).cast(pl.Int32))
 
@@ -150,7 +151,7 @@ class MovieLens(PreparedDataset):
             or Column(name, pl.col(name).replace("", None), "no empty field")
             for name in self.user_columns
         ]
-        users = read_table(path, columns, self.users_separator)
+        users = read_table(path, columns, self.users_separator, self.user_columns)
         check_one_line_per_user(path, users[USER_ID], first_line=1)
         return users.with_columns(pl.col(USER_ID, "age").cast(pl.Int32))
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import Dataset, Sampler
 
 from ..sequence_batch import BaseBatch
 from .epoch_start import EpochStart
 from .sample_source import PerEpochSource, SampleSource
 
+Step = tuple[int, int]  # a global step: its epoch, and the number of samples in the epoch before it
 
-class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
+
+class SequenceDataset(EpochStart, Dataset[BaseBatch]):
     """One rank's batches of a source's samples.
 
     An epoch has one global order of samples for any number of ranks. Each global step takes the next
@@ -20,8 +22,7 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
     step, the ranks' numbers of samples differ by at most one. Every rank has the same number of batches, and
     every batch has `batch_size` rows, with padding rows last. With `single_rank`, only rank 0 has batches.
 
-    Pass it to a `DataLoader` with `batch_size=None`. Its workers take turns by step, and persistent workers
-    follow `set_epoch`, too.
+    Iterate over it, or over `DataLoader(dataset, batch_size=None, sampler=dataset.sampler)`, for workers.
 
     Args:
         source: samples, whose number must not change, because workers and other ranks would not notice. A
@@ -55,7 +56,13 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         self._num_samples = len(source)
         self.shuffle = shuffle
         self._single_rank = single_rank
+        self._loaded: tuple[int, SampleSource, np.ndarray] | None = None  # an epoch, its samples, their order
         self._compare(f"{self._num_samples} samples", f"shuffle={shuffle}")
+
+    @property
+    def sampler(self) -> Sampler[Step]:
+        """The steps that this rank loads, for a `DataLoader`. It follows `set_epoch`."""
+        return _Steps(self)
 
     @property
     def loads_here(self) -> bool:
@@ -92,33 +99,42 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         Raises:
             TypeError: `epoch` or `start_sample` is not an integer.
             ValueError: a number is negative, or the epoch has fewer samples than `start_sample`.
-            RuntimeError: None would undo a call, running workers cannot see it, or the source's size changed.
+            RuntimeError: None would undo a call, or the source's size changed.
         """
         self._set(epoch, start_sample, self.num_samples)
 
     def __len__(self) -> int:
         """Returns the number of batches of an iteration on every rank that loads."""
-        return self._num_batches(self._start)
-
-    def _num_batches(self, start_sample: int) -> int:
-        return -(-(self.num_samples - start_sample) // self.samples_per_step)
+        return -(-(self.num_samples - self._start) // self.samples_per_step)
 
     def _batches(self, epoch: int, start: int) -> Iterator[BaseBatch]:
+        return map(self.__getitem__, self._steps(epoch, start))
+
+    def _steps(self, epoch: int, start: int) -> Iterator[Step]:
         self._begin(epoch, start)
-        if not self.loads_here:
-            return
-        order = self._epoch_order(epoch)[start:]
-        source = self._source
-        if isinstance(source, PerEpochSource):
-            source = source.for_epoch(epoch)
-        rows = self.samples_per_step if self._single_rank else self._batch_size
-        worker = get_worker_info()
-        first, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for step in range(first, self._num_batches(start), stride):
-            step_samples = order[step * self.samples_per_step : (step + 1) * self.samples_per_step]
-            if not self._single_rank:
-                step_samples = np.array_split(step_samples, self._num_ranks)[self._rank]
-            yield source.collate([source[int(index)] for index in step_samples], rows)
+        if self.loads_here:
+            yield from ((epoch, first) for first in range(start, self.num_samples, self.samples_per_step))
+
+    def __getitem__(self, step: Step) -> BaseBatch:
+        """Returns this rank's batch of a step that `sampler` yields.
+
+        Raises:
+            TypeError: `step` is something else, as of a `DataLoader` without `sampler`.
+        """
+        if not isinstance(step, tuple):
+            raise TypeError(f"step = {step!r}: expected one of dataset.sampler: pass it to the DataLoader")
+        epoch, first = step
+        if self._loaded is None or self._loaded[0] != epoch:
+            source = self._source
+            source = source.for_epoch(epoch) if isinstance(source, PerEpochSource) else source
+            self._loaded = epoch, source, self._epoch_order(epoch)
+        _, source, order = self._loaded
+        rows, samples = self._batch_size, order[first : first + self.samples_per_step]
+        if self._single_rank:
+            rows = self.samples_per_step
+        else:
+            samples = np.array_split(samples, self._num_ranks)[self._rank]
+        return source.collate([source[int(index)] for index in samples], rows)
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
         """Returns the indices of an epoch's samples in order, over all ranks."""
@@ -126,3 +142,16 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         if self.shuffle:
             order = np.random.default_rng((self._seed, epoch)).permutation(order)
         return order
+
+
+class _Steps(Sampler[Step]):
+    """The steps of a dataset's next iteration."""
+
+    def __init__(self, dataset: SequenceDataset) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Step]:
+        return self._dataset._steps(self._dataset._epoch, self._dataset._start)
+
+    def __len__(self) -> int:
+        return len(self._dataset)

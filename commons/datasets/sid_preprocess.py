@@ -7,17 +7,16 @@ oldest first, which may be empty; and `next`, the item after them. The output fi
 `validation.parquet`, and `testing.parquet` have one row per input line, in order. Their columns are
 `user_id`, a string, and `sequence_data`, the history and the next item. All rows of a user are in one file:
 the sorted users are shuffled with the seed and divided by the split's percentages. User 1 is also user "1".
+The input may be gzipped.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import reprlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -25,7 +24,6 @@ from tqdm import tqdm
 
 from .. import NAME
 from ..argument_checks import require, require_at_least
-from ..delimited import read_lines
 from ..local_paths import local_path
 from .prepared_files import check_replaceable, replaced_files
 from .sid_sequences import SEQUENCE_COLUMN
@@ -74,47 +72,21 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
 
 
 def _read_interactions(path: Path) -> pl.DataFrame:
-    users, sequences = [], []
-    for text in read_lines(path):
-        for row, line in enumerate(text.lines):
-            try:
-                user, sequence = _parse(line)
-            except ValueError as error:
-                raise text.malformed(row, str(error)) from error
-            users.append(user)
-            sequences.append(sequence)
-    if not users:
-        raise ValueError(f"{path} has no interactions")
-    return pl.DataFrame(
-        {USER_COLUMN: users, SEQUENCE_COLUMN: sequences},
-        schema={USER_COLUMN: pl.String, SEQUENCE_COLUMN: pl.List(pl.Int64)},
-    )
-
-
-def _parse(line: str) -> tuple[str, list[int]]:
-    """Returns the user and the item ids of one line."""
+    schema = {"user": pl.String(), "history": pl.List(pl.Int64()), "next": pl.Int64()}
     try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"malformed JSON ({getattr(error, 'msg', error)}), expected an object") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"expected a JSON object, as in {_EXAMPLE}")
-    for name in ("user", "history", "next"):
-        if name not in fields:
-            raise ValueError(f"there is no {name!r}, expected an object as in {_EXAMPLE}")
-    user, history, following = fields["user"], fields["history"], fields["next"]
-    if type(user) not in (str, int):
-        raise ValueError(f"user = {reprlib.repr(user)}: expected a string or an integer")
-    if not isinstance(history, list):
-        raise ValueError(f"history = {reprlib.repr(history)}: expected a list of item ids")
-    for item in (*history, following):
-        if not _is_item_id(item):
-            raise ValueError(f"item {reprlib.repr(item)}: expected an integer from 0 that int64 holds")
-    return str(user), [*history, following]
-
-
-def _is_item_id(item: Any) -> bool:
-    return type(item) is int and 0 <= item < 2**63  # isinstance would accept True
+        lines = pl.read_ndjson(path, schema=schema)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = " ".join(str(error).split())  # polars' errors have several lines
+        raise ValueError(f"{path} cannot be read: {reason}; expected lines as {_EXAMPLE}") from error
+    if not len(lines):
+        raise ValueError(f"{path} has no interactions")
+    items = pl.concat_list("history", "next")
+    are_ids = items.list.eval(pl.element().is_not_null() & (pl.element() >= 0)).list.all().fill_null(False)
+    is_whole = pl.col("user").is_not_null() & are_ids
+    for row in lines.select((~is_whole).arg_true()).to_series()[:1]:
+        found = reprlib.repr(lines.row(row, named=True))
+        raise ValueError(f"{path}, row {row + 1}: {found}; expected item ids from 0, as in {_EXAMPLE}")
+    return lines.select(pl.col("user").alias(USER_COLUMN), items.alias(SEQUENCE_COLUMN))
 
 
 def _parts(user_of_row: pl.Series, seed: int, split: Sequence[int]) -> pl.Series:

@@ -217,16 +217,16 @@ MUTANTS: dict[str, Mutant] = {
     "a lookup stream of its own": _looks_up_on(_OWN),
     "the exchange is not waited for": _of_exchange(_not_ordered),
     "a fetch of pieces is not waited for": _instead(modes.RecordedWork, "wait", _only_in_fact),
-    "a pinned buffer is used again": _instead(packed_rows, "_to_device", _reuses_buffer),
+    "a pinned buffer is used again": _instead(packed_rows, "to_device", _reuses_buffer),
     "indices in pageable memory": _both(
         _instead(Selection, "pinned", lambda _: lambda self: self),
         _instead(
             packed_rows,
-            "_to_device",
+            "to_device",
             lambda _: lambda indices, device: indices.to(device, non_blocking=True),
         ),
     ),
-    "indices on the host": _instead(packed_rows, "_to_device", lambda _: lambda indices, device: indices),
+    "indices on the host": _instead(packed_rows, "to_device", lambda _: lambda indices, device: indices),
     "a size is read": _instead(exchange, "gather_fields", _reads_a_size),
     "a vote is read early": _instead(step_vote._Loss, "read", lambda _: lambda self: float(self._on_host)),
     "times are read early": _both(

@@ -51,7 +51,7 @@ def histories(count: int) -> np.ndarray:
 
 def loader_of(division: SequenceDataset | BucketSampler, count: int = 32, **options: Any) -> DataLoader:
     if isinstance(division, SequenceDataset):
-        return DataLoader(division, batch_size=None, **options)
+        return DataLoader(division, batch_size=None, sampler=division.sampler, **options)
     return DataLoader(range(count), batch_sampler=division, **options)
 
 

@@ -90,6 +90,8 @@ RATINGS_CSV = text_of(RATINGS_HEADER, "1,2,3.5,1112486027", "1,29,0.5,1112484676
 STARS = [(1, [29, 2], [1, 7], [1112484676, 1112486027]), (4, [2], [10], [7])]
 RATINGS_100K = text_of("7\t11\t5\t100", "3\t12\t4\t50", "7\t12\t1\t90")
 USERS_100K = text_of("3|24|M|writer|85711", "7|24|F|artist|T8H1N", "9|30|M|other|10003")
+RATINGS_1M = RATINGS_100K.replace(b"\t", b"::")
+USERS_1M = text_of("3::M::24::9::85711", "7::F::24::3::T8H1N", "9::M::30::0::10003")
 ROWS_100K = [(3, [12], [4], [50]), (7, [12, 11], [1, 5], [90, 100])]
 EVENTS = text_of(LOG_HEADER, log_line(9, 70, 50), log_line(0, 5, 40, 0b1))
 USERS = text_of(USERS_HEADER, user_line(9), user_line(0))
@@ -101,6 +103,10 @@ INTERACTIONS = text_of('{"user": 0, "history": [8, 1], "next": 3}')
 FORMATS = {
     "ml-20m": RawFiles(MOVIELENS, "ml-20m", {"ratings.csv": RATINGS_CSV}, STARS),
     "u.data": RawFiles(MOVIELENS, "ml-100k", {"u.data": RATINGS_100K, "u.user": USERS_100K}, ROWS_100K),
+    "ratings.dat": RawFiles(
+        MOVIELENS, "ml-1m", {"ratings.dat": RATINGS_1M, "users.dat": USERS_1M}, ROWS_100K
+    ),
+    "users.dat": RawFiles(MOVIELENS, "ml-1m", {"users.dat": USERS_1M, "ratings.dat": RATINGS_1M}, ROWS_100K),
     "u.user": RawFiles(MOVIELENS, "ml-100k", {"u.user": USERS_100K, "u.data": RATINGS_100K}, ROWS_100K),
     "log": RawFiles(KUAIRAND, "kuairand-1k", LOG_FILES, EVENT_ROWS),
     "users": RawFiles(KUAIRAND, "kuairand-1k", dict(reversed(LOG_FILES.items())), EVENT_ROWS),

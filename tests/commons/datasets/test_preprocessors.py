@@ -87,7 +87,7 @@ def test_every_rating_is_kept_once_and_in_order(dataset, tmp_path):
 
 @pytest.mark.parametrize(("held_events", "longest"), [(1, None), (7, 5), (100, None), (10_000, 5)])
 def test_every_video_is_kept_once_and_in_order(held_events, longest, tmp_path, monkeypatch):
-    monkeypatch.setattr(delimited, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(delimited, "_BLOCK_BYTES", 4000)
     events = drawn_events(18, 30, 40, 256)
     ids = {user: user**2 for user in range(20)}
     lines = [log_line(ids[user], 3 * item, time, action - 1) for user, item, action, time in events]

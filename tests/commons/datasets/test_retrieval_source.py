@@ -123,7 +123,8 @@ def test_samples_are_drawn_anew_each_epoch_from_the_histories_of_it(num_workers)
     dataset = SequenceDataset(source, batch_size=1)
     for epoch in (0, 1, 3, 1):
         dataset.set_epoch(epoch)
-        batches = list(DataLoader(dataset, batch_size=None, num_workers=num_workers))
+        loader = DataLoader(dataset, batch_size=None, sampler=dataset.sampler, num_workers=num_workers)
+        batches = list(loader)
         items, negatives = (
             [batch.features[name].values().tolist() for batch in batches]
             for name in ("movie_id", source.spec.negatives_feature_name)

@@ -51,7 +51,7 @@ def test_batches_have_their_rows_and_padding_on_the_ranks_that_load(single_rank)
     found = []
     for rank in range(2):
         dataset = SequenceDataset(CountingSource(23), 4, rank, 2, single_rank=single_rank)
-        batches = list(DataLoader(dataset, batch_size=None, num_workers=2))
+        batches = list(DataLoader(dataset, batch_size=None, sampler=dataset.sampler, num_workers=2))
         assert all(batch.batch_size == batch.features.stride() == 4 << single_rank for batch in batches)
         assert dataset.loads_here == bool(batches)
         found.append([batch.features["user"].values().tolist() for batch in batches])
@@ -61,6 +61,12 @@ def test_batches_have_their_rows_and_padding_on_the_ranks_that_load(single_rank)
         assert found == [[steps[0] + steps[1], steps[2] + steps[3], steps[4] + steps[5]], []]
     else:
         assert found == [steps[::2], steps[1::2]]
+
+
+def test_a_loader_without_the_sampler_is_refused():
+    dataset = SequenceDataset(CountingSource(23), 4)
+    with pytest.raises(TypeError, match="step = 0: expected one of dataset"):
+        next(iter(DataLoader(dataset, batch_size=None)))
 
 
 def test_a_batch_has_its_samples_rows_then_padding():
