@@ -18,7 +18,7 @@ from .samples import SampleLengths
 from .strategies import AS_LOADED, REBALANCE
 
 WIDTH, HEIGHT = 400, 240
-LEFT, RIGHT, TOP, BOTTOM = 40, 390, 12, 202  # edges of the area between the axes
+LEFT, RIGHT, TOP, BOTTOM = 46, 390, 12, 202  # edges of the area between the axes
 _BINS = 60
 
 
