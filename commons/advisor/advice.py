@@ -15,9 +15,7 @@ from .strategies import (
     KARMARKAR_KARP,
     PIECES,
     REBALANCE,
-    REBALANCE_GROUPS,
     REFINED,
-    Strategy,
     strategies,
 )
 
@@ -56,14 +54,12 @@ class Advice:
     Attributes:
         request: the request.
         assumptions: assumptions of the prediction, as sentences without a period.
-        left_out: a sentence without a period for each strategy whose extension is missing.
         cases: the requested pairs of ranks and rows per rank, each with its recommendation.
         over_ranks: cases for the chart of the speedup over ranks; empty without a page.
     """
 
     request: Request
     assumptions: list[str]
-    left_out: list[str]
     cases: list[tuple[Case, Recommendation]]
     over_ranks: list[Case]
 
@@ -77,26 +73,14 @@ def advise(request: Request) -> Advice:
     samples = request.samples
     workloads = request.cost.of(samples.tokens)
     sizes = request.bytes_per_item * samples.items
-    known = strategies(request.cost.setting, samples.group_column)
-    missing = [strategy for strategy in known if strategy.is_missing]
-    compared = [strategy for strategy in known if strategy not in missing]
+    compared = strategies(request.cost.setting)
     asked = [(ranks, rows) for rows in request.rows_per_rank for ranks in request.ranks]
     charted = []
     if request.html is not None:
         rows = request.rows_per_rank[0]
         charted = [(ranks, rows) for ranks in CHART_RANKS if ranks * rows <= len(samples.items)]
-    drawn = {
-        key: draw_steps(
-            workloads,
-            samples.tokens,
-            sizes,
-            *key,
-            in_order=samples.in_file_order,
-            groups=samples.groups,
-            ids=samples.ids if key in asked else None,
-        )
-        for key in dict.fromkeys([*asked, *charted])
-    }
+    keys = dict.fromkeys([*asked, *charted])
+    drawn = {key: draw_steps(workloads, samples.tokens, sizes, *key) for key in keys}
     del workloads, sizes  # frees their memory before steps are planned
     # A single rank never waits: there is nothing to compare.
     to_plan = {key: compared if key[0] > 1 else compared[:1] for key in drawn}
@@ -108,11 +92,6 @@ def advise(request: Request) -> Advice:
     return Advice(
         request=request,
         assumptions=_assumptions(request, any(strategy.cuts_samples for strategy in compared)),
-        left_out=[
-            f"The strategy {strategy.title} is left out: "
-            f"the folder extensions/{strategy.extension} is missing"
-            for strategy in missing
-        ],
         cases=[(cases[key], recommend(cases[key], request.gin_settings)) for key in asked],
         over_ranks=[cases[key] for key in charted],
     )
@@ -129,10 +108,7 @@ def _assumptions(request: Request, cuts_samples: bool) -> list[str]:
         f"GB/s per rank, counting bytes that leave a {left}; the pipelines native and prefetch overlap it "
         "with the previous step, none does not",
         *([pieces.assumption(network.bytes_per_second)] if cuts_samples else []),
-        "Steps are those of a loader that keeps the file's order and gives each rank the next rows; they are "
-        "spread over the file, and an incomplete last step is left out"
-        if request.samples.in_file_order
-        else "Steps are drawn from the samples in random order, one epoch without replacement after another; "
+        "Steps are drawn from the samples in random order, one epoch without replacement after another; "
         "incomplete last steps are left out",
     ]
 
@@ -154,15 +130,18 @@ def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommen
         counts_fetch = cut.step_seconds is not None or not cut.fetch_seconds
         best = cut if counts_fetch else whole
     gains = best.speedup >= 1 + LEAST_GAIN
-    notes = [*_about_the_bound(case, best), *_about_pieces(case, whole, best, gin_settings)]
-    if gains:
-        notes += [*_about_karmarkar_karp(case, best), *_about_lookups(case, best, gin_settings)]
-    notes += _about_costs(case, best)
+    notes = [
+        *_about_the_bound(case, best),
+        *_about_pieces(case, whole, best, gin_settings),
+        *(_about_karmarkar_karp(case, best) if gains else []),
+        *_about_costs(case, best),
+    ]
     if not gains:
         return Recommendation(None, _nothing_to_gain(case, best), notes, [], None)
     return Recommendation(
         strategy=best.strategy.name,
-        headline=f"Switch on {best.strategy.title}: {_times(best)} as fast as without balancing.",
+        headline=f"Switch on {best.strategy.title}: at most {best.speedup:.2f} × as fast as without "
+        "balancing.",
         notes=notes,
         gin=[] if gin_settings is None else best.strategy.gin_lines(gin_settings),
         python=best.strategy.python,
@@ -170,9 +149,10 @@ def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommen
 
 
 def _waits_for_planning(case: Case, best: Outcome) -> bool:
-    """Returns whether the balanced loads would gain, but planning takes longer than a step."""
+    """Returns whether the balanced loads would gain, but planning takes as long as a step."""
     would_gain = best.relative_time * (1 + LEAST_GAIN) <= case.outcomes[AS_LOADED].relative_time
-    return best.planning_hidden is False and would_gain
+    step, planning = best.step_seconds, best.planning_seconds_measured
+    return would_gain and step is not None and planning > (1 - LEAST_GAIN) * step
 
 
 def _nothing_to_gain(case: Case, best: Outcome) -> str:
@@ -185,12 +165,11 @@ def _nothing_to_gain(case: Case, best: Outcome) -> str:
 
 
 def _about_the_bound(case: Case, best: Outcome) -> list[str]:
-    bound = case.lower_bound.mean
-    if bound < HIGH_BOUND or best.strategy.cuts_samples:
+    if case.lower_bound < HIGH_BOUND or best.strategy.cuts_samples:
         return []
     return [
-        f"Single samples exceed a rank's fair share: no placement of whole ones gets below {bound:.3f}. "
-        "Shorter histories or more rows per rank help."
+        "Single samples exceed a rank's fair share: no placement of whole ones gets below "
+        f"{case.lower_bound:.3f}. Shorter histories or more rows per rank help."
     ]
 
 
@@ -207,9 +186,12 @@ def _about_pieces(
         return []
     saved = cut.loads.mean() * (whole.relative_time - cut.relative_time)
     break_even = TRAINING_FLOPS_PER_FORWARD * saved / cut.fetch_seconds
+    settings = str(cut.strategy.python)
+    if gin_settings is not None:
+        settings = ", ".join(cut.strategy.gin_lines({**gin_settings, "enable_balanced_shuffler": True}))
     return [
         f"Pieces reach {cut.relative_time:.3f}, and pay off below {break_even / 1e12:.3g} TFLOP/s per "
-        f"device: {_settings(cut.strategy, gin_settings)}."
+        f"device: {settings}."
     ]
 
 
@@ -218,37 +200,13 @@ def _about_karmarkar_karp(case: Case, best: Outcome) -> list[str]:
     usual = case.outcomes[KARMARKAR_KARP]
     if best is usual or _gains(best, usual):
         return []
-    line = f"Equal-size Karmarkar–Karp does as well ({usual.speedup:.2f} ×)"
-    if best.share_of_samples_moved >= usual.share_of_samples_moved:
-        return [line + "."]
-    return [
-        f"{line}. What is left to gain is fewer moves: {best.share_of_samples_moved:.0%} of the samples "
-        f"instead of {usual.share_of_samples_moved:.0%}."
-    ]
-
-
-def _about_lookups(case: Case, best: Outcome, gin_settings: Mapping[str, object] | None) -> list[str]:
-    """Returns a note on the strategy that keeps ids together, if the fastest one looks up more ids."""
-    kept = case.outcomes.get(REBALANCE_GROUPS, case.outcomes[REBALANCE])
-    if best.unique_ids is None or kept.unique_ids is None:
-        return []
-    more = best.unique_ids.per_rank_relative
-    if more < (1 + LEAST_GAIN) * kept.unique_ids.per_rank_relative:
-        return []
-    return [
-        f"With {best.strategy.title}, a rank looks up {more:.2f} × as many unique ids as loaded; with "
-        f"{kept.strategy.title}, {kept.unique_ids.per_rank_relative:.2f} × at a speedup of {_times(kept)}. "
-        "Speedups exclude lookups: if these dominate your step, measure both. To use it: "
-        f"{_settings(kept.strategy, gin_settings)}."
-    ]
+    moves = f"{usual.share_of_samples_moved:.0%} instead of {best.share_of_samples_moved:.0%}"
+    return [f"Equal-size Karmarkar–Karp does as well ({usual.speedup:.2f} ×), moving {moves} of the samples."]
 
 
 def _about_costs(case: Case, best: Outcome) -> list[str]:
-    step = best.step_seconds_planning_hidden
-    if step is None:
-        return []
-    notes = []
-    if best.exchange_seconds > (1 - LEAST_GAIN) * step:
+    notes, step = [], best.step_seconds
+    if step is not None and best.exchange_seconds > (1 - LEAST_GAIN) * step:
         notes.append(
             f"The exchange ({duration(best.exchange_seconds)}) takes as long as a step: the network decides, "
             "not the largest load."
@@ -256,23 +214,12 @@ def _about_costs(case: Case, best: Outcome) -> list[str]:
     if _waits_for_planning(case, best):
         notes.append(
             f"Planning ({duration(best.planning_seconds_measured)} on this machine) takes longer than a step "
-            f"({duration(step)}), and training waits for it. Balancing among fewer ranks at a time, with a "
+            "otherwise would, and training waits for it. Balancing among fewer ranks at a time, with a "
             "process_group of the shuffler, would help."
         )
     return notes
 
 
-def _settings(strategy: Strategy, gin_settings: Mapping[str, object] | None) -> str:
-    """Returns the settings that select a strategy once balancing is on, for a gin file or a program."""
-    if gin_settings is None:
-        return str(strategy.python)
-    return ", ".join(strategy.gin_lines({**gin_settings, "enable_balanced_shuffler": True}))
-
-
 def _gains(outcome: Outcome, over: Outcome) -> bool:
     """Returns whether an outcome gains at least `LEAST_GAIN` over another one and over no balancing."""
     return outcome.speedup >= max(over.speedup, 1.0) * (1 + LEAST_GAIN)
-
-
-def _times(outcome: Outcome) -> str:
-    return f"at most {outcome.speedup:.2f} ×"

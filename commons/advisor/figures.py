@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from .prediction import Case, Outcome
 from .samples import SampleLengths
-from .strategies import AS_LOADED, PIECES, REBALANCE
+from .strategies import AS_LOADED, PIECES
 
 _MEANINGS = {
     "imbalance": "largest ÷ mean load of a step",
@@ -17,11 +17,10 @@ _MEANINGS = {
     "exchange": "time of the rank that sends or receives most, at the given bandwidth",
     "moved": "samples, or their pieces, that leave the rank that loaded them",
     "tokens": "of the fullest rank ÷ the mean; activation memory follows it",
-    "unique ids": "per rank ÷ as loaded, mean over ranks / on the rank with most",
     "planning": "time per step, measured on this machine",
 }
 # The page shows all columns, and the terminal shows the most important ones.
-IN_TEXT = ("imbalance", "speedup", "step", "moved", "tokens", "unique ids", "planning")
+IN_TEXT = ("imbalance", "speedup", "step", "moved", "tokens", "planning")
 
 
 def table(case: Case, titles: Iterable[str] = tuple(_MEANINGS)) -> list[list[str]]:
@@ -45,10 +44,9 @@ def _cells(case: Case, outcome: Outcome) -> dict[str, str | None]:
     balances = outcome.strategy.name != AS_LOADED
     moves = outcome.share_of_samples_moved > 0
     mean_tokens = case.mean_tokens_per_rank
-    unique = outcome.unique_ids
     not_hidden, step = outcome.speedup_exchange_not_hidden, outcome.step_seconds
     return {
-        "imbalance": f"{outcome.imbalance.mean:.3f}",
+        "imbalance": f"{outcome.imbalance:.3f}",
         "speedup": f"{outcome.speedup:.2f}" if balances else "1",
         "step": None if step is None else duration(step),
         "not hidden": f"{not_hidden:.2f}" if balances and not_hidden is not None else None,
@@ -56,9 +54,6 @@ def _cells(case: Case, outcome: Outcome) -> dict[str, str | None]:
         "exchange": duration(outcome.exchange_seconds) if moves else None,
         "moved": f"{outcome.share_of_samples_moved:.0%}" if moves else None,
         "tokens": f"{outcome.largest_tokens_per_rank / mean_tokens if mean_tokens else 1:.2f}",
-        "unique ids": None
-        if unique is None
-        else f"{unique.per_rank_relative:.2f}/{unique.of_rank_with_most_relative:.2f}",
         "planning": duration(outcome.planning_seconds_measured) if balances else None,
     }
 
@@ -76,22 +71,8 @@ def drawn(case: Case) -> str:
 
 def summary(samples: SampleLengths) -> str:
     """Returns one line of statistics about the lengths."""
-    lengths = samples.summary
-    return (
-        f"{len(samples.items):,} samples, lengths {lengths.min:,} to {lengths.max:,}, mean "
-        f"{lengths.mean:,.0f}, median {lengths.median:,.0f}, 99% up to {lengths.p99:,.0f}"
-    )
-
-
-def about_ids(case: Case) -> list[str]:
-    """Returns a sentence about the unique ids per rank as loaded, or nothing if ids are unknown."""
-    unique = case.outcomes[AS_LOADED].unique_ids
-    if unique is None:
-        return []
-    return [
-        f"As loaded, a rank has {unique.per_rank:,.0f} unique ids, the rank with most "
-        f"{unique.of_rank_with_most:,.0f}, counted in {unique.steps} of the steps."
-    ]
+    form = "lengths {min:,} to {max:,}, mean {mean:,.0f}, median {median:,.0f}, 99% up to {p99:,.0f}"
+    return f"{len(samples.items):,} samples, {form.format(**samples.summary)}"
 
 
 def about_padding(case: Case) -> list[str]:
@@ -111,8 +92,7 @@ def below_table(case: Case) -> list[str]:
     lines = [
         f"Mean per rank and step: {case.mean_tokens_per_rank:,.0f} tokens, "
         f"{size(case.bytes_loaded_per_rank)}. The lower bound of a step's imbalance is "
-        f"{case.lower_bound.mean:.3f}.",
-        *about_ids(case),
+        f"{case.lower_bound:.3f}."
     ]
     if case.ranks > 1:
         received = size(case.all_gather_bytes_per_rank)
@@ -120,10 +100,9 @@ def below_table(case: Case) -> list[str]:
     if PIECES in case.outcomes:
         lines.append(_about_pieces(case.outcomes[PIECES]))
     lines += about_padding(case)
-    if REBALANCE in case.outcomes:
-        planned = case.outcomes[REBALANCE]
-        held = f"{planned.host_batches_per_rank} batches ({size(planned.host_bytes_per_rank)})"
-        lines.append(f"Planning ahead holds {held} per rank on the host instead of 1.")
+    if case.ranks > 1:
+        held = size(2 * case.bytes_loaded_per_rank)
+        lines.append(f"Planning ahead holds 2 batches ({held}) per rank on the host instead of 1.")
     return lines
 
 
@@ -139,10 +118,9 @@ def _about_pieces(cut: Outcome) -> str:
         f"follow the load. A rank fetches {size(cut.bytes_fetched_per_rank_and_layer)} of keys and values "
         "per layer. Over all layers, gradients included, this "
     )
-    fetch, if_hidden = duration(cut.fetch_seconds), cut.speedup_fetch_hidden
-    if if_hidden is None:
-        return f"{line}takes {fetch} per step, which the speedup leaves out."
-    return f"{line}adds {fetch} to a step; if computing hid all of it, the speedup would be {if_hidden:.2f}."
+    if cut.step_seconds is None:
+        return f"{line}takes {duration(cut.fetch_seconds)} per step, which the speedup leaves out."
+    return f"{line}adds {duration(cut.fetch_seconds)} to a step."
 
 
 def size(num_bytes: float) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tokenize import TokenError
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -29,11 +28,6 @@ from .strategies import CHOSEN
 if TYPE_CHECKING:
     from ..training import TrainerArgs
 
-# Errors raised by gin, by the modules that gin files import, and by the settings' own checks.
-_RAISED = (
-    *(ArithmeticError, AttributeError, ImportError, LookupError, OSError),
-    *(RecursionError, SyntaxError, TokenError, TypeError, ValueError),
-)
 _INCLUDE = re.compile(r"^\s*include\s+['\"](.+?)['\"]", re.MULTILINE)
 # A setting that SID-GR's gin files must have, and that no other gin file can have.
 _ONLY_IN_SID_GR = re.compile(r"^\s*DatasetArgs\.num_hierarchies\s*=", re.MULTILINE)
@@ -51,10 +45,8 @@ class GinRun:
         """Parses the file as training does.
 
         Raises:
-            InputError: the file does not exist or is malformed, or its application is missing.
+            InputError: the file does not exist or is malformed, or its application cannot be imported.
         """
-        if not path.is_file():
-            raise InputError(f"{path} does not exist; expected a gin file")
         with _naming(path):
             logging.getLogger("gin").setLevel(logging.CRITICAL)  # gin also logs the errors that it raises
             application = _application(path)
@@ -100,10 +92,10 @@ class GinRun:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Re-raises errors of gin, and of the settings' own checks, as an InputError that names the file."""
+    """Re-raises errors as an InputError that names the file. What gin imports may raise any error."""
     try:
         yield
-    except _RAISED as error:
+    except Exception as error:
         raise InputError(f"{path}: {error}") from error
 
 
@@ -111,7 +103,7 @@ def _application(path: Path) -> ModuleType:
     """Imports the application's module that reads its gin files.
 
     Raises:
-        InputError: this is not a checkout, or the application cannot be imported.
+        InputError: this is not a checkout.
     """
     if NAME != "commons":
         raise InputError(
@@ -122,24 +114,10 @@ def _application(path: Path) -> ModuleType:
     # A console command, unlike `python -m`, does not look for packages in the working directory.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    try:
-        return importlib.import_module(f"{package}.training.advisor_inputs")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != package:
-            raise
-        raise InputError(
-            f"{package}, which the file configures, cannot be imported: run in a checkout of the repository, "
-            "or give lengths in a file and the model by --model"
-        ) from error
+    return importlib.import_module(f"{package}.training.advisor_inputs")
 
 
 def _with_includes(path: Path) -> str:
     """Returns the text of a gin file and of all files that it includes."""
-    texts: dict[Path, str] = {}
-    to_read = [path]
-    while to_read:
-        file = to_read.pop()
-        if file not in texts and file.is_file():
-            texts[file] = file.read_text(encoding="utf-8", errors="replace")
-            to_read += map(Path, _INCLUDE.findall(texts[file]))
-    return "\n".join(texts.values())
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return "\n".join([text, *(_with_includes(Path(included)) for included in _INCLUDE.findall(text))])

@@ -18,38 +18,29 @@ class PaddedModel:
         as_loaded, rebalance, padded: sum over steps of the largest cost of a rank ÷ sum of the mean costs
             without padding: as loaded, by the default, and by the extension `Padded`.
         speedup: time of all steps as loaded ÷ their time with `Padded`, at most.
-        share_of_samples_moved: share of samples that `Padded` moves.
     """
 
     as_loaded: float
     rebalance: float
     padded: float
     speedup: float
-    share_of_samples_moved: float
 
 
-def padded_model(plans: Sequence[ShufflePlan]) -> PaddedModel | None:
-    """Returns the figures of steps from the plans of `rebalance`. None if the extension has been deleted."""
-    try:
-        from ..extensions.padded.padded_plan import plan_padded
-        from ..extensions.padded.runs import padded_costs
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith(f"{__package__.rpartition('.')[0]}.extensions"):
-            raise
-        return None
-    largest, num_moved = [], 0
+def padded_model(plans: Sequence[ShufflePlan]) -> PaddedModel:
+    """Returns the figures of steps from the plans of `rebalance`. Needs the extension `padded`."""
+    from ..extensions.padded.padded_plan import plan_padded
+    from ..extensions.padded.runs import padded_costs
+
+    largest = []
     for plan in plans:
         padded = plan_padded(plan.rows)
         balanced = padded_costs(plan.rows.work, plan.destination, plan.num_rows)
         largest.append([padded.loads_before.max(), balanced.max(), padded.loads.max()])
-        num_moved += int((padded.destination != plan.rows.home).sum())
     as_loaded, rebalance, after = np.sum(largest, 0).tolist()
     mean = sum(plan.total_load / plan.num_ranks for plan in plans) or 1.0
-    num_samples = sum(len(plan.rows.home) for plan in plans)
     return PaddedModel(
         as_loaded=as_loaded / mean,
         rebalance=rebalance / mean,
         padded=after / mean,
         speedup=as_loaded / after if after else 1.0,
-        share_of_samples_moved=num_moved / num_samples,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -18,7 +18,7 @@ from .samples import SampleLengths
 from .strategies import AS_LOADED, REBALANCE
 
 WIDTH, HEIGHT = 400, 240
-LEFT, RIGHT, TOP, BOTTOM = 40, 390, 12, 202  # edges of the area between the axes
+LEFT, RIGHT, TOP, BOTTOM = 46, 390, 12, 202  # edges of the area between the axes
 _BINS = 60
 
 
@@ -49,7 +49,6 @@ class Chart:
     """A chart. A class is the name of a strategy, and the style sheet gives it a color."""
 
     caption: str
-    label: str  # for screen readers
     x: Axis
     y: Axis
     x_title: str
@@ -88,33 +87,20 @@ def _length_histogram(samples: SampleLengths) -> Chart:
 
     Each bin is wider than the previous one by about the same factor.
     """
-    lengths = samples.summary
-    edges = np.unique(np.rint(np.geomspace(1, lengths.max + 2, _BINS + 1)).astype(np.int64) - 1)
+    median, longest = samples.summary["median"], int(samples.summary["max"])
+    edges = np.unique(np.rint(np.geomspace(1, longest + 2, _BINS + 1)).astype(np.int64) - 1)
     counts, _ = np.histogram(samples.items, bins=edges)
-    round_lengths = [0, *(10**power for power in range(len(str(lengths.max))))]
+    round_lengths = [0, *(10**power for power in range(len(str(longest))))]
     ticks = [math.log2(length + 1) for length in round_lengths]
     x = Axis(0, math.log2(edges[-1] + 1), LEFT, RIGHT, ticks, [f"{length:,}" for length in round_lengths])
-    y = _heights(0, int(counts.max()), _short)
+    y = _heights(0, int(counts.max()))
     bars = []
     for count, low, high in zip(counts, edges, edges[1:], strict=False):
         start, end = x(math.log2(low + 1)), x(math.log2(high + 1))
-        lengths_of_bin = f"{low:,}" + (f" to {high - 1:,}" if high - 1 > low else "")
-        tooltip = f"{count:,} sample{'' if count == 1 else 's'} of length {lengths_of_bin}"
+        tooltip = f"samples of length {low:,} to {high - 1:,}: {count:,}"
         bars.append((start, round(end - start - 0.8, 2), y(count), tooltip))
-    median = x(math.log2(lengths.median + 1))
-    label = (
-        f"Histogram of {len(samples.items):,} lengths from {lengths.min:,} to {lengths.max:,}; half are at "
-        f"most {lengths.median:,.0f}, 99% at most {lengths.p99:,.0f}."
-    )
-    return Chart(
-        "Sequence lengths",
-        label,
-        x,
-        y,
-        "length, logarithmic",
-        bars=bars,
-        mark=(median, f"median {lengths.median:,.0f}"),
-    )
+    mark = (x(math.log2(median + 1)), f"median {median:,.0f}")
+    return Chart("Sequence lengths", x, y, "length, logarithmic", bars=bars, mark=mark)
 
 
 def _rank_loads(case: Case, recommendation: Recommendation) -> Chart:
@@ -127,14 +113,9 @@ def _rank_loads(case: Case, recommendation: Recommendation) -> Chart:
     loads, balanced = (np.sort(_relative(of.loads)[step])[::-1] for of in (before, after))
     ticks = [tick for tick in _round_ticks(0, case.ranks) if tick <= case.ranks]
     x = Axis(0, case.ranks, LEFT, RIGHT, ticks, [f"{n:,.0f}" if float(n).is_integer() else "" for n in ticks])
-    y = _heights(0, max(loads[0], balanced[0]), _plain)
-    label = (
-        f"Load of {case.ranks} ranks in one step. The heaviest has {loads[0]:.2f} × the mean as loaded "
-        f"and {balanced[0]:.2f} × balanced, the lightest {loads[-1]:.2f} × and {balanced[-1]:.2f} ×."
-    )
+    y = _heights(0, max(loads[0], balanced[0]))
     return Chart(
         caption=f"Load ÷ mean load, {figures.case_title(case)}, a typical step",
-        label=label,
         x=x,
         y=y,
         x_title="ranks, the heaviest first",
@@ -149,7 +130,7 @@ def _speedups(cases: Sequence[Case]) -> Chart:
     powers = [math.log2(case.ranks) for case in cases]
     x = Axis(0.7, max(powers) + 0.3, LEFT, RIGHT, powers, [f"{case.ranks:,}" for case in cases])
     values = [outcome.speedup for case in cases for outcome in case.outcomes.values()]
-    y = _heights(math.floor(min(values)), max(*values, 1.1), lambda tick: f"{_plain(tick)} ×")
+    y = _heights(math.floor(min(values)), max(*values, 1.1))
     last = cases[-1]
     strategies = [outcome.strategy for outcome in last.outcomes.values()][1:]
     dots = [
@@ -162,11 +143,8 @@ def _speedups(cases: Sequence[Case]) -> Chart:
         (of.name, "M" + " L".join(f"{at},{height}" for name, at, height, _ in dots if name == of.name))
         for of in strategies
     ]
-    label = f"Speedup over as loaded, from {cases[0].ranks} to {last.ranks} ranks. At {last.ranks} ranks: "
-    label += ", ".join(f"{of.name} {last.outcomes[of.name].speedup:.2f} ×" for of in strategies)
     return Chart(
         caption=f"Speedup over ranks, {last.rows_per_rank} rows each",
-        label=label + ".",
         x=x,
         y=y,
         x_title="ranks",
@@ -195,10 +173,10 @@ def _tops(loads: np.ndarray, x: Axis, y: Axis) -> str:
     return f"M{x(0)}," + " V".join(f"{y(load)} H{x(rank + 1)}" for rank, load in enumerate(loads))
 
 
-def _heights(low: float, high: float, label: Callable[[float], str]) -> Axis:
+def _heights(low: float, high: float) -> Axis:
     """Returns a vertical axis with round ticks, from `low` to at least `high`."""
     ticks = _round_ticks(low, high)
-    return Axis(low, ticks[-1], BOTTOM, TOP, ticks, [label(tick) for tick in ticks])
+    return Axis(low, ticks[-1], BOTTOM, TOP, ticks, [f"{tick:g}" for tick in ticks])
 
 
 def _round_ticks(low: float, high: float) -> list[float]:
@@ -208,15 +186,3 @@ def _round_ticks(low: float, high: float) -> list[float]:
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
     count = max(math.ceil((high - low) / step - 1e-9), 1)
     return [low + number * step for number in range(count + 1)]
-
-
-def _short(value: float) -> str:
-    """Formats a value, with k for thousands and M for millions."""
-    for unit, name in ((1e6, "M"), (1e3, "k")):
-        if value >= unit:
-            return f"{value / unit:g}{name}"
-    return f"{value:g}"
-
-
-def _plain(value: float) -> str:
-    return f"{value:.4g}"

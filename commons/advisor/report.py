@@ -13,7 +13,7 @@ from .advice import NOT_PREDICTED, Advice, Recommendation
 from .prediction import Case
 
 WIDTH = 110
-VERSION = 2  # JSON format: within a version, entries may be added, but none changes its meaning
+VERSION = 3  # JSON format: within a version, entries may be added, but none changes its meaning
 
 
 def json_report(advice: Advice) -> str:
@@ -25,11 +25,11 @@ def json_report(advice: Advice) -> str:
             "source": samples.source,
             "samples": len(samples.items),
             "tokens": samples.token_rule,
-            "length": asdict(samples.summary),
+            "length": samples.summary,
         },
         "model": cost.model.description,
         "load_unit": cost.unit,
-        "assumptions": advice.assumptions + advice.left_out,
+        "assumptions": advice.assumptions,
         "cases": [
             _json_case(case, recommendation, advice.request.gin_settings)
             for case, recommendation in advice.cases
@@ -48,8 +48,6 @@ def _json_case(
         strategy = outcome.strategy
         outcome_figures = asdict(outcome)
         del outcome_figures["strategy"], outcome_figures["loads"]
-        if outcome.unique_ids is None:
-            del outcome_figures["unique_ids"]
         lines = [] if gin_settings is None else strategy.gin_lines(gin_settings)
         name = {"name": strategy.name}
         entries["strategies"].append(name | outcome_figures | {"gin": lines, "python": strategy.python})
@@ -67,7 +65,7 @@ def text_report(advice: Advice) -> str:
         f"Data    {samples.source}: {figures.summary(samples)}\n"
         f"Model   {cost.model.description}; tokens = {samples.token_rule}; loads in {cost.unit}",
         *(_text_case(*each, gin_settings is not None) for each in advice.cases),
-        "\n".join(_wrapped(line + ".", "") for line in (*origin, columns, NOT_PREDICTED, *advice.left_out)),
+        "\n".join(_wrapped(line + ".", "") for line in (*origin, columns, NOT_PREDICTED)),
     ]
     return "\n\n".join(blocks)
 
@@ -75,7 +73,6 @@ def text_report(advice: Advice) -> str:
 def _text_case(case: Case, recommendation: Recommendation, is_in_gin: bool) -> str:
     title = f"{figures.case_title(case)}, {figures.drawn(case)}"
     lines = [title, "=" * len(title), _aligned(figures.table(case, figures.IN_TEXT))]
-    lines += [_wrapped(line, "") for line in figures.about_ids(case)]
     lines += [_wrapped("→ " + recommendation.headline, "")]
     if recommendation.strategy is not None:
         if is_in_gin:

@@ -1,17 +1,11 @@
-"""Samples: their lengths as read from files, their tokens, and their costs."""
+"""Samples: their lengths, their tokens, and their costs."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from io import BytesIO
 from pathlib import Path
-from tokenize import TokenError
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,12 +13,6 @@ from ..perf_model.cost import Cost
 from . import InputError
 from .pieces import FLOPS, PieceCosts
 
-if TYPE_CHECKING:
-    import polars as pl
-
-FORMATS = (".csv", ".npy", ".parquet")
-# Exit codes of the process that reads a column.
-_REFUSED, _MISSING_PACKAGE = 3, 4
 # Training FLOPs ÷ forward FLOPs: the backward pass has two matrix products for each forward one.
 TRAINING_FLOPS_PER_FORWARD = 3
 
@@ -51,36 +39,6 @@ TOKEN_RULES = {"hstu": TokenRule(2, 1), "sid_gr": TokenRule(3, 0), "transformer"
 
 
 @dataclass(frozen=True)
-class LengthSummary:
-    """Statistics of sequence lengths."""
-
-    min: int
-    mean: float
-    median: float
-    p99: float
-    max: int
-
-
-@dataclass(frozen=True)
-class IdColumn:
-    """The ids of all samples, which are read from a file on demand.
-
-    Attributes:
-        lengths: number of ids of each sample, int64 `[samples]`.
-        read: function that takes ascending sample numbers, int64 `[n]`, and returns their ids concatenated.
-    """
-
-    lengths: np.ndarray
-    read: Callable[[np.ndarray], np.ndarray]
-
-    def of(self, samples: np.ndarray) -> dict[int, np.ndarray]:
-        """Reads the ids of some samples, and returns them by sample number. `samples` may have any shape."""
-        samples = np.unique(samples)
-        ids = np.split(self.read(samples), np.cumsum(self.lengths[samples])[:-1])
-        return dict(zip(samples.tolist(), ids, strict=True))
-
-
-@dataclass(frozen=True)
 class SampleLengths:
     """The samples of one epoch.
 
@@ -89,9 +47,6 @@ class SampleLengths:
         tokens: number of tokens that a model computes for each sample, int64 `[samples]`.
         token_rule: rule by which tokens follow from lengths, in words.
         source: origin of the lengths, in words.
-        ids: ids of the samples; None if they are unknown.
-        groups: group of each sample, int64 `[samples]`, negative for no group; None if unknown.
-        group_column: name of the column that holds the groups.
         origin: figures that drawn lengths match, in a sentence without a period; None for other lengths.
     """
 
@@ -99,21 +54,14 @@ class SampleLengths:
     tokens: np.ndarray
     token_rule: str
     source: str
-    ids: IdColumn | None = None
-    groups: np.ndarray | None = None
-    group_column: str | None = None
     origin: str | None = None
 
-    @property
-    def in_file_order(self) -> bool:
-        """Whether steps follow the file's order, which decides whose ids or groups meet in a step."""
-        return self.ids is not None or self.groups is not None
-
     @cached_property
-    def summary(self) -> LengthSummary:
-        """Statistics of `items`."""
-        smallest, median, p99, largest = np.percentile(self.items, [0, 50, 99, 100])
-        return LengthSummary(int(smallest), float(self.items.mean()), float(median), float(p99), int(largest))
+    def summary(self) -> dict[str, float]:
+        """Statistics of `items`: "min" and "max", which are integers, "mean", "median", and "p99"."""
+        median, p99 = np.percentile(self.items, [50, 99]).tolist()
+        least, most = int(self.items.min()), int(self.items.max())
+        return {"min": least, "mean": float(self.items.mean()), "median": median, "p99": p99, "max": most}
 
 
 @dataclass(frozen=True)
@@ -224,99 +172,3 @@ def cost_from_file(path: Path, model: ConfiguredModel) -> SampleCost:
         "these times"
     )
     return SampleCost(model, cost, assumption, seconds_per_unit=1e-9, setting=str(path))
-
-
-def format_of(path: Path) -> str:
-    """Returns a file's ending in lower case, `.csv` for `.csv.gz`. The ending need not be in `FORMATS`."""
-    name = path.name.lower()
-    return Path(name.removesuffix(".gz") if name.endswith(".csv.gz") else name).suffix
-
-
-def read_lengths(path: Path, column: str | None, option: str = "--column") -> np.ndarray:
-    """Reads sequence lengths, int64 `[samples]`.
-
-    Args:
-        path: `.npy` file of a one-dimensional integer array, or a `.csv`, `.csv.gz`, or `.parquet` file.
-        column: column of a `.csv` or `.parquet` file, which holds integers or, in Parquet, lists to count.
-            None means the only column.
-        option: option of the command line that named the column, for messages.
-
-    Raises:
-        InputError: the file or the column does not exist, or its values are not lengths.
-    """
-    if format_of(path) not in FORMATS:
-        raise InputError(f"{path} has an unknown format; expected {', '.join(FORMATS)} or .gin")
-    if not path.is_file():
-        state = "is not a file" if path.exists() else "does not exist"
-        raise InputError(f"{path} {state}; expected a file of sequence lengths")
-    if format_of(path) == ".npy":
-        if column is not None:
-            raise InputError(f"{option} {column} has no effect on {path}; expected it with .csv or .parquet")
-        lengths = _read_array(path)
-    else:
-        lengths = _read_column(path, option, column)
-    if len(lengths) == 0:
-        raise InputError(f"{path} is empty; expected one length per sample")
-    wrong = (lengths < 0) | (lengths >= 2**31)
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise InputError(f"{path}, row {row}: length {lengths[row]}; expected at least 0 and less than 2^31")
-    return lengths.astype(np.int64, copy=False)
-
-
-def _read_column(path: Path, option: str, column: str | None) -> np.ndarray:
-    """Reads lengths in a separate process, whose end frees the memory that polars took.
-
-    The process imports nothing from the calling program, and ends soon after this process dies.
-    """
-    program = f"from {__package__}.samples import write_lengths; write_lengths()"
-    given = [str(path), option, *([] if column is None else [column])]
-    environment = {
-        "ARROW_DEFAULT_MEMORY_POOL": "system",  # pyarrow's other pools keep freed memory
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    ended = subprocess.run([sys.executable, "-c", program, *given], env=environment, capture_output=True)
-    if ended.returncode == 0:
-        return np.load(BytesIO(ended.stdout))
-    if ended.returncode == _MISSING_PACKAGE:
-        raise ModuleNotFoundError(name=ended.stdout.decode())
-    if ended.returncode == _REFUSED:
-        raise InputError(ended.stdout.decode(errors="surrogateescape"))
-    reason = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    raise InputError(f"{path} cannot be read: {reason or f'its reader ended with {ended.returncode}'}")
-
-
-def write_lengths() -> None:
-    """Writes the lengths that `sys.argv` names to stdout. On an error, writes the error's text and exits."""
-    path, option, *column = sys.argv[1:]
-    try:
-        from .columns import read_column_lengths  # imports polars
-
-        lengths = read_column_lengths(Path(path), option, column[0] if column else None)
-    except (InputError, ModuleNotFoundError) as error:
-        is_missing = isinstance(error, ModuleNotFoundError)
-        text = str(error.name if isinstance(error, ModuleNotFoundError) else error)
-        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
-        sys.exit(_MISSING_PACKAGE if is_missing else _REFUSED)
-    np.save(sys.stdout.buffer, lengths)
-
-
-def _read_array(path: Path) -> np.ndarray:
-    try:
-        values = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError, MemoryError, SyntaxError, TokenError) as error:
-        raise InputError(f"{path} cannot be read as an array: {error}") from error
-    if not isinstance(values, np.ndarray) or values.ndim != 1:
-        raise InputError(f"{path} has shape {np.shape(values)}; expected one dimension, [samples]")
-    if values.dtype.kind not in "iu":
-        # NaN equals nothing, so it counts as a fraction.
-        fractions = values != np.floor(values) if values.dtype.kind == "f" else np.zeros(0, dtype=bool)
-        example = example_of(values, np.flatnonzero(fractions))
-        raise InputError(f"{path} holds {values.dtype}{example}; expected integers")
-    return values
-
-
-def example_of(values: np.ndarray | pl.Series, rows: np.ndarray | pl.Series) -> str:
-    """Returns the first of `rows` and its value in parentheses, or an empty string if there is none."""
-    return f" (row {rows[0]} is {values[int(rows[0])]})" if len(rows) else ""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
-from types import ModuleType
-from typing import Any
 
 from ..distributed.placement import warm_up
 from ..distributed.settings import ShufflerSettings
 
 AS_LOADED, REFINED, REBALANCE = "as_loaded", "refined", "rebalance"
-REBALANCE_GROUPS = "rebalance_groups"
 PIECES = "pieces"
 KARMARKAR_KARP = "karmarkar_karp"
 # Settings that a strategy decides, `balance_<name>` in `TrainerArgs`. The user decides all others, such as
@@ -20,9 +17,6 @@ KARMARKAR_KARP = "karmarkar_karp"
 CHOSEN = ("partitioner", "equal_rows", "split")
 # `balance_cost` for learned costs, and the default of `balance_speed_limit`, which only learned costs use.
 LEARNED, SPEED_LIMIT = "learned", 2.0
-# Modules of extensions that need no packages except numpy and numba. Each has a `compile_search`.
-_SEARCHES = {"pieces": "cut_search", "sample_groups": "groups"}
-_EXTENSIONS = f"{__package__.rpartition('.')[0]}.extensions"
 
 
 @dataclass(frozen=True)
@@ -35,7 +29,6 @@ class Strategy:
         settings: settings of the shuffler; None leaves every sample on the rank that loaded it.
         balance_cost: value of the setting `balance_cost`; None for FLOPs.
         cuts_samples: whether samples are cut into pieces.
-        group_feature: feature that holds the groups to keep together; None for no groups.
     """
 
     name: str
@@ -43,44 +36,15 @@ class Strategy:
     settings: ShufflerSettings | None = None
     balance_cost: str | None = None
     cuts_samples: bool = False
-    group_feature: str | None = None
-
-    @property
-    def extension(self) -> str | None:
-        """The extension that the strategy needs; None if it needs none."""
-        if self.cuts_samples:
-            return "pieces"
-        return None if self.group_feature is None else "sample_groups"
-
-    @property
-    def partitioner(self) -> Callable[..., Any] | None:
-        """The extension's function that places the samples; None for the partitioner of the settings."""
-        return getattr(self._import_extension(), "rebalance_groups", None)
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether the extension that the strategy needs has been deleted."""
-        try:
-            self._import_extension()
-        except ModuleNotFoundError as error:
-            if not (error.name or "").startswith(_EXTENSIONS):
-                raise
-            return True
-        return False
 
     def warm_up(self) -> None:
         """Compiles the functions that the strategy calls, so that planning times exclude compilation."""
-        if self.settings is None:
-            return
-        warm_up(self.settings)
-        extension = self._import_extension()
-        if extension is not None:
-            extension.compile_search()
+        if self.settings is not None:
+            warm_up(self.settings)
+        if self.cuts_samples:
+            from ..extensions.pieces.cut_search import compile_search
 
-    def _import_extension(self) -> ModuleType | None:
-        if self.extension is None:
-            return None
-        return import_module(f"{_EXTENSIONS}.{self.extension}.{_SEARCHES[self.extension]}")
+            compile_search()
 
     def gin_lines(self, present: Mapping[str, object]) -> list[str]:
         """Returns the lines that a gin file with the settings `present` lacks to switch the strategy on."""
@@ -89,8 +53,7 @@ class Strategy:
         chosen = (self.settings.partitioner, self.settings.equal_rows, self.cuts_samples)
         wanted = dict(zip(CHOSEN, chosen, strict=True))
         wanted = {name: value for name, value in wanted.items() if f"balance_{name}" in present}
-        needed = {"cost": self.balance_cost, **self._changed(), "group_feature": self.group_feature}
-        needed["split"] = self.cuts_samples or None
+        needed = {"cost": self.balance_cost, **self._changed(), "split": self.cuts_samples or None}
         wanted |= {name: value for name, value in needed.items() if value is not None}
         lines = {"enable_balanced_shuffler": True} | {f"balance_{name}": wanted[name] for name in wanted}
         # Values that undo settings which the strategy excludes, if the file has them.
@@ -111,8 +74,6 @@ class Strategy:
         if self.balance_cost not in (None, LEARNED):
             given = {"cost": f"Cost.load({self.balance_cost!r})"} | given
         extensions = ["LearnedCosts()"] if self.balance_cost == LEARNED else []
-        if self.group_feature is not None:
-            extensions.append(f"SampleGroups({self.group_feature!r})")
         if self.cuts_samples:
             extensions.append("Pieces()")
         if extensions:
@@ -128,21 +89,25 @@ class Strategy:
         }
 
 
-def strategies(balance_cost: str | None, group_column: str | None = None) -> list[Strategy]:
-    """Returns all strategies, as loaded first. With a `group_column`, one of them keeps groups together."""
+def has_extension(name: str) -> bool:
+    """Returns whether the folder of an extension is there, as it need not be."""
+    try:
+        import_module(f"{__package__.rpartition('.')[0]}.extensions.{name}")
+    except ModuleNotFoundError:
+        return False
+    return True
 
-    def balanced(name: str, title: str, settings: ShufflerSettings, **extension: Any) -> Strategy:
-        return Strategy(name, title, settings, balance_cost, **extension)
 
+def strategies(balance_cost: str | None) -> list[Strategy]:
+    """Returns all strategies, as loaded first. Without its extension, "pieces" is left out."""
     compared = [
         Strategy(AS_LOADED, "as loaded"),
-        balanced(KARMARKAR_KARP, "Karmarkar–Karp", ShufflerSettings("karmarkar_karp")),
-        balanced(REFINED, "refined", ShufflerSettings("refined")),
-        balanced(REBALANCE, "rebalance (default)", ShufflerSettings()),
+        Strategy(KARMARKAR_KARP, "Karmarkar–Karp", ShufflerSettings("karmarkar_karp"), balance_cost),
+        Strategy(REFINED, "refined", ShufflerSettings("refined"), balance_cost),
+        Strategy(REBALANCE, "rebalance (default)", ShufflerSettings(), balance_cost),
     ]
-    if group_column is not None:
-        settings = ShufflerSettings()
-        compared.append(balanced(REBALANCE_GROUPS, "rebalance, groups", settings, group_feature=group_column))
-    # "refined" spreads the fetches of pieces more evenly than "rebalance".
-    settings = ShufflerSettings("refined", equal_rows=False)
-    return [*compared, balanced(PIECES, "pieces", settings, cuts_samples=True)]
+    if has_extension("pieces"):
+        # "refined" spreads the fetches of pieces more evenly than "rebalance".
+        settings = ShufflerSettings("refined", equal_rows=False)
+        compared.append(Strategy(PIECES, "pieces", settings, balance_cost, cuts_samples=True))
+    return compared

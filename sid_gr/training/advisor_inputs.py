@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from commons.advisor.files import read_lengths
 from commons.advisor.pieces import PieceCosts
-from commons.advisor.samples import ConfiguredModel, SampleLengths, TokenRule, read_lengths
+from commons.advisor.samples import ConfiguredModel, SampleLengths, TokenRule
 from commons.datasets import random_history_lengths
 from commons.datasets.sid_sequences import SEQUENCE_COLUMN
 from commons.gin_values import from_gin, is_bound

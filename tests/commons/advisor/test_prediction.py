@@ -55,7 +55,6 @@ def test_a_rank_of_a_padded_model_costs_its_rows_times_the_longest(case, steps):
     assert figures["as_loaded"] == pytest.approx(largest.sum() / mean.sum())
     assert 1 < figures["padded"] < figures["rebalance"] / 2
     assert figures["speedup"] == pytest.approx(figures["as_loaded"] / figures["padded"])
-    assert 0.5 < figures["share_of_samples_moved"] < 1
 
 
 def test_steps_are_drawn_without_replacement():
@@ -73,7 +72,7 @@ def test_strategies_place_samples_as_training_does(name, case, steps):
     settings, figures = SETTINGS[name], by_name(case)[name]
     assert case["steps_drawn"] == len(steps.workloads)
     num_loaded, home = np.full(RANKS, ROWS), np.repeat(np.arange(RANKS), ROWS)
-    loads, tokens_of, sent, moved = [], [], [], []
+    loads, tokens_of, sent, slowest, moved = [], [], [], [], []
     columns = (of.reshape(len(of), -1) for of in (steps.workloads, steps.tokens, steps.sizes))
     for work, tokens, sizes in zip(*columns, strict=True):
         column = tokens[:, None]
@@ -81,23 +80,22 @@ def test_strategies_place_samples_as_training_does(name, case, steps):
         rank = home if settings is None else place(loaded, settings).destination
         loads.append(np.bincount(rank, work))
         tokens_of.append(np.bincount(rank, tokens))
-        sent.append(sizes[rank != home].sum() / RANKS)
+        moving = sizes * (rank != home)
+        sent.append(moving.sum() / RANKS)
+        slowest.append(max(np.bincount(ranks, moving).max() for ranks in (home, rank)))
         moved.append(np.mean(rank != home))
     largest, mean = np.max(loads, axis=1), np.mean(loads, axis=1)
     ratios = largest / mean
-    assert figures["imbalance"]["mean"] == pytest.approx(ratios.mean(), rel=1e-12)
-    assert figures["imbalance"]["std"] == pytest.approx(ratios.std(ddof=1), rel=1e-9, abs=1e-12)
-    assert figures["relative_time"] == pytest.approx(largest.sum() / mean.sum())
+    assert figures["imbalance"] == pytest.approx(ratios.mean(), rel=1e-12)
     assert figures["share_of_samples_moved"] == pytest.approx(np.mean(moved))
     assert figures["bytes_sent_per_rank"] == pytest.approx(np.mean(sent))
+    assert figures["exchange_seconds"] == pytest.approx(np.mean(slowest) / 12.5e9)
     assert figures["largest_tokens_per_rank"] == pytest.approx(np.mean(np.max(tokens_of, axis=1)))
-    assert figures["host_batches_per_rank"] == (1 if settings is None else 2)
-    relative = by_name(case)["as_loaded"]["relative_time"]
-    assert figures["speedup"] == pytest.approx(relative / figures["relative_time"])
-    assert (name != "as_loaded") == (0 < figures["speedup_standard_error"] < 0.2 * figures["speedup"])
+    as_loaded = steps.workloads.sum(-1).max(1).sum()
+    assert figures["speedup"] == pytest.approx(as_loaded / largest.sum())
     assert figures["step_seconds"] is None
     bounds = [lower_bound(work.ravel(), RANKS) for work in steps.workloads]
-    assert case["lower_bound"]["mean"] == pytest.approx(np.mean(bounds))
+    assert case["lower_bound"] == pytest.approx(np.mean(bounds))
 
 
 def history_cutting(flops: HSTUFlops) -> Cutting:
@@ -149,7 +147,7 @@ def test_pieces_are_those_of_training(tmp_path):
         slowest.append(max(moved.sum(0).max(), moved.sum(1).max()))
     split = by_name(case)["pieces"]
     # Training cuts between items of two tokens, the prediction between any two tokens.
-    assert split["imbalance"]["mean"] == pytest.approx(np.mean(imbalance), abs=2e-3)
+    assert split["imbalance"] == pytest.approx(np.mean(imbalance), abs=2e-3)
     assert split["samples_cut"] == pytest.approx(np.mean(cut), abs=0.1)
     assert split["pieces"] == pytest.approx(np.mean(pieces), abs=0.2)
     bytes_per_token = 2 * 64 * 2  # bfloat16
@@ -190,8 +188,7 @@ def test_seconds_from_tflops_and_the_exchange(tmp_path):
     loads = drawn(heavy_tailed(2000), 4).workloads.sum(-1).max(1)
     assert figures["as_loaded"]["step_seconds"] == pytest.approx(3 * loads.mean() / 2e9)
     refined = figures["refined"]
-    assert refined["exchange_seconds"] == pytest.approx(refined["bytes_of_slowest_rank"] / 1e3)
-    assert refined["bytes_of_slowest_rank"] >= refined["bytes_sent_per_rank"]
+    assert refined["exchange_seconds"] >= refined["bytes_sent_per_rank"] / 1e3
     assert refined["speedup_exchange_not_hidden"] < refined["speedup"] < 1
     # The exchange takes longer than what it saves.
     assert refined["step_seconds"] == pytest.approx(refined["exchange_seconds"])
@@ -207,8 +204,7 @@ def test_a_step_waits_for_planning_that_takes_longer(tmp_path):
     loaded = figures["as_loaded"]["step_seconds"]
     for name in ("karmarkar_karp", "refined", "rebalance"):
         planning = figures[name]["planning_seconds_measured"]
-        assert figures[name]["step_seconds_planning_hidden"] < loaded < planning
-        assert not figures[name]["planning_hidden"]
+        assert loaded < planning
         assert figures[name]["step_seconds"] == pytest.approx(planning)
         assert figures[name]["speedup"] == pytest.approx(loaded / planning)
     assert advice["strategy"] is None
@@ -218,7 +214,11 @@ def test_a_step_waits_for_planning_that_takes_longer(tmp_path):
 
 def test_bytes_within_a_node_take_no_time(tmp_path):
     in_nodes, in_one = (predict(tmp_path, "--ranks", "4", "--ranks-per-node", size)[0] for size in "24")
-    refined, rebalance = (in_nodes[name]["share_of_bytes_across_nodes"] for name in ("refined", "rebalance"))
+    without = predict(tmp_path, "--ranks", "4")[0]
+    rebalance, refined = (
+        in_nodes[name]["exchange_seconds"] / without[name]["exchange_seconds"]
+        for name in ("rebalance", "refined")
+    )
     assert 0 < rebalance < refined < 1  # rebalancing prefers moves within a node
     assert in_one["refined"]["exchange_seconds"] == 0
     sent = in_nodes["refined"]["bytes_sent_per_rank"]

@@ -35,7 +35,7 @@ def test_nothing_to_gain(lengths, arguments, tmp_path):
     assert case["recommendation"]["strategy"] is None
     assert case["recommendation"]["gin"] == case["recommendation"]["notes"] == []
     for strategy in case["strategies"]:
-        assert strategy["imbalance"]["mean"] == strategy["speedup"] == 1
+        assert strategy["imbalance"] == strategy["speedup"] == 1
         assert strategy["share_of_samples_moved"] == strategy["samples_cut"] == strategy["fetch_seconds"] == 0
     assert (by_name(case).keys() == {"as_loaded"}) == ("1" in arguments)
 
@@ -110,7 +110,7 @@ def test_giants_need_pieces_and_a_network_that_is_fast(tmp_path):
     ratios, fast, slow, in_node = (
         advise(tmp_path, lengths, "--rows-per-rank", "8", *run)["cases"][0] for run in runs
     )
-    assert ratios["lower_bound"]["mean"] > 1.5
+    assert ratios["lower_bound"] > 1.5
     assert "balance_split = True" in " ".join(ratios["recommendation"]["notes"])
     assert fast["recommendation"]["strategy"] == "pieces" != slow["recommendation"]["strategy"]
     expected = {"partitioner": "refined", "equal_rows": False, "split": True}
@@ -130,4 +130,4 @@ def test_a_strategy_on_measured_times_trains_on_them(tmp_path):
     assert changed(trainer_args(rebalance["gin"])) == {"cost": file}
     assert rebalance["python"] == f"batch_shuffler=MyShuffler(cost=Cost.load({file!r}))"
     assert report["load_unit"] == "predicted ns"
-    assert by_name(case)["pieces"]["imbalance"]["mean"] < by_name(case)["refined"]["imbalance"]["mean"]
+    assert by_name(case)["pieces"]["imbalance"] < by_name(case)["refined"]["imbalance"]
