@@ -62,10 +62,7 @@ def test_csv_files_that_are_read(change, tmp_path):
         path = tmp_path / name
         path.write_bytes(compress(change(CSV)))
         assert read_lengths(path, "n").tolist() == [5, 6]
-        path.write_bytes(compress(change(b'"n"
-"5"
-"6"
-')))
+        path.write_bytes(compress(change(b'"n"\n"5"\n"6"\n')))
         assert read_lengths(path).tolist() == [5, 6]
 
 
@@ -174,13 +171,19 @@ def folder(tmp_path_factory) -> Iterator[Path]:
 
 # Command lines, where MODEL stands for the dimensions of a model, and what the error says.
 CASES = {
-        path.write_bytes(compress(change(CSV)))
-        assert read_lengths(path, "n").tolist() == [5, 6]
-        path.write_bytes(compress(change(b'"n"
-"5"
-"6"
-')))
-        assert read_lengths(path).tolist() == [5, 6]
+    "absent.npy MODEL": "No such file or directory: 'absent.npy'",
+    "absent.txt MODEL": "absent.txt has an unknown format; expected .npy, .csv, .csv.gz, .parquet",
+    "broken.npy MODEL": "broken.npy",
+    "broken.parquet MODEL": "broken.parquet",
+    "words.csv --column size MODEL": ("words.csv", "--column size", "n, m"),
+    "spaces.csv MODEL": ("row 3", "' 6'", "integer"),
+    "empty.csv MODEL": "empty.csv",
+    "words.csv MODEL": "--column None; expected one of n, m",
+    "words.csv --column n MODEL": ("words.csv, row 3", "'many'"),
+    "none.npy MODEL": "none; expected one per sample",
+    "negative.npy MODEL": "-7 to 3; expected",
+    "floats.npy MODEL": "float64 of shape (2,); expected integers",
+    "floats.parquet MODEL": "column n holds Float64; expected integers",
     "long.npy MODEL --ranks 1": "costs more than 2^62",
     "null.parquet MODEL": "row 2500: n is null",
     "good.npy MODEL --ranks 0": ("--ranks", "0", "at least 1"),
