@@ -199,15 +199,14 @@ def check_runs_copies(
         model: model of a pipeline. None if it is unknown, or does not train.
 
     Raises:
-        ValueError: a rank has no samples, and a copied row would count in a "global_mean" or in a bin, or
-            change a table.
+        ValueError: a copied row would count in a "global_mean" or in a bin, or change a table.
     """
     if pads or plan.whole.num_placed.all():
         return
     if plan.rows.bins is not None:
         raise ValueError(
             "a rank has no sample in this step and runs a copy of one, which ranks that compute together "
-            "would count: use a BaseBatch, which has padding rows, or end all loaders in the same step"
+            "would count: use a BaseBatch, which has padding rows, or place samples on every rank"
         )
     if reduction == "global_mean":
         raise ValueError(

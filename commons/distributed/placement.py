@@ -25,7 +25,7 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
     """Returns the rank of each row, int64 `[rows]`.
 
     Keeps all rows at home if the limits allow that, and the partitioner improves neither the longest time nor
-    the tokens above the tolerance. The result of a partitioner that takes an extension's column always wins.
+    the tokens above the tolerance. A user's partitioner always wins, as one with an extension's column does.
 
     Raises:
         ValueError: `max_tokens` cannot be met, or no placement that meets it was found.
@@ -37,7 +37,8 @@ def place_rows(rows: RowTable, settings: ShufflerSettings) -> np.ndarray:
     rank_of = partition(rows, settings, tokens=tokens, token_tolerance=tolerance)
     home = rows.home
     stays = (
-        not any(settings.takes(name, rows.partitioner) for name in rows.columns)
+        settings.partitioner in OWN_PARTITIONERS
+        and not any(settings.takes(name, rows.partitioner) for name in rows.columns)
         and allows(rows, home, settings)
         and times(rows, home).max() <= times(rows, rank_of).max()
         and excess_tokens(rows, home, settings) <= excess_tokens(rows, rank_of, settings)

@@ -243,8 +243,8 @@ class PlanGather:
         agrees, names, told = self._agrees, self._agrees.ranks, (self._together.ranks, gathers)
         sent = agrees.all_gather_objects((mine, num_rows, num_posted, contents, *told), failure or fault)
         formats, rows_of_each, posts, loaded, bins, do_gather = zip(*sent, strict=True)
-        if any(do_gather):
-            self.bins = np.array([bins[names.index(rank)][0] for rank in self._channel.ranks])
+        firsts = [bins[names.index(rank)][0] for rank in self._channel.ranks]
+        self.bins = np.array(firsts) if any(do_gather) else None
         for rank, num in zip(names, posts, strict=True):
             if num != posts[0]:
                 raise ValueError(
@@ -265,22 +265,22 @@ class PlanGather:
         self._capacity, self.format = max(rows_of_each), formats[first]
 
     def _compare_bin(self, counted: Counted | None) -> tuple[bool, ValueError | None]:
-        """Returns whether ranks that compute together load different batches, which the model gathers, and an
-        error if that does not fit the ranks to balance among, or an extension. Collective."""
+        """Returns whether ranks that compute together load different batches; an error if they must not."""
         fields = {} if counted is None or self._together.num_ranks == 1 else counted.batch.on_host().fields
         hashes, ranks = self._together.all_gather_objects(hashes_of(fields)), self._together.ranks
-        gathers = any(hashed != hashes[0] for hashed in hashes)
         num_here = len({*ranks} & {*self._channel.ranks})
-        who = (
-            f"{ranks_text(ranks)} compute together and load {'different' if gathers else 'the same'} batches"
+        if all(hashed == hashes[0] for hashed in hashes):
+            fits = num_here == 1 or not self._moves or not any(hashes)
+            problem = "the same batch: balance among the data-parallel group, with process_group"
+            return False, None if fits else ValueError(
+                f"{ranks_text(ranks)} compute together and load {problem}"
+            )
+        alone = [extension.name for extension in self._extensions if extension.computes_alone]
+        fits = num_here == len(ranks) and not alone
+        return True, None if fits else ValueError(
+            f"{ranks_text(ranks)} compute together and load different batches: load the same ones or, if the "
+            f"model gathers them, balance among all these ranks{f', without {alone[0]}' if alone else ''}"
         )
-        for extension in self._extensions if gathers else ():
-            if extension.computes_alone:
-                return True, ValueError(f"{who}, which does not work with {extension.name}")
-        if num_here < len(ranks) if gathers else num_here > 1 and self._moves and any(hashes):
-            group = "all of them" if gathers else "the data-parallel group"
-            return gathers, ValueError(f"{who}: balance among {group}, with process_group")
-        return gathers, None
 
     def _renew_spare(self, counted: Counted | None, has_batch: np.ndarray) -> None:
         """Replaces spare rows if what stays with a batch, such as shared tensors, has changed. Collective."""

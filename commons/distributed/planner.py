@@ -78,7 +78,9 @@ class Planner:
         own: dict[str, Any] = {} if job is not None else {"enabled": exchanges}
         own |= {"computes_with": together.num_ranks, "cost": cost} | vars(settings)
         own["extensions"] = [each.name for each in extensions]
-        _check_same(self.ranks, own | {each.name: dict(each.settings()) for each in extensions})
+        own |= {each.name: dict(each.settings()) for each in extensions}
+        for ranks in (self.ranks, together):
+            _check_same(ranks, own)
         channel = group.channel()
         self._job = None if job is None else job.channel()
         self.gather = PlanGather(channel, self._job or channel, together.channel(), extensions, exchanges)

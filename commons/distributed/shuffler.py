@@ -39,8 +39,7 @@ class BatchShuffler(ABC):
     A batch is a `BaseBatch`, or any nesting of dataclasses (such as TorchRec's `Batch`), dicts, lists, and
     (named) tuples that hold KeyedJaggedTensors, JaggedTensors, and tensors with one row per sample.
     `extensions.more_kinds` and `register_batch_type` add other types. Only a `BaseBatch` knows its padding
-    rows. In any other batch, every row is a sample, so a rank left without samples gets a copy of a real row,
-    the same on all ranks. `plan.num_placed` shows which ranks have no samples of their own.
+    rows. In any other batch, every row is a sample, so a rank left without samples gets a copy of a real row.
 
     Each `plan` takes one all-gather of host numbers, or a few collectives in the first step, in a step with
     more rows than any before, and while some ranks have no batch. `exchange` takes one all-to-all (or
@@ -440,8 +439,7 @@ class IdentityShuffler(BatchShuffler):
     """Leaves every sample where it was loaded, and reports the imbalance of tokens.
 
     Outside a pipeline, `plan` and `exchange` communicate nothing. In a pipeline, all ranks gather the counts
-    of their samples, as with any shuffler, because the loss and the reports need these counts. With loads of
-    your own, use your own shuffler with `enabled=False`.
+    of their samples. With loads of your own, use your own shuffler with `enabled=False`.
     """
 
     moves_samples = False

@@ -242,8 +242,7 @@ class ShuffleStageMixin(_WithStage):
     def fill_pipeline(self: Any, dataloader_iter: Iterator[Any]) -> None:
         """Fills the pipeline as TorchRec does, and resumes if a loader's error interrupted it.
 
-        TorchRec takes fewer waiting batches for the last ones, and would never start the lookups of others. A
-        postponed error ends this call, for `progress` to raise it.
+        TorchRec takes fewer waiting batches for the last ones, and would never start the lookups of others.
         """
         starts = self._filled == 3 or isinstance(self, PrefetchTrainPipelineSparseDist)
         while 0 < len(self.batches) < self._filled and self.enqueue_batch(dataloader_iter):
@@ -258,7 +257,12 @@ class ShuffleStageMixin(_WithStage):
 
     def copy_batch_to_gpu(self, dataloader_iter: Iterator[Any]) -> tuple[Any | None, Any]:
         """Returns the next planned batch on the device, exchanged right after its copy on the same stream."""
-        batch, context = super().copy_batch_to_gpu(dataloader_iter)  # type: ignore[misc]
+        try:
+            batch, context = super().copy_batch_to_gpu(dataloader_iter)  # type: ignore[misc]
+        except StopIteration:  # without execute_all_batches, even within a step
+            if not self._stage.postponed:
+                raise
+            return None, None
         if batch is not None:
             with self._stream_context(self._memcpy_stream):  # type: ignore[attr-defined]
                 batch = self._stage.exchange(batch)

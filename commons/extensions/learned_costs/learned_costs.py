@@ -86,8 +86,12 @@ class LearnedCosts(Extension):
 
         Ranks that compute together post the same, so that they plan alike. Takes one more gather among them.
         """
-        post = self._learning.to_post()
-        return post if self._together.num_ranks == 1 else together(self._together.all_gather(post))
+        post, failure = np.zeros(0, dtype=np.int64), None
+        try:
+            post = self._learning.to_post()
+        except Exception as error:  # others of the group wait for this rank
+            failure = error
+        return together(self._together.all_gather_objects(post, failure))
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         """Learns from the numbers that all ranks posted, then places rows by the learned cost and speeds."""

@@ -12,6 +12,7 @@ import io
 import logging
 import zlib
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -277,14 +278,17 @@ class Learning:
             )
 
 
-def together(posted: np.ndarray) -> np.ndarray:
-    """Returns one post for ranks that compute the same samples, int64 `[numbers]`, from `[ranks, numbers]`.
+def together(posted: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns one post for ranks that compute the same samples, from those of each, int64 `[numbers]`.
 
-    It is that of the first rank, with the longest time, or with 0 if a rank has not measured its time.
+    It is that of the first rank, with the longest time, or with 0 if a rank has not measured its time. Raises
+    a ValueError if ranks have restored different states.
     """
-    times = posted[:, _NUM_OF_STATE - 1]
+    if len({len(post) for post in posted}) > 1:
+        raise ValueError("ranks that compute together have restored different states: restore it on each")
+    times = [int(post[_NUM_OF_STATE - 1]) for post in posted]
     post = posted[0].copy()
-    post[_NUM_OF_STATE - 1] = times.max() if times.all() else 0
+    post[_NUM_OF_STATE - 1] = max(times) if all(times) else 0
     return post
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Verification(Extension):
     """Checks that all ranks make the same plan, and that every exchange keeps all samples intact.
 
-    `plan` takes one more all-gather of host numbers. `exchange` takes two, and synchronizes host and device.
+    `plan` takes one more all-gather of host numbers, and another one among ranks that compute together.
+    `exchange` takes two, and synchronizes host and device.
     """
 
     name = "verification"
@@ -30,6 +31,7 @@ class Verification(Extension):
         """Makes one channel for planning and one for exchanges, which run in different threads."""
         self._view, self._rank = shuffler.view, shuffler.group.rank
         self._planning, self._exchanging = shuffler.group.channel(), shuffler.group.channel()
+        self._together = shuffler.together.channel()  # whose ranks make the same plan, each in its own group
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         """Returns the plan. If plans differ, every rank raises a RuntimeError, and if placement failed on a
@@ -44,6 +46,8 @@ class Verification(Extension):
         if (fingerprints < 0).any():
             self._planning.all_gather_objects(None, failure)  # raises the failure on all ranks
         _raise_if_different(fingerprints)
+        if self._together.num_ranks > 1:
+            _raise_if_different(self._together.all_gather(np.array([mine]))[:, 0], "that compute together")
         return plan
 
     def around_exchange(
@@ -98,11 +102,11 @@ def _raise_if_wrong(table: np.ndarray, plan: ShufflePlan) -> None:
         )
 
 
-def _raise_if_different(fingerprints: np.ndarray) -> None:
+def _raise_if_different(fingerprints: np.ndarray, which: str = "to balance among") -> None:
     for rank in np.flatnonzero(fingerprints != fingerprints[0])[:1]:
         raise RuntimeError(
             f"ranks have different plans for one step: its hash is {fingerprints[0]:#x} on rank 0 and "
-            f"{fingerprints[rank]:#x} on rank {rank} of the ranks to balance among. Every rank must compute "
+            f"{fingerprints[rank]:#x} on rank {rank} of the ranks {which}. Every rank must compute "
             "the same from the same numbers: check that all run the same code and versions"
         )
 

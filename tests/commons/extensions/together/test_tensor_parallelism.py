@@ -9,13 +9,18 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commons.distributed import PARTITIONERS, BatchShuffler
+from commons.distributed import PARTITIONERS, BatchShuffler, ShufflerSettings
 from commons.extensions.learned_costs import LearnedCosts
 from commons.extensions.micro_batches import MicroBatches
 from commons.extensions.padded import Padded
+from commons.extensions.pieces import Pieces
+from commons.extensions.verification import Verification
 from commons.partition import imbalance, refined
 from commons.pipeline import SequentialTrainPipeline
 from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.internals import RowTable, place_rows
+from tests.commons.extensions.pieces.cut_samples import AheadBatch, ahead_batch
+from tests.commons.histories import TokenShuffler
 from tests.commons.partition.heavy_tails import ROWS, draw_flops
 from tests.docs.pages import PAGES, blocks
 from tests.on_ranks import on_ranks
@@ -76,8 +81,34 @@ class _Sum(torch.autograd.Function):
         return gradient, None
 
 
+class _ToTensorParallel(torch.autograd.Function):
+    """Gathers the rows of a group's ranks, or passes on the same rows, before a layer that they divide.
+
+    The backward adds up the parts of all ranks. Rows of a rank get their gradient once per rank of the group,
+    as a mean over all ranks needs it.
+    """
+
+    @staticmethod
+    def forward(context, rows, group, gathers):
+        context.group, context.gathers, context.num_rows = group, gathers, len(rows)
+        if not gathers:
+            return rows.view_as(rows)
+        parts: list[Any] = [None] * TOGETHER
+        dist.all_gather_object(parts, rows, group=group)
+        context.before = sum(map(len, parts[: dist.get_rank(group)]))
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(context, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=context.group)
+        if context.gathers:
+            gradient = gradient[context.before :][: context.num_rows] * TOGETHER
+        return gradient, None, None
+
+
 class _Split(torch.nn.Module):
-    """Two layers, of whose hidden units each rank of a tensor-parallel group has its part."""
+    """A table in front of two layers, of whose hidden units each rank of a group has its part."""
 
     def __init__(
         self, tensor: Any, data: Any, gathers: bool, reduction: str, num_parts: int = TOGETHER
@@ -90,13 +121,16 @@ class _Split(torch.nn.Module):
         self.second = torch.nn.Parameter(second.chunk(num_parts)[part].clone())
         self._tensor, self._data, self._gathers, self._reduction = tensor, data, gathers, reduction
         self._num_parts = num_parts
+        self.table = torch.nn.Parameter(torch.rand(WIDTH) + 0.5)  # on all ranks, before the gather
 
     def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y, count = batch["x"], batch["y"], batch["count"]
+        x, y, count = batch["x"] * self.table, batch["y"], batch["count"]
+        if self._num_parts > 1:
+            x = _ToTensorParallel.apply(x, self._tensor, self._gathers)
         if self._gathers:
             parts: list[Any] = [None] * TOGETHER
-            dist.all_gather_object(parts, (x, y, count), group=self._tensor)
-            x, y, count = map(torch.cat, zip(*parts, strict=True))
+            dist.all_gather_object(parts, (y, count), group=self._tensor)
+            y, count = map(torch.cat, zip(*parts, strict=True))
         output = torch.relu(x @ self.first.T) @ self.second
         if self._num_parts > 1:
             output = _Sum.apply(output, self._tensor)
@@ -119,7 +153,8 @@ def _expected(kind: str, step: int, num_loaders: int = RANKS) -> tuple[torch.Ten
     loss, _ = model(whole)
     loss.backward()
     part = dist.get_rank() % TOGETHER
-    return loss.detach(), [parameter.grad.chunk(TOGETHER)[part] for parameter in model.parameters()]
+    divided = [parameter.grad.chunk(TOGETHER)[part] for parameter in (model.first, model.second)]
+    return loss.detach(), [*divided, model.table.grad]
 
 
 def _shuffler(kind: str, tensor: Any, data: Any, **settings: Any) -> BatchShuffler:
@@ -127,7 +162,10 @@ def _shuffler(kind: str, tensor: Any, data: Any, **settings: Any) -> BatchShuffl
     return _Shuffler(data if kind == "same" else None, computes_with=tensor, **settings)
 
 
-def _check(model: torch.nn.Module, expected: Sequence[torch.Tensor]) -> None:
+def _check(model: _Split, tensor: Any, expected: Sequence[torch.Tensor]) -> None:
+    """Checks gradients that were reduced over the data-parallel group; the table's is that of all ranks."""
+    dist.all_reduce(model.table.grad, group=tensor)
+    model.table.grad /= TOGETHER
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-6)
 
@@ -147,7 +185,7 @@ def test_a_pipeline_has_the_gradient_of_one_process(kind, reduction, enabled):
     for step in range(STEPS):
         pipeline.progress(batches)
         mean, gradients = _expected(kind, step)
-        _check(model, gradients)
+        _check(model, tensor, gradients)
         assert pipeline.plan.moves == enabled
         loss = pipeline.loss_sum
         dist.all_reduce(loss)
@@ -174,7 +212,7 @@ def test_a_loop_has_the_gradient_of_one_process(kind, reduction, gradients):
             dist.all_reduce(parameter.grad, group=data)
             if gradients == "mean":
                 parameter.grad /= dist.get_world_size(data)
-        _check(model, _expected(kind, step, RANKS if step < STEPS - 1 else TOGETHER)[1])
+        _check(model, tensor, _expected(kind, step, RANKS if step < STEPS - 1 else TOGETHER)[1])
 
 
 def _first_error(group: Any, tensor: Any, kind: str, **settings: Any) -> str:
@@ -188,14 +226,16 @@ def test_groups_that_do_not_fit_the_batches_are_refused_on_all_ranks():
     mine = " and ".join(map(str, GROUPS[rank // TOGETHER]))
     error = _first_error(None, tensor, "same")
     assert error.startswith(
-        "ValueError: ranks 0 and 1 compute together and load the same batches: balance among the data"
+        "ValueError: ranks 0 and 1 compute together and load the same batch: balance among the data"
     )
     error = _first_error(data, tensor, "own")
-    assert "compute together and load different batches: balance among all of them" in error
+    assert "compute together and load different batches: load the same ones or, if the model gathers" in error
     assert error.startswith("ValueError: ranks 0 and 1") or f"ranks {mine}" in error
     for extension in (MicroBatches(1000), Padded(), LearnedCosts()):
         error = _first_error(None, tensor, "own", extensions=[extension])
-        assert f"load different batches, which does not work with {extension.name}" in error
+        assert f"balance among all these ranks, without {extension.name}" in error
+    cutting = TokenShuffler(computes_with=tensor, extensions=[Pieces()], equal_rows=False)
+    assert "balance among all these ranks, without pieces" in error_of(cutting.plan, _histories(0, rank))
     error = error_of(_Shuffler, None, computes_with=tensor if rank else None)
     assert "at the same time one" in error
 
@@ -243,6 +283,51 @@ def test_ranks_that_load_the_same_batches_compute_the_same_samples(name):
     assert moved and learned == (name == "learned costs")
 
 
+def _histories(step: int, loader: int) -> AheadBatch:
+    rng = np.random.default_rng((step, loader))
+    return ahead_batch(rng, np.append(rng.integers(1, 9, 4), 9 if loader else 90), 0)
+
+
+@on_ranks(RANKS)
+def test_pieces_are_the_same_on_ranks_that_load_the_same_batches():
+    tensor, data = _groups()
+    settings = {"extensions": [Pieces(), Verification()], "equal_rows": False}
+    shuffler = TokenShuffler(data, computes_with=tensor, **settings)
+    for step in range(3):
+        batch = _histories(step, _loader("same"))
+        plan = shuffler.plan(batch)
+        exchanged = shuffler.exchange(batch, plan)
+        of_group: list[Any] = [None] * TOGETHER
+        ids = exchanged.features.values().tolist()
+        dist.all_gather_object(of_group, ids, group=tensor)
+        assert of_group[0] == of_group[1] and not plan.rows.starts_sample.all()
+
+
+@on_ranks(RANKS)
+def test_ranks_that_load_other_batches_later_are_found_by_verification():
+    tensor, data = _groups()
+    shuffler = _shuffler("same", tensor, data, extensions=[Verification()])
+    shuffler.plan(_batch(0, _loader("same")))
+    assert "on rank 1 of the ranks that compute together" in error_of(
+        shuffler.plan, _batch(1, dist.get_rank())
+    )
+
+
+@on_ranks(RANKS)
+def test_a_state_that_only_some_ranks_restore_is_refused():
+    tensor, data = _groups()
+    saved = {}
+    for restores in (True, dist.get_rank() == 0):
+        shuffler = _shuffler("same", tensor, data, extensions=[LearnedCosts()])
+        (learned,) = shuffler.extensions
+        if saved and restores:
+            learned.load_state(saved)
+        for step in range(1 if saved else 3):
+            error = error_of(shuffler.plan, _batch(step, _loader("same")))
+        saved = saved or learned.state()
+    assert "have restored different states" in error
+
+
 def _partitioner_of_the_page(ranks_per_group: int) -> Any:
     (code,) = (block.code for block in blocks("python") if "TENSOR_PARALLEL =" in block.code)
     names: dict[str, Any] = {}
@@ -269,15 +354,17 @@ def test_the_partitioner_of_the_page_trains_as_one_process():
             shuffler.scale(loss, plan, "mean", "sum").backward()
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad, group=data)
-            _check(model, _expected("own", step)[1])
+            _check(model, tensor, _expected("own", step)[1])
     finally:
         del PARTITIONERS["groups_of_ranks"]
 
 
-def test_the_page_has_the_imbalance_over_groups():
+def test_the_page_has_the_imbalance_over_groups(monkeypatch):
     tensor, data = 4, 8
     home = np.repeat(np.arange(tensor * data), ROWS)
-    place_on, rng, found = _partitioner_of_the_page(tensor), np.random.default_rng(0), []
+    monkeypatch.setitem(PARTITIONERS, "groups_of_ranks", _partitioner_of_the_page(tensor))
+    settings = ShufflerSettings("groups_of_ranks", equal_rows=False)
+    loaded_rows, rng, found = np.full(tensor * data, ROWS), np.random.default_rng(0), []
     for _ in range(30):
         costs = draw_flops("lognormal", rng, len(home))
         for_each_place = np.empty_like(home)
@@ -285,7 +372,9 @@ def test_the_page_has_the_imbalance_over_groups():
             mine = np.flatnonzero(home % tensor == place)
             for group, part in enumerate(refined(costs[mine], data)):
                 for_each_place[mine[part]] = group
-        over_groups = place_on(costs, tensor * data, home) // tensor
+        ones = np.ones_like(costs)
+        rows = RowTable(loaded_rows, loaded_rows, costs, ones, ones, ones[:, None], ones)
+        over_groups = place_rows(rows, settings) // tensor
         found.append(
             [
                 imbalance(costs, [np.flatnonzero(group_of == group) for group in range(data)])
