@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from commons.perf_model import HSTUFlops, transformer_flops
-from hstu.modules import HSTULayer, batch_attention
+from hstu.modules import HSTUConfig, HSTULayer, batch_attention
 from sid_gr.modules import Decoder, DecoderConfig, JaggedCausalAttention
 from tests.hstu.modules.attention_cases import mask
 from tests.sid_gr.internals import transformer_config
@@ -36,7 +36,7 @@ def test_hstu_flops_are_those_of_the_layers(samples, is_causal, disable_contextu
     attention = batch_attention("pytorch", masks, 50, x.device)
     with FlopCounterMode(display=False) as counter:
         for _ in range(num_layers):
-            x = HSTULayer(*sizes, dropout=0.2, norm_epsilon=1e-5)(x, attention)
+            x = HSTULayer(HSTUConfig(num_layers, *sizes, scaling_seqlen=50))(x, attention)
     layers = HSTUFlops(num_layers, *sizes, is_causal, disable_contextual_mask)
     assert counter.get_total_flops() == int(layers.per_sample(lengths, contextual, candidates).sum())
 

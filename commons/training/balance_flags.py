@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .. import NAME
-from ..argument_checks import require
 from ..checks import SettingError
 from ..distributed.extension import Extension, order_extensions
 from ..distributed.settings import ShufflerSettings
@@ -40,18 +39,6 @@ SETS = {
     "extensions.verification.Verification": {"balance_verify": ""},
 }
 CORE, *EXTENSIONS = SETS
-
-
-def check_no_window(window: int, max_step_ratio: float | None) -> None:
-    """Raises a ValueError for flags that plan several steps together, and names the alternatives."""
-    instead = (
-        "its default, because each step is planned by itself. Where steps stay unbalanced, cut long samples "
-        "into pieces (Pieces), give each rank more rows, or load samples of similar length together "
-        f"({NAME}.datasets.BucketSampler). Code that holds several batches can divide them over steps by "
-        f"{NAME}.extensions.controller.balance_window"
-    )
-    require(window == 1, "TrainerArgs.balance_window", window, instead)
-    require(max_step_ratio is None, "TrainerArgs.balance_window_max_step_ratio", max_step_ratio, instead)
 
 
 def check_flags(args: TrainerArgs) -> None:

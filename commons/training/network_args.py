@@ -26,8 +26,8 @@ class BaseNetworkArgs:
         is_causal: whether attention is causal.
         dtype_str: "bfloat16", "float16", or "float32". float16 trains without loss scaling, because fused
             tables update during backward, so small gradients underflow.
-        kernel_backend: "pytorch", "triton", or "cutlass". If the kernels of the last two are not available, a
-            warning names the backend that runs instead.
+        kernel_backend: "pytorch" or "triton". "cutlass", which gin files of recsys-examples set, runs
+            "triton". If Triton's kernels are not available, PyTorch runs. A warning names what runs instead.
         target_group_size: number of candidates that see each other. Only 1 runs.
         num_position_buckets: number of positions with their own embedding.
         recompute_input_layernorm, recompute_input_silu: whether backward recomputes the outputs of an HSTU

@@ -149,12 +149,13 @@ def _initialize(sharded: DistributedModelParallel, collections: dict[str, Any], 
 
 
 def _dense(parameters: list[nn.Parameter], args: OptimizerArgs) -> torch.optim.Optimizer:
+    common: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     if args.optimizer_str == "adam":
         betas = (args.adam_beta1, args.adam_beta2)
-        return torch.optim.Adam(parameters, lr=args.learning_rate, betas=betas, eps=args.adam_eps)
+        return torch.optim.Adam(parameters, betas=betas, eps=args.adam_eps, **common)
     if args.optimizer_str == "adagrad":
-        return torch.optim.Adagrad(parameters, lr=args.learning_rate)
-    return torch.optim.SGD(parameters, lr=args.learning_rate)
+        return torch.optim.Adagrad(parameters, **common)
+    return torch.optim.SGD(parameters, **common)
 
 
 def _fused_params(args: OptimizerArgs, device: torch.device) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def train(
         RuntimeError: another run writes to `log_dir` or `ckpt_save_dir`.
         NonFiniteLossError: a rank's loss was not finite, usually two steps earlier. All ranks raise it.
     """
-    warn_once(*args.settings_without_effect(), *optimizer_args.settings_without_effect())
+    warn_once(*args.settings_without_effect())
     task.check_datasets()
     whole_run = args.max_train_iters or Progress().steps_left(task.train_dataset)
     with locked(args.written_folders(whole_run)), HangWatch(args.log_dir, args.hang_timeout_s) as watch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..distributed.settings import ShufflerSettings
 from ..gin_values import require_setting, require_settings_at_least
 from ..local_paths import expand_paths
 from ..perf_model.cost import Cost
-from .balance_flags import CORE, FLOPS, LEARNED, SETS, check_flags, check_no_window
+from .balance_flags import CORE, FLOPS, LEARNED, SETS, check_flags
 
 # A run that learns costs writes this file to `log_dir` at its end.
 LEARNED_COST_FILE = "learned_cost.json"
@@ -63,7 +63,6 @@ class TrainerArgs:
         peak_tflops: peak TFLOP/s of one device at the model's precision, for MFU. None omits MFU.
         top_k_for_generation: number of items a generative model retrieves per sample; also its beam width.
         eval_metrics: metrics of a generative model's retrieval, such as "HitRate@10".
-        balance_window, balance_window_max_step_ratio: removed settings, which accept only their defaults.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
@@ -110,10 +109,8 @@ class TrainerArgs:
     peak_tflops: float | None = None
     top_k_for_generation: int = 10
     eval_metrics: tuple[str, ...] = ("HitRate@10", "Recall@10", "NDCG@10")
-    balance_window: InitVar[int] = 1
-    balance_window_max_step_ratio: InitVar[float | None] = None
 
-    def __post_init__(self, balance_window: int, balance_window_max_step_ratio: float | None) -> None:
+    def __post_init__(self) -> None:
         check_types(self)
         cost_file = () if self.balance_cost in (FLOPS, LEARNED) else ("balance_cost",)
         expand_paths(self, "ckpt_save_dir", "ckpt_load_dir", "log_dir", *cost_file)
@@ -145,7 +142,6 @@ class TrainerArgs:
                     "a file written by a calibration"
                 )
             Cost.load(Path(self.balance_cost))
-        check_no_window(balance_window, balance_window_max_step_ratio)
         check_flags(self)
 
     def saves_within(self, num_steps: int) -> bool:
@@ -213,7 +209,8 @@ class OptimizerArgs:
         optimizer_str: "adam", "adagrad", or "sgd". Case does not matter.
         learning_rate: learning rate of dense parameters and tables.
         adam_beta1, adam_beta2, adam_eps: hyperparameters of Adam.
-        weight_decay: number that is accepted because existing gin files set it; no parameter decays.
+        weight_decay: factor of the L2 penalty that torch's optimizers add to the gradients of dense
+            parameters, replicated tables included. Sharded tables do not decay.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
@@ -232,16 +229,10 @@ class OptimizerArgs:
         self.optimizer_str = self.optimizer_str.lower()
         known = f"one of {', '.join(_OPTIMIZERS)}"
         require_setting(self, self.optimizer_str in _OPTIMIZERS, "optimizer_str", known)
-        for name in ("learning_rate", "adam_eps"):
+        for name in ("learning_rate", "adam_eps", "weight_decay"):
             require_setting(self, 0 <= getattr(self, name) < float("inf"), name, "finite, and at least 0")
         for name in ("adam_beta1", "adam_beta2"):
             require_setting(self, 0 <= getattr(self, name) < 1, name, "at least 0 and less than 1")
-
-    def settings_without_effect(self) -> list[str]:
-        """Returns one line for each setting that has no effect."""
-        if not self.weight_decay:
-            return []
-        return [f"OptimizerArgs.weight_decay = {self.weight_decay} has no effect: no parameter decays"]
 
 
 @gin.configurable

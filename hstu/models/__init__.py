@@ -1,10 +1,9 @@
 """The HSTU models."""
 
 from hstu.models.embedding_tables import EmbeddingTable
-from hstu.models.hstu_config import HSTUConfig, full_sequence_length
-from hstu.models.hstu_encoder import HSTUFeatures
-from hstu.models.ranking import HSTURanking, RankingHeadConfig, RankingOutput
+from hstu.models.ranking import HSTURanking, RankingOutput
 from hstu.models.retrieval import HSTURetrieval, RetrievalConfig, RetrievalOutput
+from hstu.modules import HSTUConfig, HSTUFeatures, RankingHeadConfig, full_sequence_length
 
 __all__ = [
     "EmbeddingTable",

@@ -122,16 +122,11 @@ class SmallTables(nn.Module):
     `dims` is the width of each table by name.
     """
 
-    def __init__(
-        self, tables: Sequence[EmbeddingTable], dims: Mapping[str, int], device: torch.device | None
-    ) -> None:
+    def __init__(self, tables: Sequence[EmbeddingTable], dims: Mapping[str, int]) -> None:
         super().__init__()
         small = [table for table in tables if not table.sharded]
         self.tables = nn.ModuleDict(
-            {
-                table.name: nn.Embedding(table.num_embeddings, dims[table.name], device=device)
-                for table in small
-            }
+            {table.name: nn.Embedding(table.num_embeddings, dims[table.name]) for table in small}
         )
         self._table_of = {feature: table.name for table in small for feature in table.feature_names}
         for embedding in self.tables.values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +12,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.datasets import HSTUBatch
 from hstu.models.embedding_tables import EmbeddingTable, SmallTables, collection_groups, table_dims
-from hstu.models.hstu_config import HSTUConfig
 from hstu.modules.attention_backend import Attention, batch_attention
+from hstu.modules.hstu_config import HSTUConfig, HSTUFeatures
 from hstu.modules.hstu_layer import HSTULayer
 from hstu.modules.piecewise_attention import PiecewiseAttention
 from hstu.modules.sequence_preprocessor import SequencePreprocessor
@@ -24,76 +23,24 @@ if TYPE_CHECKING:
     from commons.extensions.pieces import PlacedPieces
 
 
-@dataclass(frozen=True)
-class HSTUFeatures:
-    """Names of the features of a sample.
-
-    Attributes:
-        item: items of the history, then candidates.
-        action: the user's action on each item; None for items without actions.
-        contextual: features that describe the user, in the order of their tokens.
-        negatives: items to contrast with the targets. They are looked up but are not tokens. None for a
-            model without negatives.
-    """
-
-    item: str
-    action: str | None = None
-    contextual: tuple[str, ...] = ()
-    negatives: str | None = None
-
-    def embedding_dims(self, config: HSTUConfig) -> dict[str, int]:
-        """Returns the embedding width of each feature by name."""
-        item_features = [name for name in (self.item, self.action, self.negatives) if name is not None]
-        return {name: config.contextual_embedding_dim for name in self.contextual} | {
-            name: config.item_embedding_dim for name in item_features
-        }
-
-
 class HSTUEncoder(nn.Module):
     """Small tables, preprocessor, HSTU layers, and final layer norm: all except the sharded tables.
 
     Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
     """
 
-    def __init__(
-        self,
-        config: HSTUConfig,
-        tables: Sequence[EmbeddingTable],
-        features: HSTUFeatures,
-        device: torch.device | None = None,
-    ) -> None:
+    def __init__(self, config: HSTUConfig, tables: Sequence[EmbeddingTable], features: HSTUFeatures) -> None:
         super().__init__()
         self.config = config
         dims = table_dims(tables, features.embedding_dims(config))
-        self.small_tables = SmallTables(tables, dims, device)
+        self.small_tables = SmallTables(tables, dims)
         self._collection_features = [
             [name for table in group for name in table.feature_names]
             for group in collection_groups(tables, dims)
         ]
-        self.preprocessor = SequencePreprocessor(
-            contextual_feature_names=features.contextual,
-            item_feature_name=features.item,
-            action_feature_name=features.action,
-            contextual_embedding_dim=config.contextual_embedding_dim,
-            item_embedding_dim=config.item_embedding_dim,
-            hidden_size=config.hidden_size,
-            num_position_buckets=config.num_position_buckets,
-            device=device,
-        )
-        self.layers = nn.ModuleList(
-            HSTULayer(
-                hidden_size=config.hidden_size,
-                num_heads=config.num_heads,
-                head_dim=config.head_dim,
-                dropout=config.hidden_dropout,
-                norm_epsilon=config.norm_epsilon,
-                recompute_input_layernorm=config.recompute_input_layernorm,
-                recompute_input_silu=config.recompute_input_silu,
-                device=device,
-            )
-            for _ in range(config.num_layers)
-        )
-        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon, device=device)
+        self.preprocessor = SequencePreprocessor(config, features)
+        self.layers = nn.ModuleList(HSTULayer(config) for _ in range(config.num_layers))
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
 
     def forward(
         self,
@@ -129,5 +76,5 @@ class HSTUEncoder(nn.Module):
         config = self.config
         masks = structure.masks(config.is_causal, config.disable_contextual_mask)
         if pieces is None:
-            return batch_attention(config.attention_backend, masks, config.scaling_seqlen, device)
-        return PiecewiseAttention(config.attention_backend, masks, pieces, config.scaling_seqlen, device)
+            return batch_attention(config.kernel_backend, masks, config.scaling_seqlen, device)
+        return PiecewiseAttention(config.kernel_backend, masks, pieces, config.scaling_seqlen, device)

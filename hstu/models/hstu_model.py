@@ -10,8 +10,7 @@ from torch import nn
 
 from commons.datasets import HSTUBatch
 from hstu.models.embedding_tables import EmbeddingTable, embedding_collections, table_dims
-from hstu.models.hstu_config import HSTUConfig
-from hstu.models.hstu_encoder import HSTUFeatures
+from hstu.modules.hstu_config import HSTUConfig, HSTUFeatures
 
 
 class HSTUModel(nn.Module):

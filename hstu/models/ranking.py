@@ -12,29 +12,11 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from commons.datasets import HSTUBatch
 from hstu.models.action_loss import ActionLoss
 from hstu.models.embedding_tables import EmbeddingTable
-from hstu.models.hstu_config import HSTUConfig
-from hstu.models.hstu_encoder import HSTUEncoder, HSTUFeatures
+from hstu.models.hstu_encoder import HSTUEncoder
 from hstu.models.hstu_model import HSTUModel
 from hstu.models.label_tokens import keyed_labels, labeled_item_tokens
-from hstu.modules.prediction_head import PredictionHead
-
-
-@dataclass(frozen=True)
-class RankingHeadConfig:
-    """Settings of the head that predicts actions.
-
-    Attributes:
-        prediction_head_arch: output width of each linear layer. The last is the number of action classes, or
-            equals `num_tasks`.
-        prediction_head_act_type: "relu" or "gelu".
-        prediction_head_bias: whether the linear layers have a bias.
-        num_tasks: number of binary tasks encoded in an action, one per bit; 1 for classes.
-    """
-
-    prediction_head_arch: tuple[int, ...]
-    prediction_head_act_type: str = "relu"
-    prediction_head_bias: bool = True
-    num_tasks: int = 1
+from hstu.modules.hstu_config import HSTUConfig, HSTUFeatures
+from hstu.modules.prediction_head import PredictionHead, RankingHeadConfig
 
 
 @dataclass(frozen=True)
@@ -95,12 +77,7 @@ class RankingDense(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = HSTUEncoder(config, tables, features)
-        self.head = PredictionHead(
-            config.hidden_size,
-            head.prediction_head_arch,
-            head.prediction_head_act_type,
-            head.prediction_head_bias,
-        )
+        self.head = PredictionHead(config.hidden_size, head)
         self.loss = ActionLoss(head.num_tasks, head.prediction_head_arch[-1])
 
     def forward(

@@ -13,11 +13,11 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from commons.datasets import HSTUBatch
 from commons.jagged_indices import spread
 from hstu.models.embedding_tables import EmbeddingTable, collection_groups, table_dims
-from hstu.models.hstu_config import HSTUConfig
-from hstu.models.hstu_encoder import HSTUEncoder, HSTUFeatures
+from hstu.models.hstu_encoder import HSTUEncoder
 from hstu.models.hstu_model import HSTUModel
 from hstu.models.label_tokens import keyed_labels, labeled_item_tokens
 from hstu.models.sampled_softmax import sampled_softmax_loss
+from hstu.modules.hstu_config import HSTUConfig, HSTUFeatures
 from hstu.modules.sequence_preprocessor import projection
 
 
@@ -108,7 +108,7 @@ class RetrievalDense(nn.Module):
         self._item = features.item
         self._negatives, self._collection = _negatives_and_collection(config, tables, features)
         self.encoder = HSTUEncoder(config, tables, features)
-        self.query_projection = projection(config.hidden_size, config.item_embedding_dim, device=None)
+        self.query_projection = projection(config.hidden_size, config.item_embedding_dim)
 
     def forward(
         self, embeddings: Sequence[Mapping[str, JaggedTensor]], batch: HSTUBatch

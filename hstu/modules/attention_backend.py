@@ -14,17 +14,11 @@ import torch
 from hstu.modules.attention import jagged_hstu_attention
 from hstu.modules.attention_mask import SampleMask
 from hstu.modules.attention_tiles import AttentionTiles
-from hstu.modules.cutlass_attention import (
-    CutlassSamples,
-    cutlass_hstu_attention,
-    disagreement,
-    unsupported,
-)
 from hstu.modules.triton_attention import triton_hstu_attention
 from hstu.modules.triton_tiles import MAX_HEAD_DIM
 from hstu.modules.triton_work import TritonWork
 
-BACKENDS = {"pytorch": "PyTorch", "triton": "Triton", "cutlass": "CUTLASS"}
+BACKENDS = {"pytorch": "PyTorch", "triton": "Triton"}
 
 
 class Attention(Protocol):
@@ -61,7 +55,7 @@ def batch_attention(
     """Returns the attention of whole samples.
 
     Args:
-        backend: "pytorch", "triton", or "cutlass". With `starts`, Triton replaces the CUTLASS kernels.
+        backend: "pytorch" or "triton".
         masks: masks of the samples.
         scaling_seqlen: constant divisor of the attention weights.
         device: device of the tokens.
@@ -70,11 +64,7 @@ def batch_attention(
 
     Raises:
         ImportError: the backend's package is missing.
-        ValueError: the backend cannot compute these masks.
     """
-    if backend == "cutlass" and starts is None:
-        samples = CutlassSamples(masks, device)
-        return partial(cutlass_hstu_attention, samples=samples, scaling_seqlen=scaling_seqlen)
     if backend == "pytorch":
         tiles = AttentionTiles(masks, device, starts)
         return partial(jagged_hstu_attention, tiles=tiles, scaling_seqlen=scaling_seqlen)
@@ -92,7 +82,7 @@ def piece_attention(
     """Returns the attention of the pieces of samples on this rank.
 
     Args:
-        backend: "pytorch", "triton", or "cutlass". Triton replaces the CUTLASS kernels.
+        backend: "pytorch" or "triton".
         masks: masks of the pieces; empty on a rank without pieces.
         starts: index in q of each piece's first query. The queries of a piece are consecutive.
         key_tokens: locations of each mask's `num_tokens` keys, int64, piece by piece. Locations below
@@ -117,7 +107,7 @@ class RunningBackend:
     """The backend that runs.
 
     Attributes:
-        name: "pytorch", "triton", or "cutlass".
+        name: "pytorch" or "triton".
         reason: reason for running another backend than the requested one; empty if the requested one runs.
     """
 
@@ -125,44 +115,23 @@ class RunningBackend:
     reason: str = ""
 
 
-def running_backend(
-    requested: str,
-    device: torch.device,
-    *,
-    head_dim: int,
-    dtype: torch.dtype,
-    is_causal: bool,
-    num_contextual: int,
-) -> RunningBackend:
-    """Returns the first usable backend among "cutlass", "triton", and "pytorch", from the requested one on.
-
-    "cutlass" is usable if it gives the results of "pytorch" for every batch of the model. Its kernels must
-    support the masks, and a small batch, which this function tries on the GPU, must agree.
+def running_backend(requested: str, device: torch.device, head_dim: int) -> RunningBackend:
+    """Returns the requested backend if it can run, else Triton in place of CUTLASS, else PyTorch.
 
     Args:
-        requested: name of a backend.
+        requested: name of a backend, or "cutlass", which gin files of recsys-examples set.
         device: device of the model.
-        head_dim, dtype: width and dtype of heads.
-        is_causal: whether attention is causal.
-        num_contextual: largest number of contextual tokens in a sample that all see each other.
+        head_dim: width of a head.
     """
     if requested == "pytorch":
         return RunningBackend("pytorch")
-    if requested not in BACKENDS:
-        return RunningBackend("pytorch", f"it is none of {', '.join(BACKENDS)}")
+    if requested not in (*BACKENDS, "cutlass"):
+        return RunningBackend("pytorch", f"it is none of {', '.join(BACKENDS)}, cutlass")
     if device.type != "cuda":
         return RunningBackend("pytorch", "there is no GPU")
-    reasons = []
-    if requested == "cutlass":
-        reason = unsupported(head_dim, dtype, is_causal, num_contextual)
-        reason = reason or disagreement(head_dim, dtype, device)
-        if not reason:
-            return RunningBackend("cutlass")
-        reasons.append(reason)
     if head_dim > MAX_HEAD_DIM:
-        reasons.append(f"Triton kernels have heads of width up to {MAX_HEAD_DIM}, not {head_dim}")
-    elif importlib.util.find_spec("triton") is None:
-        reasons.append("triton is not installed")
-    else:
-        return RunningBackend("triton", "; ".join(reasons))
-    return RunningBackend("pytorch", "; ".join(reasons))
+        reason = f"Triton kernels have heads of width up to {MAX_HEAD_DIM}, not {head_dim}"
+        return RunningBackend("pytorch", reason)
+    if importlib.util.find_spec("triton") is None:
+        return RunningBackend("pytorch", "triton is not installed")
+    return RunningBackend("triton", "" if requested == "triton" else "this trainer has no CUTLASS kernels")

@@ -9,72 +9,79 @@ from contextlib import nullcontext
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import silu
+from torch.utils.checkpoint import checkpoint
 
 from hstu.modules.attention_backend import Attention
-from hstu.modules.recompute import recomputed_in_backward
+from hstu.modules.hstu_config import HSTUConfig
 
 
 class HSTULayer(nn.Module):
     """`u, v, q, k = split(SiLU(Linear(LayerNorm(x))))`, then `x + Dropout(Linear(LayerNorm(A v) * u))`.
 
     `A v` is HSTU attention, such as `jagged_hstu_attention`.
-
-    Args:
-        hidden_size: width of a token, d.
-        num_heads, head_dim: number and width of the heads, H and dh; H·dh need not be d.
-        dropout: dropout probability of the layer's output.
-        norm_epsilon: epsilon of both layer norms.
-        recompute_input_layernorm: whether backward recomputes the first layer norm from x instead of keeping
-            its result, `[total_tokens, d]`.
-        recompute_input_silu: whether backward recomputes u, v, q, and k from the projection, which is kept
-            anyway, instead of keeping `[total_tokens, 4·H·dh]`.
-        device: device of the parameters.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        head_dim: int,
-        dropout: float,
-        norm_epsilon: float,
-        recompute_input_layernorm: bool = False,
-        recompute_input_silu: bool = False,
-        device: torch.device | None = None,
-    ) -> None:
+    def __init__(self, config: HSTUConfig) -> None:
         super().__init__()
-        attention_size = num_heads * head_dim
-        self.num_heads = num_heads
-        self.recompute_input_layernorm = recompute_input_layernorm
-        self.recompute_input_silu = recompute_input_silu
-        self.input_norm = nn.LayerNorm(hidden_size, eps=norm_epsilon, device=device)
-        self.uvqk = nn.Linear(hidden_size, 4 * attention_size, device=device)
-        self.output_norm = nn.LayerNorm(attention_size, eps=norm_epsilon, device=device)
-        self.output = nn.Linear(attention_size, hidden_size, device=device)
-        self.dropout = nn.Dropout(dropout)
+        self.config = config
+        attention_size = config.num_attention_heads * config.kv_channels
+        self.input_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.uvqk = nn.Linear(config.hidden_size, 4 * attention_size)
+        self.output_norm = nn.LayerNorm(attention_size, eps=config.norm_epsilon)
+        self.output = nn.Linear(attention_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, x: torch.Tensor, attention: Attention) -> torch.Tensor:
         """Returns the output, `[total_tokens, hidden_size]` like x; `attention` is that of the batch."""
-        projected = self._projected(x)
+        if self.config.recompute_input_layernorm:
+            # Backward stops at the linear layer, which saves only its inputs, so its product runs once.
+            projected = checkpoint(self._projected, x, use_reentrant=False, preserve_rng_state=False)
+        else:
+            projected = self._projected(x)
         uvqk = silu(projected)
-        recompute = recomputed_in_backward(uvqk, silu, projected)
-        with recompute if self.recompute_input_silu else nullcontext():
+        with _recomputed(uvqk, projected) if self.config.recompute_input_silu else nullcontext():
             u, v, q, k = uvqk.chunk(4, dim=-1)
-            v, q, k = (part.unflatten(-1, (self.num_heads, -1)) for part in (v, q, k))
+            v, q, k = (part.unflatten(-1, (self.config.num_attention_heads, -1)) for part in (v, q, k))
             attended = attention(q, k, v).flatten(1)
             return x + self.dropout(self.output(self.output_norm(attended) * u))
 
     def _projected(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.recompute_input_layernorm:
-            return self.uvqk(self.input_norm(x))
-        normalized = self._normalized(x)
-        with recomputed_in_backward(normalized, self._normalized, x):
-            return self.uvqk(normalized)
+        return self.uvqk(self.input_norm(x))
 
-    def _normalized(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the first norm in autocast's dtype. Otherwise the linear layer would keep a cast copy."""
-        normalized, device = self.input_norm(x), x.device.type
-        if torch.is_autocast_enabled(device):
-            return normalized.to(torch.get_autocast_dtype(device))
-        return normalized
+
+# Shape, stride, and offset of a view.
+_View = tuple[torch.Size, tuple[int, ...], int]
+
+
+def _recomputed(uvqk: torch.Tensor, projected: torch.Tensor) -> saved_tensors_hooks:
+    """Returns a context in which autograd saves no view of `uvqk`; backward computes `silu(projected)` again.
+
+    All views share one computation per backward. `checkpoint` would also run attention again, and in steps
+    with pieces the exchange of keys and values.
+    """
+    kept, dtype = projected.detach(), uvqk.dtype
+    # While `uvqk` is alive, no other storage has its address, except that empty and meta ones share 0.
+    address = uvqk.untyped_storage().data_ptr()
+    recomputed, num_views, num_unused = kept, 0, 0
+
+    def pack(saved: torch.Tensor) -> torch.Tensor | _View:
+        nonlocal num_views
+        if not address or saved.untyped_storage().data_ptr() != address or saved.dtype != dtype:
+            return saved
+        num_views += 1
+        return saved.shape, saved.stride(), int(saved.storage_offset())
+
+    def unpack(packed: torch.Tensor | _View) -> torch.Tensor:
+        nonlocal recomputed, num_unused
+        if isinstance(packed, torch.Tensor):
+            return packed
+        if not num_unused:
+            recomputed, num_unused = silu(kept), num_views
+        view, num_unused = recomputed.as_strided(*packed), num_unused - 1
+        if not num_unused:
+            recomputed = kept
+        return view
+
+    return saved_tensors_hooks(pack, unpack)

@@ -24,7 +24,7 @@ class PiecewiseAttention:
     backward have the same order on all ranks.
 
     Args:
-        backend: "pytorch", "triton", or "cutlass".
+        backend: "pytorch" or "triton".
         masks: mask of each row by itself, as `SequenceStructure.masks` returns them.
         pieces: places of the rows in their samples.
         scaling_seqlen: constant divisor of the attention weights.

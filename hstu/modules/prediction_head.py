@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
-class PredictionHead(nn.Sequential):
-    """An MLP from `[tokens, input_size]` to `[tokens, widths[-1]]`, with activations between its layers.
+@dataclass(frozen=True)
+class RankingHeadConfig:
+    """Settings of the head that predicts actions.
 
-    Args:
-        input_size: width of a token.
-        widths: output width of each linear layer.
-        act_type: "relu" or "gelu".
-        bias: whether the linear layers have a bias.
-        device: device of the parameters.
+    Attributes:
+        prediction_head_arch: output width of each linear layer. The last is the number of action classes, or
+            equals `num_tasks`.
+        prediction_head_act_type: "relu" or "gelu".
+        prediction_head_bias: whether the linear layers have a bias.
+        num_tasks: number of binary tasks encoded in an action, one per bit; 1 for classes.
 
     Raises:
         ValueError: there are no widths, a width is not positive, or the activation is unknown.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        widths: Sequence[int],
-        act_type: str,
-        bias: bool,
-        device: torch.device | None = None,
-    ) -> None:
+    prediction_head_arch: tuple[int, ...]
+    prediction_head_act_type: str = "relu"
+    prediction_head_bias: bool = True
+    num_tasks: int = 1
+
+    def __post_init__(self) -> None:
+        widths, act_type = self.prediction_head_arch, self.prediction_head_act_type
         if not widths or min(widths) < 1:
             raise ValueError(
                 f"prediction_head_arch is {list(widths)}; expected positive widths, at least one"
@@ -40,7 +39,17 @@ class PredictionHead(nn.Sequential):
             raise ValueError(
                 f"prediction_head_act_type is {act_type!r}; expected one of {sorted(_ACTIVATIONS)}"
             )
+
+
+class PredictionHead(nn.Sequential):
+    """An MLP on `[tokens, input_size]`, with an activation after each linear layer except the last."""
+
+    def __init__(self, input_size: int, config: RankingHeadConfig) -> None:
+        widths, bias = config.prediction_head_arch, config.prediction_head_bias
         layers: list[nn.Module] = []
-        for width_in, width_out in zip([input_size, *widths[:-1]], widths, strict=True):
-            layers += [nn.Linear(width_in, width_out, bias=bias, device=device), _ACTIVATIONS[act_type]()]
+        for width_in, width_out in zip((input_size, *widths[:-1]), widths, strict=True):
+            layers += [
+                nn.Linear(width_in, width_out, bias),
+                _ACTIVATIONS[config.prediction_head_act_type](),
+            ]
         super().__init__(*layers[:-1])

@@ -28,8 +28,8 @@ from commons.training.training_state import settings_of
 from commons.training.training_task import random_sources, rank_datasets
 from hstu.batch_shuffler import flops_of_rows  # this import registers "hstu"
 from hstu.models.embedding_tables import EmbeddingTable
-from hstu.models.hstu_config import HSTUConfig
-from hstu.models.hstu_encoder import HSTUFeatures
+from hstu.modules.attention_backend import running_backend
+from hstu.modules.hstu_config import HSTUConfig, HSTUFeatures
 from hstu.training.model_args import DatasetArgs, NetworkArgs, RankingArgs, RetrievalArgs
 
 
@@ -102,7 +102,7 @@ def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs, device: torch.d
     num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
     max_items = spec.feature_to_max_seqlen[spec.item_feature_name]
     per_item = 1 if spec.action_feature_name is None else 2
-    backend = network.running_backend(num_contextual, device)
+    backend = running_backend(network.kernel_backend.lower(), device, network.kv_channels)
     warn_once(
         *network.backend_lines(backend),
         *network.settings_without_effect(),
@@ -143,8 +143,8 @@ def hstu_task(
     flops = HSTUFlops(
         config.num_layers,
         config.hidden_size,
-        config.num_heads,
-        config.head_dim,
+        config.num_attention_heads,
+        config.kv_channels,
         config.is_causal,
         config.disable_contextual_mask,
     )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import gin
-import torch
 
 from commons.checks import check_types
 from commons.gin_values import require_setting, require_settings_at_least
 from commons.local_paths import expand_paths
 from commons.training.metrics import parsed_names
 from commons.training.network_args import BaseNetworkArgs
-from hstu.models.hstu_config import HSTUConfig, full_sequence_length
-from hstu.models.ranking import RankingHeadConfig
 from hstu.models.retrieval import RetrievalConfig
-from hstu.modules.attention_backend import BACKENDS, RunningBackend, running_backend
+from hstu.modules.attention_backend import BACKENDS, RunningBackend
+from hstu.modules.hstu_config import HSTUConfig, full_sequence_length
+from hstu.modules.prediction_head import RankingHeadConfig
 
 
 @gin.configurable(module="hstu")
@@ -67,44 +67,18 @@ class NetworkArgs(BaseNetworkArgs):
             lines.append("NetworkArgs.embedding_backend has no effect here: tables are TorchRec's")
         return lines
 
-    def running_backend(self, num_contextual: int, device: torch.device) -> RunningBackend:
-        """Returns the backend that runs, for at most this many contextual tokens per sample."""
-        return running_backend(
-            self.kernel_backend.lower(),
-            device,
-            head_dim=self.kv_channels,
-            dtype=self.dtype,
-            is_causal=self.is_causal,
-            num_contextual=0 if self.disable_contextual_mask else num_contextual,
-        )
-
     def backend_lines(self, backend: RunningBackend) -> list[str]:
         """Returns one warning if another backend than `kernel_backend` runs."""
         return [self.backend_line(BACKENDS[backend.name], backend.reason)] if backend.reason else []
 
-    def config(self, num_contextual: int, max_items: int, attention_backend: str) -> HSTUConfig:
+    def config(self, num_contextual: int, max_items: int, kernel_backend: str) -> HSTUConfig:
         """Returns the model's configuration, for at most this many contextual tokens and items per sample."""
-        scaling_seqlen = self.scaling_seqlen
-        if scaling_seqlen == -1:
-            scaling_seqlen = full_sequence_length(num_contextual, max_items, 0)
-        return HSTUConfig(
-            num_layers=self.num_layers,
-            hidden_size=self.hidden_size,
-            num_heads=self.num_attention_heads,
-            head_dim=self.kv_channels,
-            scaling_seqlen=scaling_seqlen,
-            item_embedding_dim=self.item_embedding_dim,
-            contextual_embedding_dim=self.contextual_embedding_dim,
-            hidden_dropout=self.hidden_dropout,
-            norm_epsilon=self.norm_epsilon,
-            is_causal=self.is_causal,
-            dtype=self.dtype,
-            num_position_buckets=self.num_position_buckets,
-            disable_contextual_mask=self.disable_contextual_mask,
-            attention_backend=attention_backend,
-            recompute_input_layernorm=self.recompute_input_layernorm,
-            recompute_input_silu=self.recompute_input_silu,
-        )
+        settings: dict[str, Any] = {
+            field.name: getattr(self, field.name) for field in fields(HSTUConfig) if field.name != "dtype"
+        }
+        if self.scaling_seqlen == -1:
+            settings["scaling_seqlen"] = full_sequence_length(num_contextual, max_items, 0)
+        return HSTUConfig(**settings | {"dtype": self.dtype, "kernel_backend": kernel_backend})
 
 
 @gin.configurable(module="hstu")

@@ -48,7 +48,6 @@ def test_a_file_of_recsys_examples_runs_with_size_overrides(kept_ranks, workspac
         "NetworkArgs.item_embedding_dim",
         "NetworkArgs.scaling_seqlen",
         "DatasetArgs.deduplicate_label_across_hierarchy",
-        "OptimizerArgs.weight_decay = 0.01",
     ):
         assert output.count(setting) == 1, f"expected one warning about {setting}:\n{output}"
     assert "fused Adam" not in output, output  # the model has no sharded table

@@ -71,8 +71,8 @@ def small_config(dtype: torch.dtype, **changes: int | bool) -> HSTUConfig:
     sizes = {
         "num_layers": 2,
         "hidden_size": 16,
-        "num_heads": 2,
-        "head_dim": 4,
+        "num_attention_heads": 2,
+        "kv_channels": 4,
         "scaling_seqlen": 20,
         "item_embedding_dim": 12,
         "contextual_embedding_dim": 8,

@@ -10,10 +10,11 @@ from commons.distributed import BatchShuffler, BatchShufflerFactory
 from commons.extensions.sample_groups import SampleGroups
 from commons.extensions.unshuffle import Unshuffle
 from commons.perf_model import Cost
-from commons.training import TrainerArgs
+from commons.training import OptimizerArgs, TrainerArgs, shard_model
 from tests.commons.extensions.learned_costs.internals import SPEED_LIMIT
 from tests.commons.training.internals import StepVote
 from tests.commons.training.small_task import CPU, small_task
+from tests.hstu.hstu_samples import SAMPLE, hstu_batch, ranking_model
 from tests.on_ranks import on_ranks
 
 
@@ -25,7 +26,6 @@ from tests.on_ranks import on_ranks
         ({"profile_step_end": 100}, "profile_step_end = 100: expected more than profile_step_start"),
         ({"single_rank_load": True}, "single_rank_load = True: expected False without enable_balanced_sh"),
         ({"balance_partitioner": "a"}, r"balance_partitioner = 'a'; there are \['karmarkar_karp'"),
-        ({"balance_window": 2}, r"balance_window = 2: expected its default.*\(Pieces\)"),
         ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch = 0: expected an integer of at"),
         ({"balance_speed_limit": 1.5}, "balance_speed_limit = 1.5: expected its default without balance_c"),
         ({"balance_group_feature": "user", "balance_partitioner": "refined"}, "balance_group_feature = 'use"),
@@ -47,7 +47,7 @@ def test_settings_of_a_shuffler_that_is_off_have_no_effect():
         "TrainerArgs.batch_shuffler",
         "TrainerArgs.balance_tolerance",
     ]
-    on = TrainerArgs(1, enable_balanced_shuffler=True, balance_tolerance=0.1, balance_window=1)  # as without
+    on = TrainerArgs(1, enable_balanced_shuffler=True, balance_tolerance=0.1)
     assert on.settings_without_effect() == []
     assert on.balance_settings == {"tolerance": 0.1}
 
@@ -165,3 +165,29 @@ def test_an_extension_that_is_not_installed_is_named(monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=message):
         TrainerArgs(train_batch_size=1, **settings)
     assert TrainerArgs(train_batch_size=1, max_tokens_per_micro_batch=9).max_tokens_per_micro_batch == 9
+
+
+OPTIMIZERS = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@on_ranks(1)
+def test_dense_parameters_decay_and_sharded_tables_do_not(name):
+    model, optimizer = shard_model(ranking_model(), OptimizerArgs(name, 0.1, weight_decay=0.5), CPU)
+    tables = dict(model.fused_optimizer.params)
+    assert tables
+    before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
+    (0 * model(hstu_batch([SAMPLE]))[0]).backward()
+    optimizer.step()
+    for key, parameter in model.named_parameters():
+        expected = before[key]
+        if key not in tables:
+            expected.grad = torch.zeros_like(expected)
+            OPTIMIZERS[name]([expected], lr=0.1, weight_decay=0.5).step()
+            assert not torch.equal(expected, ranking_model().get_parameter(key)), key
+        torch.testing.assert_close(parameter.detach(), expected, msg=key)
+
+
+def test_a_negative_weight_decay_is_named():
+    with pytest.raises(ValueError, match=r"OptimizerArgs.weight_decay = -0.1: expected finite, and at least"):
+        OptimizerArgs("sgd", 0.1, weight_decay=-0.1)

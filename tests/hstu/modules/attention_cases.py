@@ -96,7 +96,7 @@ def batches(draw: st.DrawFn) -> list[SampleMask]:
 
 MIXED = (mask(3, 11, 2), mask(0, 0), mask(17, 4), mask(0, 1), mask(0, 2, 8))
 WIDTHS = ((torch.float32, 40), (torch.float32, 256), (torch.bfloat16, 64), (torch.float16, 96))
-# Those that the CUTLASS kernels can compute, too.
+# Contextual and history tokens are causal.
 CAUSAL = {
     "history": (mask(0, 9), mask(0, 1), mask(0, 33)),
     "candidates of two tokens": (mask(0, 9, 3), mask(0, 0), mask(0, 5), mask(0, 0, 2)),

@@ -25,8 +25,10 @@ def _in_pieces(is_causal: bool, tokens: int) -> tuple[list[SampleMask], list[lis
     return masks, [[first[2], last[1], first[0]], [*cut(1, masks[1], []), first[3], last[0], first[1]], []]
 
 
-# By backend; "cutlass" leaves pieces to Triton.
-IN_PIECES = {"triton": _in_pieces(is_causal=True, tokens=2), "cutlass": _in_pieces(is_causal=False, tokens=1)}
+IN_PIECES = {
+    "pieces": _in_pieces(is_causal=True, tokens=2),
+    "pieces, not causal": _in_pieces(is_causal=False, tokens=1),
+}
 
 
 def interpret(file: Path) -> dict[str, list[torch.Tensor]]:
@@ -46,16 +48,14 @@ def run_kernels(masks: Sequence[SampleMask], inputs: Sequence[torch.Tensor]) -> 
     return [out.detach(), *torch.autograd.grad(out, qkv, grad_out)]
 
 
-def run_in_pieces(
-    backend: str, masks: Sequence[SampleMask], ranks: Sequence[Sequence[Piece]]
-) -> list[torch.Tensor]:
+def run_in_pieces(masks: Sequence[SampleMask], ranks: Sequence[Sequence[Piece]]) -> list[torch.Tensor]:
     """Returns the output and the gradients of q, k and v of samples cut into pieces."""
     *qkv, grad_out = Case(tuple(masks)).inputs()
-    out = attention_in_pieces(backend, masks, ranks, qkv, int(SCALING_SEQLEN))
+    out = attention_in_pieces("triton", masks, ranks, qkv, int(SCALING_SEQLEN))
     return [out.detach(), *torch.autograd.grad(out, qkv, grad_out)]
 
 
 if __name__ == "__main__":
     results = {name: run_kernels(case.masks, case.inputs()) for name, case in CASES.items()}
-    results |= {backend: run_in_pieces(backend, *samples) for backend, samples in IN_PIECES.items()}
+    results |= {name: run_in_pieces(*samples) for name, samples in IN_PIECES.items()}
     torch.save(results, sys.argv[1])

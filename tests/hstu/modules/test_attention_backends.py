@@ -10,7 +10,6 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import hstu
 import hstu.modules
 from hstu.modules import SampleMask, batch_attention
 from tests.commons.distributed.errors_and_warnings import warnings_of
@@ -24,10 +23,15 @@ from tests.hstu.modules.attention_cases import (
     dense_attention,
     mask,
 )
-from tests.hstu.modules.internals import TritonWork, triton_compiler, triton_hstu_attention
+from tests.hstu.modules.internals import (
+    TritonWork,
+    running_backend,
+    triton_compiler,
+    triton_hstu_attention,
+)
 from tests.hstu.modules.interpreted_attention import IN_PIECES, interpret
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
     reason="triton is not installed; the extra kernels installs it",
@@ -49,15 +53,6 @@ def check(results: list[torch.Tensor], case: Case) -> None:
 @pytest.mark.parametrize("case", (CASES | CAUSAL_CASES).values(), ids=CASES | CAUSAL_CASES)
 def test_pytorch_matches_dense_attention(case):
     check(run_backend("pytorch", case), case)
-
-
-@pytest.mark.parametrize("case", CAUSAL_CASES.values(), ids=CAUSAL_CASES)
-def test_cutlass_matches_dense_attention(install, case):
-    folder = install()
-    check(run_backend("cutlass", case), case)
-    if case.inputs()[0].numel():
-        assert sys.modules["fbgemm_gpu_hstu"].__file__ == str(folder / "hstu/__init__.py")
-    assert sys.modules["hstu"] is hstu and str(folder) not in str(hstu.__path__)
 
 
 @pytest.mark.usefixtures("chunk_sizes")
@@ -111,7 +106,7 @@ def test_triton_matches_dense_attention(name, interpreted):
     check(interpreted[name], case)
 
 
-EQUAL, BF16, F16 = [(3, 2, 32)] * 3, torch.bfloat16, torch.float16
+EQUAL, BF16 = [(3, 2, 32)] * 3, torch.bfloat16
 ANY_BACKEND = [
     ([(3, 2, 32), (3, 2, 32), (2, 2, 32)], 3, 1.0, r"one shape \[total_tokens, num_heads, head_dim\]"),
     (EQUAL, 4, 1.0, "masks have 4 tokens, but q, k and v have 3"),
@@ -119,12 +114,10 @@ ANY_BACKEND = [
 ]
 WRONG = [
     *(("pytorch", BF16, *wrong) for wrong in ANY_BACKEND),
-    *((backend, BF16, *ANY_BACKEND[1]) for backend in ("triton", "cutlass")),
+    ("triton", BF16, *ANY_BACKEND[1]),
     ("triton", BF16, [(3, 2, 257)] * 3, 3, 1.0, "head_dim is 257; expected 1 to 256"),
     ("triton", torch.float64, EQUAL, 3, 1.0, "bfloat16, float16 or float32; got torch.float64"),
     ("triton", BF16, EQUAL, 3, 1.0, "q, k and v are on cpu; the Triton kernels need CUDA"),
-    ("cutlass", torch.float32, EQUAL, 3, 1.0, "are torch.float32, .*; expected all bfloat16 or all float16"),
-    ("cutlass", F16, [(3, 2, 40)] * 3, 3, 1.0, r"head_dim is 40; expected one of \(32, 64, 128, 256\)"),
 ]
 
 
@@ -162,3 +155,24 @@ def test_a_ptxas_that_compiles_wrong_code_is_named_once_on_its_chip(monkeypatch)
             triton_compiler.warn_of_wrong_code((9, 0))
     assert len(records) == 1 and "TRITON_PTXAS_PATH" in records[0]
     triton_compiler.warn_of_wrong_code.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("requested", "head_dim", "name", "reason"),
+    [
+        ("cutlass", 64, "triton", "this trainer has no CUTLASS kernels"),
+        ("cutlass", 512, "pytorch", "Triton kernels have heads of width up to 256, not 512"),
+        ("triton", 64, "triton", ""),
+        ("pytorch", 64, "pytorch", ""),
+        ("tritn", 64, "pytorch", "it is none of pytorch, triton, cutlass"),
+    ],
+)
+def test_the_first_backend_that_can_compute_the_model_runs(requested, head_dim, name, reason):
+    backend = running_backend(requested, GPU, head_dim)
+    if name == "triton" and importlib.util.find_spec("triton") is None:
+        name, reason = "pytorch", "triton is not installed"
+    assert (backend.name, backend.reason) == (name, reason)
+    on_cpu = running_backend(requested, CPU, head_dim)
+    assert on_cpu.name == "pytorch"
+    if requested in ("cutlass", "triton"):
+        assert on_cpu.reason == "there is no GPU"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from hstu.modules import SampleMask, SequencePreprocessor, SequenceStructure
+from hstu.modules import HSTUConfig, HSTUFeatures, SampleMask, SequencePreprocessor, SequenceStructure
 
 WIDTH = 3
 NUM_BUCKETS = 7
@@ -14,15 +14,9 @@ NUM_BUCKETS = 7
 @given(rows=st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=4), with_actions=st.booleans())
 def test_order_of_tokens_and_positions(rows, with_actions):
     """The embedding of each token tells its feature, its row, and its place in it."""
-    module = SequencePreprocessor(
-        contextual_feature_names=["b", "a"],
-        item_feature_name="item",
-        action_feature_name="action" if with_actions else None,
-        contextual_embedding_dim=WIDTH,
-        item_embedding_dim=WIDTH,
-        hidden_size=WIDTH,
-        num_position_buckets=NUM_BUCKETS,
-    )
+    config = HSTUConfig(1, WIDTH, 1, 1, scaling_seqlen=1, num_position_buckets=NUM_BUCKETS)
+    features = HSTUFeatures("item", "action" if with_actions else None, contextual=("b", "a"))
+    module = SequencePreprocessor(config, features)
     in_a, in_b, items, drawn = zip(*rows, strict=True)
     lengths = {"a": in_a, "b": in_b, "item": items} | ({"action": items} if with_actions else {})
     candidates = list(map(min, items, drawn))

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 import torch
 
 from hstu.modules.attention_backend import BACKENDS
-from hstu.modules.cutlass_attention import unsupported
 
 
 @dataclass(frozen=True)
 class HSTUConfig:
-    """Sizes and settings shared by all HSTU models.
+    """Sizes and settings shared by all HSTU models and their modules.
 
     Attributes:
         num_layers: number of HSTU layers.
         hidden_size: width of a token.
-        num_heads: number of attention heads.
-        head_dim: width of a head; `num_heads * head_dim` need not be `hidden_size`.
+        num_attention_heads: number of attention heads.
+        kv_channels: width of a head; `num_attention_heads * kv_channels` need not be `hidden_size`.
         scaling_seqlen: divisor of the attention weights, a constant such as `full_sequence_length`. A value
             taken from the batch would make a sample's result depend on the samples it is batched with.
         item_embedding_dim: width of item and action embeddings; −1 for `hidden_size`.
@@ -31,21 +30,20 @@ class HSTUConfig:
         num_position_buckets: number of positions with their own embedding; later positions share the last.
         disable_contextual_mask: whether contextual tokens are causal, too; otherwise they all attend to each
             other.
-        attention_backend: "pytorch", "triton", or "cutlass". The last two need CUDA. "cutlass" runs kernels
-            of the package fbgemm_gpu_hstu. It needs a 16-bit `dtype`, a `head_dim` of 32, 64, 128, or 256,
-            causal attention, and at most one contextual token per sample, unless these tokens are causal.
-        recompute_input_layernorm, recompute_input_silu: whether backward recomputes the result of each
-            layer's first layer norm, and its u, v, q, and k, instead of keeping them.
+        kernel_backend: "pytorch", or "triton", which needs CUDA.
+        recompute_input_layernorm: whether backward recomputes the result of each layer's first layer norm,
+            `[total_tokens, hidden_size]`, instead of keeping it.
+        recompute_input_silu: whether backward recomputes each layer's u, v, q, and k from the projection,
+            which is kept anyway, instead of keeping `[total_tokens, 4·num_attention_heads·kv_channels]`.
 
     Raises:
-        ValueError: a size is not positive, `dtype` or `attention_backend` is not supported, or the backend
-            does not support the other settings.
+        ValueError: a size is not positive, or `dtype` or `kernel_backend` is not supported.
     """
 
     num_layers: int
     hidden_size: int
-    num_heads: int
-    head_dim: int
+    num_attention_heads: int
+    kv_channels: int
     scaling_seqlen: int
     item_embedding_dim: int = -1
     contextual_embedding_dim: int = -1
@@ -55,12 +53,13 @@ class HSTUConfig:
     dtype: torch.dtype = torch.bfloat16
     num_position_buckets: int = 8192
     disable_contextual_mask: bool = False
-    attention_backend: str = "pytorch"
+    kernel_backend: str = "pytorch"
     recompute_input_layernorm: bool = False
     recompute_input_silu: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden_size", "num_heads", "head_dim", "scaling_seqlen"):
+        sizes = ("num_layers", "hidden_size", "num_attention_heads", "kv_channels", "scaling_seqlen")
+        for name in (*sizes, "num_position_buckets"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
         for name in ("item_embedding_dim", "contextual_embedding_dim"):
@@ -70,23 +69,41 @@ class HSTUConfig:
                 raise ValueError(
                     f"{name} is {getattr(self, name)}; expected at least 1, or -1 for hidden_size"
                 )
-        if self.attention_backend not in BACKENDS:
-            raise ValueError(
-                f"attention_backend is {self.attention_backend!r}; expected one of {list(BACKENDS)}"
-            )
+        if self.kernel_backend not in BACKENDS:
+            raise ValueError(f"kernel_backend is {self.kernel_backend!r}; expected one of {list(BACKENDS)}")
         if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ValueError(
                 f"dtype is {self.dtype}; expected torch.float32, torch.bfloat16 or torch.float16"
             )
-        if self.attention_backend == "cutlass":
-            # `CutlassSamples` checks each batch for contextual tokens that see each other.
-            reason = unsupported(self.head_dim, self.dtype, self.is_causal, num_contextual=0)
-            if reason:
-                raise ValueError(f'attention_backend is "cutlass", but {reason}')
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Returns the autocast context of the dense part."""
         return torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+
+@dataclass(frozen=True)
+class HSTUFeatures:
+    """Names of the features of a sample.
+
+    Attributes:
+        item: items of the history, then candidates.
+        action: the user's action on each item; None for items without actions.
+        contextual: features that describe the user, in the order of their tokens.
+        negatives: items to contrast with the targets. They are looked up but are not tokens. None for a
+            model without negatives.
+    """
+
+    item: str
+    action: str | None = None
+    contextual: tuple[str, ...] = ()
+    negatives: str | None = None
+
+    def embedding_dims(self, config: HSTUConfig) -> dict[str, int]:
+        """Returns the embedding width of each feature by name."""
+        item_features = [name for name in (self.item, self.action, self.negatives) if name is not None]
+        return {name: config.contextual_embedding_dim for name in self.contextual} | {
+            name: config.item_embedding_dim for name in item_features
+        }
 
 
 def full_sequence_length(num_contextual: int, max_history: int, max_candidates: int) -> int:
