@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -60,8 +60,8 @@ class Evaluator:
         batches = islice(host_batches(self._task, self._task.eval_dataset, self._device), self._max_iters)
         self._model.eval()
         with torch.no_grad():
-            for number in count(1):
-                self._watch.begins(f"batch {number} of an evaluation")
+            while True:
+                self._watch.restart()
                 try:
                     output = self._pipeline.progress(batches)
                 except StopIteration:
@@ -69,7 +69,7 @@ class Evaluator:
                 for part in output if self._in_micro_batches else [output]:
                     self._task.metrics.update(part)
                 self._collector.after_step()
-        self._watch.begins("the metrics of an evaluation")
+        self._watch.restart()
         self._model.train()
         return self._task.metrics.compute()
 

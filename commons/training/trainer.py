@@ -126,7 +126,7 @@ class _Trainer:
             if first >= num_steps or self._state.progress.owes_evaluation:
                 self._evaluate(first, log, record)
             for step in range(first + 1, num_steps + 1):
-                self._watch.begins(f"step {step}")
+                self._watch.restart()
                 traces.before_step(step)
                 done = (step - 1) % args.eval_interval  # steps since the last evaluation
                 if self._prefetches and (loader is batches or done == 0):
@@ -143,12 +143,12 @@ class _Trainer:
                     self._evaluate(step, log, record)
                 progress = self._state.progress
                 self._state.progress = replace(progress, owes_evaluation=is_due and not evaluates)
-                self._watch.begins(f"the checkpoint of step {step}")
+                self._watch.restart()
                 if self._recovery.after_step(stop_requested, is_last, record):
                     record.write("stop", step, {}, f"stopped after step {step}, as SIGTERM requested")
                     break
             self._vote.finish()
-        self._watch.begins("the end")
+        self._watch.restart()
         if self._learned is not None:
             cost = self._learned.cost()
             if cost is None:
