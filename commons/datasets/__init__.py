@@ -4,30 +4,16 @@ from . import kuairand, movielens  # noqa: F401  registers their names
 from .benchmark_args import BenchmarkDatasetArgs, FeatureArgs, RandomDistribution
 from .bucket_sampler import BucketSampler
 from .embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
-from .hstu_batch import (
-    HSTUBatch,
-    HSTUSample,
-    HSTUSource,
-    SequenceDatasetSpec,
-    check_ids,
-    collate_hstu_batch,
-)
+from .hstu_batch import HSTUBatch, HSTUSource, SequenceDatasetSpec, check_ids
 from .item_sids import ItemSIDs
 from .random_source import RandomSource
 from .retrieval_source import RetrievalSource
-from .sample_source import PerEpochSource, SampleSource
 from .sequence_dataset import SequenceDataset
-from .sid_batch import SIDBatch, SIDDatasetSpec, SIDSample, SIDSource
+from .sid_batch import SIDBatch, SIDDatasetSpec, SIDSource
 from .sid_random_source import RandomSIDSource, random_history_lengths, random_item_sids
 from .sid_sequences import SIDSequenceSource
 from .user_sequence_source import UserSequenceSource
-from .user_sequences import (
-    DatasetFactory,
-    SequencesMeta,
-    UserDataset,
-    UserSequences,
-    register_dataset,
-)
+from .user_sequences import DatasetFactory, SequencesMeta, UserDataset, UserSequences, register_dataset
 
 __all__ = [
     "BenchmarkDatasetArgs",
@@ -37,20 +23,16 @@ __all__ = [
     "EmbeddingArgs",
     "FeatureArgs",
     "HSTUBatch",
-    "HSTUSample",
     "HSTUSource",
     "ItemSIDs",
-    "PerEpochSource",
     "RandomDistribution",
     "RandomSIDSource",
     "RandomSource",
     "RetrievalSource",
     "SIDBatch",
     "SIDDatasetSpec",
-    "SIDSample",
     "SIDSequenceSource",
     "SIDSource",
-    "SampleSource",
     "SequenceDataset",
     "SequenceDatasetSpec",
     "SequencesMeta",
@@ -58,7 +40,6 @@ __all__ = [
     "UserSequenceSource",
     "UserSequences",
     "check_ids",
-    "collate_hstu_batch",
     "random_history_lengths",
     "random_item_sids",
     "register_dataset",

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from ..argument_checks import require
-from ..datasets import SampleSource, SequenceDataset
+from ..datasets import SequenceDataset
+from ..datasets.sample_source import SampleSource
 from ..distributed import BatchShuffler, BatchShufflerFactory, Extension, ShufflerSettings
 from ..pipeline import TrainPipelineFactory
 from .balance_flags import errors_name_flags, make_extensions

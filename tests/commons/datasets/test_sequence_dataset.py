@@ -7,12 +7,11 @@ from torch.utils.data import DataLoader
 from commons.datasets import (
     DynamicEmbeddingArgs,
     EmbeddingArgs,
-    HSTUSample,
     HSTUSource,
     SequenceDataset,
     check_ids,
-    collate_hstu_batch,
 )
+from tests.commons.datasets.internals import HSTUSample, collate_hstu_batch
 from tests.commons.datasets.random_args import random_args
 
 SPEC = random_args(max_num_candidates=2).spec()
