@@ -140,11 +140,13 @@ def pipeline_of(
 def on_cpus(pipeline: Any) -> Any:
     """Lets TorchRec's fused and semi-synchronous pipelines run on CPUs, with the stage or without.
 
-    They ask CUDA for its current stream, and record tensors for it, on any device.
+    They ask CUDA for its current stream, and record tensors for it, on any device. TorchRec 1.9 asks a stream
+    for its device, which a CPU's has not.
     """
+    tells = mock.patch.object(torch.cpu.Stream, "device", CPU, create=True)
     asks = mock.patch.object(torch.cuda, "current_stream", lambda device=None: None)
     records = mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    pipeline.progress = asks(records(pipeline.progress))
+    pipeline.progress = tells(asks(records(pipeline.progress)))
     return pipeline
 
 

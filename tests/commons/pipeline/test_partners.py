@@ -80,7 +80,10 @@ PASSED_ON: dict[str, Any] = {
 KNOWN = inspect.signature(TrainPipelineSparseDist.__init__).parameters
 PASSED_ON = {name: value for name, value in PASSED_ON.items() if name in KNOWN}  # older versions have fewer
 OURS_OR_REFUSED = {"self", "model", "optimizer", "device", "custom_model_fwd", "enable_inplace_copy_batch"}
-OURS_OR_REFUSED.add("emb_lookup_stream")
+OURS_OR_REFUSED |= {
+    "emb_lookup_stream",
+    "async_inplace_copy",
+}  # the latter only with enable_inplace_copy_batch
 # Pipelines with arguments of their own.
 OF_OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("lite", {}),
