@@ -8,6 +8,7 @@ machine affects both. On a GPU, the installed kernels run beside the PyTorch pat
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -15,7 +16,7 @@ from itertools import product
 import torch
 
 from benchmarks.gpu_check.stand_in import install_where_missing
-from benchmarks.harness import Record, machine, read_result, show_progress, summarize, time_in_turns
+from benchmarks.harness import Record, read_result, show_progress, summarize, time_in_turns
 from benchmarks.markdown import pivot
 
 # (number of heads, head width), then (number of samples, length): one long sample, or many short samples.
@@ -48,7 +49,6 @@ def measure() -> Record:
             for heads, samples in show_progress(cases, "attention")
             for record in _measure(*heads, *samples, device, dtype)
         ],
-        "machine": machine(),
     }
     return read_result("attention") | {"gpu": figures} if is_gpu else figures
 
@@ -89,7 +89,7 @@ def _measure(
     for name, kernel in kernels.items():
         for what, given in (("forward", None), ("both", grad)):
             calls[name, what] = partial(_run, kernel, qkv, given, num_calls, device)
-    times = time_in_turns(calls, ROUNDS)
+    times = time_in_turns(calls, ROUNDS, clock=time.perf_counter)
     per_ms = 2 * size**3 / statistics.median(times["", "product"])
     useful = 2 * num_heads * head_dim * num_samples * length * (length + 1) / 2
     shared = {"heads": num_heads, "head_dim": head_dim, "samples": num_samples, "length": length}

@@ -13,8 +13,13 @@ import numpy as np
 
 from benchmarks.harness import Record, average, list_cases, measure_cases
 from benchmarks.markdown import pivot
-from benchmarks.partition.lengths import LOGNORMAL, ML_100K, draw_lognormal, read_movielens_lengths
-from benchmarks.partition.placements import compute_workloads
+from benchmarks.partition.placements import (
+    LOGNORMAL,
+    ML_100K,
+    compute_workloads,
+    draw_lognormal,
+    read_movielens_lengths,
+)
 from commons.datasets import BucketSampler, SequenceDataset
 from commons.extensions.controller import step_ratios
 from commons.partition import loads

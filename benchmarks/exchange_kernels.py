@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.harness import Record, machine, run_on_ranks, summarize
+from benchmarks.harness import Record, run_on_ranks, summarize
 from benchmarks.markdown import make_table
 from commons.distributed import BatchShuffler
 from commons.sequence_batch import BaseBatch
@@ -36,7 +36,7 @@ class AllMove(BatchShuffler):
 
 def measure() -> Record:
     """Returns the figures of each kind of batch."""
-    return {"batches": run_on_ranks(RANKS, count_and_time), "machine": machine()}
+    return {"batches": run_on_ranks(RANKS, count_and_time)}
 
 
 def count_and_time(device: torch.device) -> list[Record]:

@@ -11,11 +11,10 @@ import time
 from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
 from numba.core import event
 
-from benchmarks.harness import Record, machine, show_progress, time_ms
+from benchmarks.harness import Record, show_progress, time_ms
 from benchmarks.markdown import REPOSITORY, make_table
 from commons.distributed.extension import Extension
 from commons.distributed.placement import warm_up
@@ -53,7 +52,7 @@ def measure() -> Record:
                 "compilations_in_the_plan": int(in_the_plan),
             }
         )
-    return {"after": records, "machine": {**machine(), "numba": numba.__version__}}
+    return {"after": records}
 
 
 def _run_first_plan(settings: dict[str, Any], arguments: tuple[str, ...], extension: str) -> list[float]:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness import Record, machine, show_progress
+from benchmarks.harness import Record, show_progress
 
 REPOSITORY = Path(__file__).parents[1]
 ROUNDS = 3
@@ -29,7 +29,7 @@ def measure() -> Record:
         runs[name].append(_last_line(*([ON] if name == "on" else [])))
     speeds = {name: [_samples_per_second(line) for line in lines] for name, lines in runs.items()}
     equality = _lines("--check-equal", "5")
-    return {"lines": runs, "samples_per_second": speeds, "equality": equality, "machine": machine()}
+    return {"lines": runs, "samples_per_second": speeds, "equality": equality}
 
 
 def _last_line(*bindings: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,13 +39,11 @@ RESULTS = Path(__file__).parent / "results"
 BENCHMARKS = {
     "attention": "attention",
     "checkpoint": "checkpoint_stall",
-    "controllers": "controllers",
-    "dealing": "partition.dealing",
     "exchange-kernels": "exchange_kernels",
     "first-plan": "first_plan",
     "getting-started": "getting_started",
     "gather": "plan_gather",
-    "groups": "partition.groups_at_size",
+    "groups": "partition.groups",
     "kuairand": "kuairand_preprocess",
     "loading": "bucket_loading",
     "micro-batch": "micro_batch",
@@ -51,22 +51,23 @@ BENCHMARKS = {
     "padded": "padded.padded",
     "partition": "partition.partition",
     "pieces": "pieces",
+    "plans": "partition.plans_at_size",
     "public-data": "public_data",
     "retrieval": "movielens_retrieval",
     "shuffle": "shuffle",
-    "without-exchange": "without_exchange",
 }
 _RESAMPLES = 2000
 
 
 def machine() -> Record:
     """Returns the properties of this machine that readers need."""
+    installed = {each.name: each.version for each in importlib.metadata.distributions()}
     return {
         "cpu": _read_cpu_model(),
         "cores": os.cpu_count(),
         "threads_per_process": torch.get_num_threads(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        **{name: installed[name] for name in ("torch", "numpy", "numba") if name in installed},
     }
 
 
@@ -108,25 +109,41 @@ def take_turns(arms: Collection[T], rounds: int, what: str = "") -> Iterator[T]:
 
 
 def time_in_turns(
-    calls: Mapping[Any, Callable[[], object]], rounds: int, what: str = ""
+    calls: Mapping[Any, Callable[..., object]],
+    rounds: int,
+    inputs: Sequence[tuple[Any, ...]] = ((),),
+    clock: Callable[[], float] = time.process_time,
+    before_each: Callable[[], object] = lambda: None,
 ) -> dict[Any, list[float]]:
-    """Returns each call's milliseconds in `rounds` rounds, after one round of warm-up."""
+    """Returns each call's milliseconds, by name. Calls alternate on the same inputs.
+
+    Args:
+        calls: functions by name. Each is first called once untimed, to compile and to warm up.
+        rounds: number of times that every input is timed.
+        inputs: arguments of the calls.
+        clock: clock in seconds. The default is the CPU time of this process.
+        before_each: function that runs before each timed call, such as a barrier.
+    """
+    for call in calls.values():
+        call(*inputs[0])
     times: dict[Any, list[float]] = {name: [] for name in calls}
-    for name in take_turns(calls, rounds + 1, what):
-        times[name].append(time_ms(calls[name]))
-    return {name: taken[1:] for name, taken in times.items()}
+    for turn, name in enumerate(take_turns(calls, rounds * len(inputs))):
+        before_each()
+        given = inputs[turn // len(calls) % len(inputs)]
+        times[name].append(time_ms(partial(calls[name], *given), clock))
+    return times
+
+
+def find_percentiles(times: Sequence[float]) -> Record:
+    """Returns the number of times, their median, and their 99th percentile."""
+    median, p99 = np.percentile(times, [50, 99]).round(4).tolist()
+    return {"calls": len(times), "median": median, "p99": p99}
 
 
 def summarize(values: Sequence[float], digits: int = 3) -> Record:
     """Returns the median, the minimum, and the maximum."""
     found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
     return {name: round(value, digits) for name, value in found.items()}
-
-
-def find_quartiles(values: Sequence[float] | np.ndarray, digits: int = 3) -> Record:
-    """Returns the lower quartile, the median, and the upper quartile."""
-    found = np.quantile(values, [0.25, 0.5, 0.75]).round(digits).tolist()
-    return dict(zip(("lower", "median", "upper"), found, strict=True))
 
 
 def average(records: Sequence[Record], digits: int = 5) -> Record:

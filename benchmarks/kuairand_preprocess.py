@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import polars as pl
 
-from benchmarks.harness import Record, machine
+from benchmarks.harness import Record
 
 EVENTS, USERS, VIDEOS = (10_000_000, 40_000_000), 1_000, 4_000_000
 
@@ -25,7 +25,7 @@ def measure() -> Record:
     for num_events in EVENTS:
         with TemporaryDirectory() as directory:
             records.append(_measure(Path(directory), num_events))
-    return {"records": records, "machine": machine()}
+    return {"records": records}
 
 
 def _measure(directory: Path, num_events: int) -> Record:

@@ -18,7 +18,6 @@ from benchmarks.harness import (
     Record,
     average,
     list_cases,
-    machine,
     measure_cases,
     measure_step_memory,
     run_on_ranks,
@@ -61,7 +60,6 @@ def measure() -> Record:
             "planning": measure_cases(planned, _time_planning, "planning"),
         },
         "memory": run_on_ranks(TRAINED_RANKS, train),
-        "machine": machine(),
     }
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from benchmarks.partition.lengths import LONGEST
-from benchmarks.partition.placements import GlobalBatch
+from benchmarks.partition.placements import LONGEST, GlobalBatch
 from commons.extensions.micro_batches import pack_micro_batches
 from commons.partition import karmarkar_karp, loads, refined
 

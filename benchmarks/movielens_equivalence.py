@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.harness import Record, machine, run_torchrun
+from benchmarks.harness import Record, run_torchrun
 from benchmarks.markdown import Cell, make_table
 
 CONFIG = "hstu/training/configs/movielens_100k_ranking.gin"
@@ -49,7 +49,6 @@ def measure(folder: str) -> Record:
     return {
         "auc_of_evaluations": rows,
         "samples_cut_per_step": cut,
-        "machine": machine(),
     }
 
 

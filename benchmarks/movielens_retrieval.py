@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.harness import Record, machine
+from benchmarks.harness import Record
 from benchmarks.movielens_equivalence import BALANCED, SEEDS, prepare, run_trainings
 from commons.datasets import UserSequences, UserSequenceSource
 
@@ -37,7 +37,6 @@ def measure(folder: str) -> Record:
         "most_popular": {METRIC: popular},
         "mean": {arm: {METRIC: statistics.mean(values)} for arm, values in last.items()},
         "largest_difference": {METRIC: float(differences.max())},
-        "machine": machine(),
     }
 
 

@@ -20,7 +20,6 @@ from benchmarks.demo.training import Arm, compare_times, parse_config, train_in_
 from benchmarks.harness import (
     Record,
     keep_running,
-    machine,
     measure_step_memory,
     run_on_ranks,
     show_progress,
@@ -44,7 +43,7 @@ LAYERS = (2, 4)
 
 def measure() -> Record:
     """Returns the figures of training."""
-    return {**run_on_ranks(RANKS, train), "machine": machine()}
+    return {**run_on_ranks(RANKS, train)}
 
 
 def make_history_batch(lengths: Sequence[int], seed: int) -> HSTUBatch:

@@ -12,8 +12,16 @@ from pathlib import Path
 
 from benchmarks.harness import Record, average, show_progress
 from benchmarks.markdown import Cell, make_table
-from benchmarks.partition.lengths import ML_100K, ML_100K_NEWEST, ZIPF, Lengths, list_lengths
-from benchmarks.partition.placements import AS_LOADED, PLACEMENTS, draw_batches
+from benchmarks.partition.placements import (
+    AS_LOADED,
+    ML_100K,
+    ML_100K_NEWEST,
+    PLACEMENTS,
+    ZIPF,
+    Lengths,
+    draw_batches,
+    list_lengths,
+)
 from commons.advisor.__main__ import main as advise
 from commons.advisor.public_data import PUBLIC_DATA, PublishedLengths
 from commons.distributed import ShufflerSettings

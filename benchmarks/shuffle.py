@@ -14,7 +14,6 @@ import torch.distributed as dist
 from benchmarks.demo.training import Arm, parse_config, train_in_turn
 from benchmarks.harness import (
     Record,
-    machine,
     run_on_ranks,
     summarize,
     time_call,
@@ -38,7 +37,7 @@ RANKS, WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 3, 10, 4
 def measure() -> Record:
     """Returns the figures of training."""
     warm_up(ShufflerSettings())
-    return {"training": run_on_ranks(RANKS, train), "machine": machine()}
+    return {"training": run_on_ranks(RANKS, train)}
 
 
 class _StageClock:

@@ -6,8 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.partition.lengths import KUAIRAND, YAMBDA, Lengths, list_lengths
-from benchmarks.partition.placements import RANKS_PER_NODE, ROWS_PER_RANK
+from benchmarks.partition.placements import (
+    KUAIRAND,
+    RANKS_PER_NODE,
+    ROWS_PER_RANK,
+    YAMBDA,
+    Lengths,
+    list_lengths,
+)
 from commons.distributed.plan import RowTable
 
 SHORT = "lognormal(4.2, 1.0) in [20, 200]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.harness import Record, machine
+from benchmarks.harness import Record
 from benchmarks.padded.by_length import measure_loading, tabulate_loading
 from benchmarks.padded.plans import measure_plans, tabulate_plans
 from benchmarks.padded.replay import measure_replay, tabulate_replay
@@ -16,7 +16,6 @@ def measure() -> Record:
         "loading": measure_loading(),
         "training": measure_training(),
         "replay": measure_replay(),
-        "machine": machine(),
     }
 
 

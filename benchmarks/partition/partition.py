@@ -5,41 +5,33 @@ The loads are computed for random histories, and for MovieLens 100K's if its fol
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
-import numba
 import numpy as np
 
-from benchmarks.harness import Record, average, machine, show_progress, time_ms
+from benchmarks.harness import Record, average, find_percentiles, show_progress, time_in_turns
 from benchmarks.markdown import markdown_table
 from benchmarks.partition.groups import measure_groups, tabulate_groups
-from benchmarks.partition.lengths import (
+from benchmarks.partition.pieces import measure_pieces, tabulate_pieces
+from benchmarks.partition.placements import (
+    AS_LOADED,
     KUAIRAND,
     LOGNORMAL,
     ML_100K,
     ML_100K_NEWEST,
-    TAOBAO,
-    YAMBDA,
-    ZIPF,
-    Lengths,
-    list_lengths,
-)
-from benchmarks.partition.pieces import measure_pieces, tabulate_pieces
-from benchmarks.partition.placements import (
-    AS_LOADED,
     PLACEMENTS,
     RANKS_PER_NODE,
     REBALANCE_NODES,
-    ROWS_PER_RANK,
+    TAOBAO,
     UNEQUAL_ROWS,
+    YAMBDA,
+    ZIPF,
     GlobalBatch,
+    Lengths,
     draw_batches,
+    list_lengths,
 )
-from benchmarks.partition.plans_at_size import measure_plans, tabulate_plans
-from benchmarks.partition.windows import measure_windows, tabulate_windows
 from commons.partition import imbalance, lower_bound
 from commons.partition.problem import number_of_part
 
@@ -61,17 +53,13 @@ Known = Mapping[tuple[str, int, int, str], Record]
 
 
 def measure(movielens: Path | None = None) -> Record:
-    """Returns records of placements, pieces, groups, windows, and plans."""
+    """Returns records of placements, pieces, and groups."""
     lengths = list_lengths(movielens)
     return {
-        "rows_per_rank": ROWS_PER_RANK,
         "draws": DRAWS,
-        "machine": {**machine(), "numpy": np.__version__, "numba": numba.__version__},
         "placements": _measure_placements(lengths),
         "pieces": measure_pieces(lengths, DRAWS),
         "groups": measure_groups(DRAWS),
-        "windows": measure_windows(DRAWS),
-        "plans_at_size": measure_plans(),
     }
 
 
@@ -86,23 +74,18 @@ def _measure_placements(lengths: dict[str, Lengths]) -> list[Record]:
             if title == REBALANCE_NODES and ranks <= RANKS_PER_NODE:
                 continue
             key = (name, hidden_size, ranks, title)
-            if key not in figures:  # the calls also compile
+            if key not in figures:
                 equal_rows = title != UNEQUAL_ROWS
                 figures[key] = average([_assess(batch, place(batch), equal_rows) for batch in batches])
             # The batches take turns, so that no call finds its data in the cache.
-            turns = batches * -(-CALLS[ranks] // (DRAWS * PASSES))
-            calls = [partial(place, batch) for batch in turns]
-            times.setdefault(key, []).extend(time_ms(call, time.process_time) for call in calls)
+            rounds = -(-CALLS[ranks] // (DRAWS * PASSES))
+            taken = time_in_turns({title: place}, rounds, [(batch,) for batch in batches])[title]
+            times.setdefault(key, []).extend(taken)
     names = ("lengths", "hidden_size", "ranks", "placement")
     return [
-        {**dict(zip(names, key, strict=True)), **found, "ms": _summarize_times(times[key])}
+        {**dict(zip(names, key, strict=True)), **found, "ms": find_percentiles(times[key])}
         for key, found in figures.items()
     ]
-
-
-def _summarize_times(times: list[float]) -> Record:
-    median, p99 = np.percentile(times, [50, 99]).round(4).tolist()
-    return {"calls": len(times), "median": median, "p99": p99}
 
 
 def _assess(batch: GlobalBatch, partition: list[np.ndarray], equal_rows: bool) -> dict[str, float]:
@@ -148,9 +131,7 @@ def tables(figures: Record) -> dict[str, str]:
         "partition time": _tabulate_times(known),
         "partition pieces": tabulate_pieces(figures["pieces"], SHOWN_RANKS),
         "partition groups": tabulate_groups(figures["groups"]),
-        "partition windows": tabulate_windows(figures["windows"]),
         "partition machine": on.format(draws=figures["draws"], **figures["machine"]),
-        **tabulate_plans(figures["plans_at_size"]),
     }
 
 

@@ -8,10 +8,18 @@ from functools import partial
 import numpy as np
 
 from benchmarks.batches import make_hstu_batch
-from benchmarks.harness import Record, average, measure_cases, time_ms
+from benchmarks.harness import Record, average, measure_cases, time_in_turns
 from benchmarks.markdown import pivot
-from benchmarks.partition.lengths import KUAIRAND, LOGNORMAL, LONG, PARETO_1_1, PARETO_1_6, Lengths
-from benchmarks.partition.placements import ROWS_PER_RANK, make_flops
+from benchmarks.partition.placements import (
+    KUAIRAND,
+    LOGNORMAL,
+    LONG,
+    PARETO_1_1,
+    PARETO_1_6,
+    ROWS_PER_RANK,
+    Lengths,
+    make_flops,
+)
 from commons.distributed.placement import make_plan, place
 from commons.distributed.plan import Format, RowTable, ShufflePlan
 from commons.distributed.settings import ShufflerSettings
@@ -55,8 +63,9 @@ def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
                     "mb_fetched": fetched / 1e6,
                 }
             )
-            turns = [[time_ms(call, time.thread_time) for call in calls] for _ in range(CALLS)]
-            times += [] if plan.rows.starts_sample.all() else turns
+            if not plan.rows.starts_sample.all():
+                taken = time_in_turns(dict(enumerate(calls)), CALLS, clock=time.thread_time)
+                times += list(zip(*taken.values(), strict=True))
         medians = np.median(times, 0).round(4).tolist() if times else (None, None)
         return average(figures, 4) | dict(zip(("ms_of_whole_samples", "ms"), medians, strict=True))
 

@@ -1,44 +1,41 @@
 """Measures the cost of plans and of their moves at 8 to 4,096 ranks, beside steps of 20 to 300 ms.
 
 Times are CPU times of one process. Bytes, messages, and ranks met are counted. Wire times follow from bytes.
-`python -m benchmarks.partition.plans_at_size` measures only this part of `partition`.
 """
 
 from __future__ import annotations
 
-import commons.quiet_logs  # noqa: F401  isort: skip
-import argparse
-import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
 
 from benchmarks.harness import (
     Record,
     average,
+    find_percentiles,
     list_cases,
-    machine,
     measure_cases,
-    read_result,
-    take_turns,
-    time_ms,
-    write_result,
+    time_in_turns,
 )
-from benchmarks.markdown import make_table, pivot, write_pages
-from benchmarks.partition.lengths import LOGNORMAL, UNIFORM, YAMBDA, list_lengths
+from benchmarks.markdown import make_table, pivot
 from benchmarks.partition.pieces import load_histories
-from benchmarks.partition.placements import RANKS_PER_NODE, ROWS_PER_RANK, GlobalBatch, draw_batches
+from benchmarks.partition.placements import (
+    LOGNORMAL,
+    RANKS_PER_NODE,
+    ROWS_PER_RANK,
+    UNIFORM,
+    YAMBDA,
+    GlobalBatch,
+    draw_batches,
+    list_lengths,
+)
 from commons.distributed import ShufflerSettings
 from commons.distributed.placement import place, warm_up
 from commons.distributed.plan import Format, RowTable, ShufflePlan
 from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
 
-T = TypeVar("T")
 LENGTHS, HIDDEN_SIZE, RANKS = (LOGNORMAL, YAMBDA, UNIFORM), 256, (8, 64, 256, 1024, 4096)
 # Number of global batches, and of calls for each, by ranks. With few calls, p99 is nearly the slowest call.
 DRAWS = {8: 100, 64: 100, 256: 100, 1024: 50, 4096: 30}
@@ -124,14 +121,13 @@ PARTS: dict[str, Callable[[GatheredStep], object]] = {
 }
 
 
-def measure_plans() -> Record:
+def measure() -> Record:
     """Returns records of partitioners, whole plans, and moves."""
     sizes = list_cases(lengths=LENGTHS, ranks=RANKS)
     moved = list_cases(lengths=MOVED_LENGTHS, ranks=MOVED_RANKS)
     for partitioner in ("rebalance", "refined"):  # also compiles functions that a draw may skip
         warm_up(ShufflerSettings(partitioner))
     return {
-        "machine": {**machine(), "numpy": np.__version__, "numba": numba.__version__},
         "partitioners": measure_cases(sizes, _time_partitioners, "partitioners"),
         "plans": measure_cases(sizes, _time_plans, "plans"),
         "moves": measure_cases(
@@ -142,28 +138,21 @@ def measure_plans() -> Record:
 
 
 def _time_partitioners(lengths: str, ranks: int) -> Record:
-    calls = {title: call for title, call in PLACEMENTS.items() if _has_nodes(ranks) or title != DEFAULT_NODES}
-    return {"ms": _time_in_turns(calls, _draw(lengths, ranks, DRAWS[ranks]), CALLS[ranks])}
+    calls = dict(PLACEMENTS)
+    if ranks <= RANKS_PER_NODE:
+        del calls[DEFAULT_NODES]
+    return {"ms": _time(calls, _draw(lengths, ranks, DRAWS[ranks]), ranks)}
 
 
 def _time_plans(lengths: str, ranks: int) -> Record:
     rng, draw = np.random.default_rng([0, ranks]), list_lengths(None)[lengths]
     steps = [GatheredStep.of(draw(rng, ROWS_PER_RANK * ranks), ranks) for _ in range(DRAWS[ranks])]
-    return {"ms": _time_in_turns(PARTS, steps, CALLS[ranks])}
+    return {"ms": _time(PARTS, steps, ranks)}
 
 
-def _time_in_turns(
-    calls: Mapping[str, Callable[[T], object]], inputs: Sequence[T], rounds: int
-) -> dict[str, Record]:
-    """Returns the median and the 99th percentile of each call's CPU time in milliseconds, by name."""
-    for call in calls.values():
-        call(inputs[0])  # compiles
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn, name in enumerate(take_turns(calls, rounds * len(inputs))):
-        given = inputs[turn // len(calls) % len(inputs)]
-        times[name].append(time_ms(partial(calls[name], given), time.process_time))
-    found = {name: np.percentile(taken, [50, 99]).round(4).tolist() for name, taken in times.items()}
-    return {name: {"median": median, "p99": p99} for name, (median, p99) in found.items()}
+def _time(calls: Mapping[str, Callable[..., object]], inputs: Sequence[Any], ranks: int) -> Record:
+    times = time_in_turns(calls, CALLS[ranks], [(each,) for each in inputs])
+    return {name: find_percentiles(taken) for name, taken in times.items()}
 
 
 def _move(lengths: str, ranks: int, placement: str) -> Record:
@@ -226,15 +215,11 @@ def _gather_all(lengths: str, ranks: int) -> Record:
     return {"mb": round(largest * (ranks - 1) / 1e6, 1), "us": round(us, 1)}
 
 
-def _has_nodes(ranks: int) -> bool:
-    return ranks > RANKS_PER_NODE
-
-
 def _draw(lengths: str, ranks: int, draws: int) -> list[GlobalBatch]:
     return draw_batches(list_lengths(None)[lengths], HIDDEN_SIZE, ranks, draws)
 
 
-def tabulate_plans(figures: Record) -> dict[str, str]:
+def tables(figures: Record) -> dict[str, str]:
     """Returns the Markdown for each marker."""
     on = "one of {cores} cores ({cpu}), Python {python}, numpy {numpy}, numba {numba}"
     size = {"lengths": "{lengths}", "ranks": "{ranks:,}"}
@@ -312,21 +297,3 @@ def _say_all_gather(records: Sequence[Record]) -> str:
     """Returns a phrase with the bytes and the time of a rank's all-gather."""
     shown = [record | {"ms": record["us"] / 1e3} for record in records if record["lengths"] == LOGNORMAL]
     return " and ".join("{mb:,.0f} MB in {ms:.1f} ms at {ranks:,} ranks".format(**record) for record in shown)
-
-
-def _main() -> None:
-    description = "Measures what plans cost, and writes that part of `partition` and its tables."
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.partition.plans_at_size", description=description
-    )
-    parser.parse_args()
-    figures = json.loads(json.dumps(measure_plans()))
-    write_result("partition", read_result("partition") | {"plans_at_size": figures})
-    tables = tabulate_plans(figures)
-    for title, table in tables.items():
-        print(f"\n{title}\n\n{table}")
-    write_pages(tables)
-
-
-if __name__ == "__main__":
-    _main()

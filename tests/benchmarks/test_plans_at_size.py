@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.partition.lengths import draw_lognormal
 from benchmarks.partition.pieces import load_histories
-from benchmarks.partition.placements import RANKS_PER_NODE, ROWS_PER_RANK
+from benchmarks.partition.placements import RANKS_PER_NODE, ROWS_PER_RANK, draw_lognormal
 from benchmarks.partition.plans_at_size import (
     DEFAULT,
     DEFAULT_NODES,
