@@ -24,11 +24,14 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from commons.distributed import BalanceReport
 
 Record = dict[str, Any]
 T = TypeVar("T")
@@ -151,15 +154,71 @@ def average(records: Sequence[Record], digits: int = 5) -> Record:
     return {key: round(float(np.mean([each[key] for each in records])), digits) for key in records[0]}
 
 
-def bootstrap_speedup(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    """Returns the bootstrapped 95% confidence interval of a speedup.
+class Arm:
+    """One of several training runs that are compared.
 
     Args:
-        before, after: seconds of each block, without and with the change.
+        pipeline: training pipeline with a model of its own.
+        batches: batches that it trains on.
+
+    Attributes:
+        losses: mean loss of each step over all ranks, warm-up included.
+        block_seconds: seconds per step of each timed block.
+        reports: reports of all steps in timed blocks.
     """
-    draws = np.random.default_rng(0).integers(0, len(before), (_RESAMPLES, len(before)))
-    sums = np.array([before, after])[:, draws].sum(-1)
-    return [round(bound, 4) for bound in np.percentile(sums[0] / sums[1], [2.5, 97.5]).tolist()]
+
+    def __init__(self, pipeline: Any, batches: Iterable[Any]) -> None:
+        self.pipeline, self._batches = pipeline, iter(batches)
+        self.losses: list[float] = []
+        self.block_seconds: list[float] = []
+        self.reports: list[BalanceReport] = []
+
+    def run(self, steps: int, timed: bool = True) -> None:
+        """Trains for `steps` steps, and measures the time between barriers before and after them."""
+        sums, tokens, reports = [], [], []
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.pipeline.progress(self._batches)
+            sums.append(self.pipeline.loss_sum)
+            tokens.append(self.pipeline.loss_tokens)
+            reports.append(self.pipeline.report)
+        dist.barrier()
+        seconds = time.perf_counter() - start
+        totals = torch.stack(sums).double()
+        dist.all_reduce(totals)
+        self.losses += (totals.cpu() / torch.tensor(tokens)).tolist()
+        if timed:
+            self.block_seconds.append(seconds / steps)
+            self.reports += reports
+
+    def difference_of_losses(self, base: Arm) -> float:
+        """Returns the largest relative difference of a step's loss from that of `base`."""
+        losses = np.array([base.losses, self.losses])
+        return float((np.abs(losses[0] - losses[1]) / losses[0]).max())
+
+
+def train_in_turn(
+    arms: Iterable[Arm], blocks: int, what: str = "", steps_per_block: int = 1, warm_up_steps: int = 2
+) -> None:
+    """Warms up arms that are new, then trains all arms in turn, for `blocks` timed blocks each."""
+    arms = list(arms)
+    for arm in arms:
+        if not arm.losses:
+            arm.run(warm_up_steps, timed=False)
+    for arm in take_turns(arms, blocks, what):
+        arm.run(steps_per_block)
+
+
+def compare_times(before: Arm, after: Arm) -> Record:
+    """Returns the speedup over all timed blocks, with its bootstrapped 95% confidence interval."""
+    seconds = np.array([before.block_seconds, after.block_seconds])
+    draws = np.random.default_rng(0).integers(0, seconds.shape[1], (_RESAMPLES, seconds.shape[1]))
+    sums = seconds[:, draws].sum(-1)
+    return {
+        "speedup": float(np.divide(*seconds.sum(1))),
+        "speedup_interval": np.percentile(sums[0] / sums[1], [2.5, 97.5]).round(4).tolist(),
+    }
 
 
 def measure_step_memory(step: Callable[[], object], device: torch.device) -> tuple[int, int]:
@@ -231,13 +290,6 @@ def keep_running(*programs: str) -> Iterator[None]:
         for process in processes:
             process.kill()
             process.wait()
-
-
-def gather_from_ranks(value: T) -> list[T]:
-    """Returns the values of all ranks, in the order of ranks. Collective."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def name_result(name: str) -> str:

@@ -8,15 +8,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.demo.training import Arm, compare_times, parse_config, train_in_turn
+from benchmarks.demo.training import make_arm, parse_config
 from benchmarks.harness import (
+    Arm,
     Record,
+    compare_times,
     list_cases,
     measure_cases,
     measure_step_memory,
     run_on_ranks,
     summarize,
     time_in_turns,
+    train_in_turn,
 )
 from benchmarks.markdown import pivot
 from benchmarks.partition.placements import GlobalBatch, draw_batches, draw_lognormal
@@ -59,20 +62,20 @@ def train(device: torch.device) -> Record:
     """Trains the demo's model on this rank, with and without micro-batches."""
     make_task = parse_config("hstu")
 
-    def make_arm(rows: int, cap: int | None) -> Arm:
+    def make(rows: int, cap: int | None) -> Arm:
         settings = {"train_batch_size": rows, "max_tokens_per_micro_batch": cap}
         balanced = {"enable_balanced_shuffler": True, "balance_partitioner": "refined"}
-        return Arm(make_task, {**balanced, **settings}, device)
+        return make_arm(make_task, {**balanced, **settings}, device)
 
     def measure_peaks(rows_per_rank: int, max_tokens_per_micro_batch: int | None) -> Record:
-        arm = make_arm(rows_per_rank, max_tokens_per_micro_batch)
+        arm = make(rows_per_rank, max_tokens_per_micro_batch)
         arm.run(2, timed=False)
         peaks = [_measure_peak(arm, device) for _ in range(MEASURED_STEPS)]
         return {"peak_megabytes": summarize(peaks, 1)}
 
     cases = list_cases(rows_per_rank=TRAINED_ROWS, max_tokens_per_micro_batch=CAPS)
     found = measure_cases(cases, measure_peaks, "memory")
-    whole, divided = make_arm(TIMED_ROWS, None), make_arm(TIMED_ROWS, TIMED_CAP)
+    whole, divided = make(TIMED_ROWS, None), make(TIMED_ROWS, TIMED_CAP)
     train_in_turn([whole, divided], TIMED_BLOCKS, "time")
     return {"peaks": found, "time": compare_times(whole, divided)}
 

@@ -16,14 +16,17 @@ import torch.distributed as dist
 
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
 from benchmarks.batches import make_hstu_batch
-from benchmarks.demo.training import Arm, compare_times, parse_config, train_in_turn
+from benchmarks.demo.training import make_arm, parse_config
 from benchmarks.harness import (
+    Arm,
     Record,
+    compare_times,
     keep_running,
     measure_step_memory,
     run_on_ranks,
     show_progress,
     summarize,
+    train_in_turn,
 )
 from benchmarks.markdown import make_table
 from commons.datasets import HSTUBatch
@@ -72,7 +75,7 @@ def train(device: torch.device) -> Record:
     make_task = parse_config("hstu")
     rank = dist.get_rank()
 
-    def make_arm(lengths: Sequence[Sequence[int]], split: bool, max_tokens: int | None = None) -> Arm:
+    def make(lengths: Sequence[Sequence[int]], split: bool, max_tokens: int | None = None) -> Arm:
         settings = {
             "enable_balanced_shuffler": True,
             "balance_equal_rows": False,
@@ -81,10 +84,10 @@ def train(device: torch.device) -> Record:
             "balance_max_tokens": max_tokens,
         }
         batch = make_history_batch(lengths[rank], seed=rank)
-        return Arm(make_task, settings, device, lambda task: repeat(batch))
+        return make_arm(make_task, settings, device, repeat(batch))
 
     def compare(lengths: Sequence[Sequence[int]], blocks: int, what: str) -> Record:
-        whole, pieces = make_arm(lengths, False), make_arm(lengths, True)
+        whole, pieces = make(lengths, False), make(lengths, True)
         train_in_turn([whole, pieces], blocks, what)
         return _compare(whole, pieces)
 
@@ -97,11 +100,11 @@ def train(device: torch.device) -> Record:
     memory = []
     for num_layers in LAYERS:
         gin.bind_parameter("NetworkArgs.num_layers", num_layers)
-        whole = _measure_memory(make_arm(((LONGEST_ON_ONE_RANK,), ()), False), device)
+        whole = _measure_memory(make(((LONGEST_ON_ONE_RANK,), ()), False), device)
         pieces = []
         for multiple in show_progress(MULTIPLES, f"{num_layers} layers"):
             items = round(multiple * LONGEST_ON_ONE_RANK)
-            pieces.append(_measure_memory(make_arm(((items,), ()), True, int(ROOM * items)), device))
+            pieces.append(_measure_memory(make(((items,), ()), True, int(ROOM * items)), device))
         memory.append({"layers": num_layers, "longest": _interpolate_longest(whole, pieces)})
     return {"giant": busy, "giant_alone": alone, "even": even, "memory": memory}
 

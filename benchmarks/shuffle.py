@@ -11,13 +11,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.demo.training import Arm, parse_config, train_in_turn
+from benchmarks.demo.training import make_arm, parse_config
 from benchmarks.harness import (
+    Arm,
     Record,
     run_on_ranks,
     summarize,
     time_call,
     time_ms,
+    train_in_turn,
 )
 from benchmarks.markdown import Cell, make_table
 from commons.distributed import ShufflerSettings
@@ -58,11 +60,6 @@ class _StageClock:
         planner.plan = self._time_plan  # type: ignore[assignment, method-assign]
         self._loading = self._before_exchange = 0.0
 
-    def clear(self) -> None:
-        """Discards all measurements so far."""
-        for times in self.milliseconds.values():
-            times.clear()
-
     def watch(self, loader: Iterator[Any]) -> Iterator[Any]:
         """Yields the loader's batches, and adds up the time that loading takes."""
         while True:
@@ -93,13 +90,12 @@ class _StageClock:
         return plan
 
 
-class _TrainingArm(Arm):
+class _TimedArm(Arm):
     """An arm that also measures the time of each step and of its stage."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._clock = _StageClock(self.pipeline._stage)
-        self._batches = self._clock.watch(self._batches)
+    def __init__(self, arm: Arm) -> None:
+        self._clock = _StageClock(arm.pipeline._stage)
+        super().__init__(arm.pipeline, self._clock.watch(arm._batches))
         self._step_ms: list[float] = []
 
     def run(self, steps: int, timed: bool = True) -> None:
@@ -108,7 +104,7 @@ class _TrainingArm(Arm):
             self._step_ms.append(time_ms(partial(self.pipeline.progress, self._batches)))
             self.reports.append(self.pipeline.report)
         if not timed:
-            for so_far in (self._clock, self._step_ms, self.reports):
+            for so_far in (*self._clock.milliseconds.values(), self._step_ms, self.reports):
                 so_far.clear()
 
     def figures(self) -> Record:
@@ -131,7 +127,7 @@ def train(device: torch.device) -> Record:
     arms = {}
     for name, settings in ARMS.items():
         balanced = {f"balance_{key}": value for key, value in settings.items()}
-        arms[name] = _TrainingArm(make_task, {"enable_balanced_shuffler": True, **balanced}, device)
+        arms[name] = _TimedArm(make_arm(make_task, {"enable_balanced_shuffler": True, **balanced}, device))
     train_in_turn(arms.values(), BLOCKS, "train", STEPS_PER_BLOCK, WARM_UP_STEPS)
     return {"arms": {name: arm.figures() for name, arm in arms.items()}}
 

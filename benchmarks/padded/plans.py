@@ -1,18 +1,23 @@
-"""Computes the loads, rows, and tokens of ranks that pad, by the plans of `Padded`, and the time to plan."""
+"""Computes the loads, rows, and tokens of ranks that pad, by the plans of `Padded`."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Record, list_cases, measure_cases, time_ms
+from benchmarks.harness import Record, list_cases, measure_cases
 from benchmarks.markdown import make_table, pivot
-from benchmarks.padded.lengths import KINDS, load_rows
-from benchmarks.partition.placements import ROWS_PER_RANK
+from benchmarks.partition.placements import (
+    KUAIRAND,
+    RANKS_PER_NODE,
+    ROWS_PER_RANK,
+    YAMBDA,
+    Lengths,
+    list_lengths,
+)
 from commons.distributed import BalanceReport, ShufflePlan
 from commons.distributed.plan import RowTable
 from commons.extensions.padded.padded_plan import plan_padded
@@ -20,7 +25,37 @@ from commons.extensions.padded.padded_plan import plan_padded
 WIDTH, DRAWS = 256, 200
 RANKS, MAX_REAL_TOKENS = (2, 8, 64), 1.3
 PARTS = {2: 4, 8: 2}  # micro-batches of each rank, by ranks
-TIMED_RANKS, TIMED_CALLS = (64, 1024), 40
+SHORT = "lognormal(4.2, 1.0) in [20, 200]"
+_KNOWN = list_lengths(None)
+KINDS: dict[str, Lengths] = {
+    SHORT: lambda rng, n: rng.lognormal(4.2, 1.0, n).clip(20, 200).astype(np.int64),
+    "Yambda-like, newest 8,192": lambda rng, n: _KNOWN[YAMBDA](rng, n).clip(max=8192),
+    "uniform in [1, 4096]": lambda rng, n: rng.integers(1, 4097, n),
+    "KuaiRand-like, newest 4,096": lambda rng, n: _KNOWN[KUAIRAND](rng, n).clip(max=4096),
+}
+BYTES_PER_TOKEN = 16  # an id and a label
+
+
+def load_rows(lengths: np.ndarray, workloads: np.ndarray, **arguments: Any) -> RowTable:
+    """Returns a step in which each rank loaded `ROWS_PER_RANK` of these rows.
+
+    Args:
+        lengths, workloads: tokens and cost of each row, int64 `[rows]`.
+        arguments: partitioner arguments, as extensions give them.
+    """
+    per_rank = np.full(len(lengths) // ROWS_PER_RANK, ROWS_PER_RANK)
+    none = np.zeros((len(lengths), 0), dtype=np.int64)
+    return RowTable(
+        batch_sizes=per_rank,
+        num_loaded=per_rank,
+        workloads=workloads,
+        tokens=lengths,
+        loss_tokens=lengths,
+        key_lengths=none,
+        sample_bytes=BYTES_PER_TOKEN * lengths,
+        arguments=arguments,
+        ranks_per_node=RANKS_PER_NODE if len(per_rank) > RANKS_PER_NODE else None,
+    )
 
 
 def count_flops(lengths: np.ndarray) -> np.ndarray:
@@ -28,17 +63,13 @@ def count_flops(lengths: np.ndarray) -> np.ndarray:
     return 10 * lengths * WIDTH**2 + 4 * lengths**2 * WIDTH
 
 
-def measure_plans(draws: int = DRAWS) -> Record:
-    """Returns records of whole ranks, of ranks in micro-batches, and of the time to plan."""
+def measure_plans() -> Record:
+    """Returns records of whole ranks, and of ranks in micro-batches."""
+    whole, parts = list_cases(lengths=KINDS, ranks=RANKS), list_cases(lengths=KINDS, ranks=PARTS)
     return {
-        "draws": draws,
-        "whole": measure_cases(
-            list_cases(lengths=KINDS, ranks=RANKS), partial(_average, draws, assess_whole), "whole ranks"
-        ),
-        "parts": measure_cases(
-            list_cases(lengths=KINDS, ranks=PARTS), partial(_average, draws, assess_parts), "micro-batches"
-        ),
-        "planning": measure_cases(list_cases(lengths=KINDS, ranks=TIMED_RANKS), _time_planning, "planning"),
+        "draws": DRAWS,
+        "whole": measure_cases(whole, partial(_average, assess_whole), "whole ranks"),
+        "parts": measure_cases(parts, partial(_average, assess_parts), "micro-batches"),
     }
 
 
@@ -48,11 +79,11 @@ def draw_rows(lengths: str, ranks: int, seed: int) -> RowTable:
     return load_rows(drawn, count_flops(drawn))
 
 
-def _average(draws: int, assess: Callable[[RowTable], Record], lengths: str, ranks: int) -> Record:
+def _average(assess: Callable[[RowTable], Record], lengths: str, ranks: int) -> Record:
     """Returns each figure's mean over draws, and under "errors" its standard error."""
-    records = [assess(draw_rows(lengths, ranks, seed)) for seed in range(draws)]
+    records = [assess(draw_rows(lengths, ranks, seed)) for seed in range(DRAWS)]
     table = np.array([list(record.values()) for record in records])
-    errors = table.std(0, ddof=1) / np.sqrt(draws)
+    errors = table.std(0, ddof=1) / np.sqrt(DRAWS)
 
     def name(values: np.ndarray) -> Record:
         return dict(zip(records[0], values.round(5).tolist(), strict=True))
@@ -102,7 +133,8 @@ def plan_in_parts(rows: RowTable, num_parts: int, exchanges: bool = True) -> Shu
     """Returns the plan with the largest token cap that takes this number of micro-batches."""
 
     def plan(cap: int) -> ShufflePlan:
-        return plan_padded(_with_cap(rows, cap), exchanges=exchanges)
+        capped = load_rows(rows.tokens, rows.workloads, micro_batch_tokens=cap)
+        return plan_padded(capped, exchanges=exchanges)
 
     low, high = 1, int(rows.tokens.max()) * len(rows.tokens)  # more parts than `num_parts - 1`; one part
     while high - low > 1:
@@ -111,28 +143,15 @@ def plan_in_parts(rows: RowTable, num_parts: int, exchanges: bool = True) -> Shu
     return plan(low)
 
 
-def _with_cap(rows: RowTable, cap: int) -> RowTable:
-    return load_rows(rows.tokens, rows.workloads, micro_batch_tokens=cap)
-
-
-def _time_planning(lengths: str, ranks: int) -> Record:
-    """Returns the median CPU time of a plan in milliseconds."""
-    steps = [draw_rows(lengths, ranks, seed) for seed in range(TIMED_CALLS)]
-    times = [time_ms(partial(plan_padded, rows), time.process_time) for rows in steps]
-    return {"ms": round(float(np.median(times)), 3)}
-
-
 def tabulate_plans(figures: Record) -> dict[str, str]:
     """Returns the Markdown for each marker. Cells list numbers of ranks."""
     whole = [record | {"speedup": record["as_loaded"] / record["padded"]} for record in figures["whole"]]
     parts = [record | {"parts_per_rank": PARTS[record["ranks"]]} for record in figures["parts"]]
-    planning = pivot(figures["planning"], {"lengths": "{lengths}"}, "{ranks:,} ranks, ms", "{ms:.2f}")
     errors = max(map(_largest_error, figures["whole"] + figures["parts"]))
     return {
         "padded balance": tabulate_ranks(whole, _BALANCE),
         "padded side effects": tabulate_ranks(whole, _SIDE_EFFECTS),
         "padded micro-batches": make_table(parts, _PARTS),
-        "padded planning": planning,
         "padded errors": f"{figures['draws']} draws (standard errors of imbalances are at most {errors:.1%})",
     }
 

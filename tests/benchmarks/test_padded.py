@@ -1,6 +1,5 @@
 """The benchmark of models that pad: what it computes, and that its arms train on the same samples."""
 
-from contextlib import ExitStack
 from unittest import mock
 
 import numpy as np
@@ -10,9 +9,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from torchrec import JaggedTensor
 
-from benchmarks.padded import by_length, lengths, plans, replay, training
-from benchmarks.padded.lengths import KINDS, SHORT, load_rows
-from benchmarks.padded.model import BLOCKS, WIDTH, PaddedModel, count_flops, make_batch
+from benchmarks.padded import padded, plans
+from benchmarks.padded.padded import BLOCKS, RANKS, WIDTH, PaddedModel, count_flops, make_batch
+from benchmarks.padded.plans import KINDS, SHORT, load_rows
 from benchmarks.partition.placements import ROWS_PER_RANK
 from commons.extensions.padded.padded_plan import plan_padded
 
@@ -37,16 +36,20 @@ def test_the_cap_is_the_largest_that_takes_so_many_micro_batches(exchanges):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lengths_fit_the_model(kind):
-    drawn = training.draw_lengths(kind, 1000)
-    assert drawn.min() >= 1 and training.LONGEST / 2 < drawn.max() <= training.LONGEST
+    drawn = padded.draw_lengths(kind, 1000)
+    assert drawn.min() >= 1 and padded.LONGEST / 2 < drawn.max() <= padded.LONGEST
 
 
 def test_loading_by_length_uses_each_sample_once_and_pads_less():
-    costs = plans.count_flops(KINDS[SHORT](np.random.default_rng(0), 16 * 2 * ROWS_PER_RANK))
-    steps = by_length.load_by_length(costs, 2)
+    costs = plans.count_flops(KINDS[SHORT](np.random.default_rng(0), 16 * RANKS * ROWS_PER_RANK))
+    steps = padded.load_by_length(costs)
     assert sorted(np.concatenate([part for step in steps for part in step])) == list(range(len(costs)))
-    loaded = list(np.arange(len(costs)).reshape(16, 2, -1))
-    assert by_length.assess(costs, steps)[0] < by_length.assess(costs, loaded)[0]
+    loaded = np.arange(len(costs)).reshape(16, RANKS, -1)
+    by_length, before = (
+        sum(max(len(part) * costs[part].max(initial=0) for part in step) for step in each)
+        for each in (steps, loaded)
+    )
+    assert by_length < before
 
 
 def test_a_model_computes_the_same_whether_it_pads_or_not():
@@ -72,25 +75,23 @@ def test_flops_are_those_that_torch_counts():
 def _few(measure, steps):
     """Measures steps of four rows per rank, of two kinds of lengths."""
     kinds = {name: KINDS[name] for name in list(KINDS)[:2]}
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(KINDS, kinds, clear=True))
-        for module in (by_length, lengths, replay, training):
-            stack.enter_context(mock.patch.object(module, "ROWS_PER_RANK", 4))
+    four = [mock.patch.object(module, "ROWS_PER_RANK", 4) for module in (padded, plans)]
+    with mock.patch.dict(KINDS, kinds, clear=True), four[0], four[1]:
         return measure(torch.device("cpu"), steps)
 
 
 def test_arms_train_alike_and_fill_their_tables(pools):
-    records = pools(2).run(_few, training.train, "3")[0]
+    records = pools(2).run(_few, padded.train, "3")[0]
     for record in records:
         differences = [arm["loss_difference"] for arm in record["arms"].values()]
         assert max(each for each in differences if each is not None) < 1e-5
         assert record["speedup_predicted"] > 1
-    tables = training.tabulate_training(records)
+    tables = padded.tabulate_training(records)
     assert "other steps" in tables["padded beside"] and "Yambda-like" in tables["padded training"]
 
 
 def test_eight_ranks_are_replayed(pools):
-    [records] = pools(1).run(_few, replay.replay, "2")
+    [records] = pools(1).run(_few, padded.replay, "2")
     for record in records:
         assert {np.shape(seconds) for seconds in record["seconds"].values()} == {(2, 8)}
-    assert "Yambda-like" in replay.tabulate_replay(records)["padded replay"]
+    assert "Yambda-like" in padded.tabulate_replay(records)["padded replay"]
