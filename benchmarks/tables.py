@@ -26,10 +26,9 @@ def main() -> None:
 
 def all_tables() -> dict[str, str]:
     """Returns the Markdown of all tables, by the name in their markers."""
-    sets = (versions.Outcome(**each) for each in read_result("versions")["sets"])
     summaries = {model: read_result(f"demo/{model}/summary") for model in demo.TITLES}
     results = {name: read_result(name_result(name)) for name in BENCHMARKS} | {"soak": read_result("soak")}
-    tables = {**demo.tables(summaries), "VERSIONS sets": versions.table(sets)}
+    tables = {**demo.tables(summaries), "VERSIONS sets": versions.table(versions.read_outcomes())}
     tables |= soak.tables(results["soak"]) | {"stage cost": tabulate_stage_cost(results)}
     for name, module in BENCHMARKS.items():
         tables |= importlib.import_module(f"benchmarks.{module}").tables(results[name])
