@@ -53,12 +53,12 @@ PARTS = (
     Part("Triton HSTU attention", "attention", "check_triton_hstu"),
     Part("SID-GR attention", "attention", "check_sid_gr"),
     Part("streams: training steps", "training_step", "check_streams", packages=_TRAINING),
-    Part("streams under the CUDA sanitizer", "sanitized", "check_sanitized", packages=("numba",)),
+    Part("streams under the CUDA sanitizer", "processes", "check_sanitized", packages=("numba",)),
     Part("memory of a training step", "training_step", "read_memory", packages=_TRAINING),
     Part("synchronizations of a training step", "training_step", "list_synchronizations", packages=_TRAINING),
-    Part("gradient tests over NCCL", "ranks", "run_gradient_tests", num_gpus=2, packages=_TESTS),
-    Part("exchange tests over NCCL", "ranks", "run_exchange_tests", num_gpus=2, packages=_TESTS),
-    Part("make demo over NCCL", "ranks", "run_demo", num_gpus=2, packages=(*_TRAINING, "matplotlib")),
+    Part("gradient tests over NCCL", "processes", "run_gradient_tests", num_gpus=2, packages=_TESTS),
+    Part("exchange tests over NCCL", "processes", "run_exchange_tests", num_gpus=2, packages=_TESTS),
+    Part("make demo over NCCL", "processes", "run_demo", num_gpus=2, packages=(*_TRAINING, "matplotlib")),
 )
 
 
