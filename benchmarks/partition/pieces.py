@@ -135,12 +135,11 @@ _COLUMNS = {
 }
 
 
-def tabulate_pieces(pieces: list[Record], sizes: tuple[int, ...]) -> str:
-    """Returns a table of the figures at these numbers of ranks."""
+def tabulate_pieces(pieces: list[Record]) -> str:
+    """Returns a table of the figures at all numbers of ranks."""
     cells = [
         record | {"title": title, "text": "–" if record[key] is None else f"{record[key]:.{digits}f}"}
         for record in pieces
-        if record["ranks"] in sizes and tuple(record[name] for name in NAMES) in CASES
         for title, (key, digits) in _COLUMNS.items()
     ]
     rows = {"lengths": "{lengths}", "d": "{hidden_size}", "rows": "{rows_per_rank}"}
