@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 T = TypeVar("T")
 
-RESULTS = Path(__file__).parent / "results"
+REPOSITORY = Path(__file__).parents[1]
+RESULTS = REPOSITORY / "benchmarks" / "results"
 # Modules by the names that `make bench NAME=…` accepts. The last part of a module's name also names its file
 # in `RESULTS`. The Makefile describes each benchmark in one line.
 BENCHMARKS = {
@@ -242,7 +243,9 @@ def measure_step_memory(step: Callable[[], object], device: torch.device) -> tup
     return kept, peak
 
 
-def run_torchrun(num_ranks: int, module: str, *arguments: str | Path) -> None:
+def run_torchrun(
+    num_ranks: int, module: str, *arguments: str | Path, stdout: int | None = None
+) -> subprocess.CompletedProcess[str]:
     """Runs `torchrun --nproc_per_node NUM_RANKS -m MODULE ARGUMENTS`, one thread per rank.
 
     Raises:
@@ -250,7 +253,8 @@ def run_torchrun(num_ranks: int, module: str, *arguments: str | Path) -> None:
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "-m", module, *map(str, arguments)], check=True, env=environment)
+    command += ["-m", module, *map(str, arguments)]
+    return subprocess.run(command, check=True, env=environment, cwd=REPOSITORY, stdout=stdout, text=True)
 
 
 def run_on_ranks(
