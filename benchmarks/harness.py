@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -222,25 +222,16 @@ def compare_times(before: Arm, after: Arm) -> Record:
     }
 
 
-def measure_step_memory(step: Callable[[], object], device: torch.device) -> tuple[int, int]:
-    """Returns the bytes that torch holds when a step's backward pass begins, and the step's peak bytes.
-
-    Both exclude memory that was allocated before the step. The backward pass begins at the profiler's
-    "## backward" range, which TorchRec's pipelines record.
-    """
+def measure_step_memory(step: Callable[[], object]) -> int:
+    """Returns the peak bytes that torch allocates on the CPU in a step, beyond those before it."""
     gc.collect()
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profiled:
         step()
-    allocated = peak = kept = 0
-    for event in sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
-        if event.name().startswith("## backward"):
-            kept = allocated
-        elif event.name() == "[memory]" and (event.device_type().name == "CUDA") == (device.type == "cuda"):
-            allocated += event.nbytes()
-            peak = max(peak, allocated)
-    return kept, peak
+    events = sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    changes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    return max(accumulate(changes), default=0)
 
 
 def run_torchrun(
@@ -257,21 +248,18 @@ def run_torchrun(
     return subprocess.run(command, check=True, env=environment, cwd=REPOSITORY, stdout=stdout, text=True)
 
 
-def run_on_ranks(
-    num_ranks: int, function: Callable[..., Any], *arguments: str | Path, pinned: bool = False
-) -> Any:
+def run_on_ranks(num_ranks: int, function: Callable[..., Any], *arguments: str | Path) -> Any:
     """Calls a function of a module on new ranks of this machine, and returns its result on rank 0.
 
     Args:
         num_ranks: number of processes, of one thread each.
         function: callable of the rank's device and `arguments` as strings. Its result must fit into JSON.
         arguments: further arguments of the function.
-        pinned: whether each rank is pinned to a core of its own.
     """
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         name = f"{function.__module__}:{function.__name__}"
-        run_torchrun(num_ranks, __name__, *["--pinned"] * pinned, name, result, *arguments)
+        run_torchrun(num_ranks, __name__, name, result, *arguments)
         return json.loads(result.read_text())
 
 
@@ -333,13 +321,10 @@ def _read_cpu_model() -> str:
     return next(models, platform.machine())
 
 
-def _run_rank(function: str, result: Path, arguments: Sequence[str], pinned: bool) -> None:
+def _run_rank(function: str, result: Path, arguments: Sequence[str]) -> None:
     """Runs one rank of `run_on_ranks`."""
     from commons.training import rank_process
 
-    if pinned:  # before other threads start
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"])]})
     module, _, name = function.partition(":")
     call = getattr(importlib.import_module(module), name)
     with rank_process() as device:
@@ -355,12 +340,11 @@ def _main() -> None:
     parser.add_argument("function", help="MODULE:FUNCTION")
     parser.add_argument("result", type=Path)
     parser.add_argument("arguments", nargs="*")
-    parser.add_argument("--pinned", action="store_true")
     given = parser.parse_args()
     import commons.quiet_logs  # noqa: F401  before torchrec
     from commons.training import run_rank
 
-    run_rank(lambda: _run_rank(given.function, given.result, given.arguments, given.pinned))
+    run_rank(partial(_run_rank, given.function, given.result, given.arguments))
 
 
 if __name__ == "__main__":

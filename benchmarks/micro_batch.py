@@ -70,7 +70,7 @@ def train(device: torch.device) -> Record:
     def measure_peaks(rows_per_rank: int, max_tokens_per_micro_batch: int | None) -> Record:
         arm = make(rows_per_rank, max_tokens_per_micro_batch)
         arm.run(2, timed=False)
-        peaks = [_measure_peak(arm, device) for _ in range(MEASURED_STEPS)]
+        peaks = [_measure_peak(arm) for _ in range(MEASURED_STEPS)]
         return {"peak_megabytes": summarize(peaks, 1)}
 
     cases = list_cases(rows_per_rank=TRAINED_ROWS, max_tokens_per_micro_batch=CAPS)
@@ -80,9 +80,9 @@ def train(device: torch.device) -> Record:
     return {"peaks": found, "time": compare_times(whole, divided)}
 
 
-def _measure_peak(arm: Arm, device: torch.device) -> float:
+def _measure_peak(arm: Arm) -> float:
     """Returns the peak megabytes of a step on the rank with the largest peak. Collective."""
-    peak = torch.tensor(measure_step_memory(partial(arm.run, 1), device)[1] / 1e6)
+    peak = torch.tensor(measure_step_memory(partial(arm.run, 1)) / 1e6)
     dist.all_reduce(peak, op=dist.ReduceOp.MAX)
     return float(peak)
 

@@ -51,7 +51,7 @@ def _run_rank(rank: int, ranks: int, folder: str) -> None:
 
 
 def _measure(rank: int, ranks: int) -> Record:
-    channel = Channel(rank, ranks, dist.group.WORLD, tag=1)
+    channel = Channel(rank, tuple(range(ranks)), dist.group.WORLD, tag=1)
     row = np.arange(ROWS * COLUMNS) + rank
     mine, gathered = torch.from_numpy(row), torch.empty(ranks * len(row), dtype=torch.int64)
     gathers: dict[str, Callable[[], Any]] = {
