@@ -76,7 +76,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- loading        imbalance if batches are loaded by length
 #- micro-batch    micro-batches: their balance, memory and time
 #- movielens      AUC on MovieLens 100K with and without the stage
-#- padded         models that pad: computed loads of ranks, steps of two, and eight replayed
+#- padded         models that pad: computed loads of ranks, and steps of two
 #- partition      balance, moves and time of the partition algorithms
 #- pieces         samples cut into pieces on several ranks
 #- plans          time of plans of 8 to 4,096 ranks, and the moves that they make

@@ -151,8 +151,11 @@ def _train(device: torch.device, steps: int, lengths: str) -> Record:
         DEFAULT: FlopsShuffler(),
         PADDED: FlopsShuffler(equal_rows=False, extensions=[Padded()]),
     }
-    batches = [make_batch(drawn, step[dist.get_rank()]) for step in loaded]
-    arms = {name: _make_arm(batches, shuffler, device) for name, shuffler in shufflers.items()}
+    mine = loaded[:, dist.get_rank()]
+    arms = {
+        name: _make_arm([make_batch(drawn, numbers) for numbers in mine], shuffler, device)
+        for name, shuffler in shufflers.items()
+    }
     train_in_turn(arms.values(), steps, warm_up_steps=WARM_UP_STEPS)
     return {
         "divisor": find_divisor(lengths),
@@ -211,7 +214,7 @@ _TRAINING: dict[str, Cell] = {
     "speedup": "{padded[speedup]:.2f} ({padded[speedup_interval][0]:.2f}–{padded[speedup_interval][1]:.2f})",
     "predicted": "{speedup_predicted:.2f}",
     "ratio": lambda record: f"{record['padded']['speedup'] / record['speedup_predicted']:.2f}",
-    "largest difference of a loss": lambda record: f"{record['padded']['loss_difference']:.0e}",
+    "largest difference of a loss": lambda record: _show(record["padded"]["loss_difference"]),
 }
 
 
