@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -182,19 +182,15 @@ def _sum_up(numbers: torch.Tensor) -> np.ndarray:
 def _die_in(shuffler: BatchShuffler, where: str) -> None:
     """Makes this process kill itself at step `DIES_AT`, on the planning thread or in an exchange."""
     calls = itertools.count(1)
+    of, name = (shuffler.planner, "plan") if where == "planning" else (shuffler, "_move")
+    function = getattr(of, name)
 
-    def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            if next(calls) == DIES_AT:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments)
+    def call(*arguments: Any) -> Any:
+        if next(calls) == DIES_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
 
-        return call
-
-    if where == "planning":
-        shuffler.planner.plan = deadly(shuffler.planner.plan)  # type: ignore[method-assign]
-    else:
-        shuffler._move = deadly(shuffler._move)
+    setattr(of, name, call)
 
 
 def _read_own_memory(pid: int | None) -> int:

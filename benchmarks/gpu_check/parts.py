@@ -118,13 +118,13 @@ def is_broken(device: torch.device) -> bool:
 
 
 @contextmanager
-def forbid_synchronization(device: torch.device) -> Iterator[None]:
-    """While active, an operation that makes the host wait for the GPU raises an error."""
+def synchronization_mode(device: torch.device, mode: str = "error") -> Iterator[None]:
+    """While active, an operation that makes the host wait for the GPU raises an error, or a warning."""
     if device.type != "cuda":
         yield
         return
     torch.cuda.synchronize(device)
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode(mode)
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.demo.training import parse_config
-from benchmarks.gpu_check.parts import NotRun, find_line
+from benchmarks.gpu_check.parts import NotRun, find_line, synchronization_mode
 from benchmarks.gpu_check.rows import DELAY_CYCLES
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, rank_process, shard_model
@@ -99,13 +99,7 @@ def record_synchronizations(device: torch.device) -> Iterator[Counter[str]]:
         if "called a synchronizing" in str(message):
             places[find_line(traceback.extract_stack(), but_not_in=__file__) or "elsewhere"] += 1
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), synchronization_mode(device, "warn"):
         warnings.simplefilter("always")
         warnings.showwarning = record
-        if device.type == "cuda":
-            torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield places
-        finally:
-            if device.type == "cuda":
-                torch.cuda.set_sync_debug_mode("default")
+        yield places
