@@ -74,7 +74,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- groups         ranks per user, and time to plan, where samples of a user belong together
 #- kuairand       memory and time of preparing KuaiRand's logs
 #- loading        imbalance if batches are loaded by length
-#- micro-batch    micro-batches: their balance, memory and time
+#- micro-batch    micro-batches: their memory and time
 #- movielens      AUC on MovieLens 100K with and without the stage
 #- padded         models that pad: computed loads of ranks, and steps of two
 #- partition      balance, moves and time of the partition algorithms

@@ -14,12 +14,12 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, product
 from pathlib import Path
@@ -272,18 +272,6 @@ def start_forks(count: int, function: Callable[..., None], *arguments: Any) -> l
     return forks
 
 
-@contextmanager
-def keep_running(*programs: str) -> Iterator[None]:
-    """While active, the Python programs run beside this process, on the same cores."""
-    processes = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
 def name_result(name: str) -> str:
     """Returns the name of a benchmark's result, for `read_result` and `write_result`."""
     return BENCHMARKS[name].rpartition(".")[2]
@@ -295,24 +283,11 @@ def read_result(name: str) -> Any:
 
 
 def write_result(name: str, figures: Record) -> None:
-    """Writes `results/NAME.json`, with one line per record, so that a diff shows which records change."""
-    (RESULTS / f"{name}.json").write_text(_format_figures(figures) + "\n")
-
-
-def _format_figures(figures: Record) -> str:
-    lines = []
-    for key, value in figures.items():
-        text = json.dumps(value, indent=1)
-        if isinstance(value, list):
-            text = "[\n " + ",\n ".join(map(json.dumps, value)) + "\n]"
-        elif isinstance(value, dict) and any(_are_records(each) for each in value.values()):
-            text = _format_figures(value)
-        lines.append(" " + f"{json.dumps(key)}: {text}".replace("\n", "\n "))
-    return "{\n" + ",\n".join(lines) + "\n}"
-
-
-def _are_records(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+    """Writes `results/NAME.json`, with one line per innermost record, so that a diff shows which changed."""
+    text = json.dumps(figures, indent=1)
+    innermost = re.compile(r"[\[{][^\[\]{}]*[\]}]")
+    text = innermost.sub(lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text)
+    (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
 def _read_cpu_model() -> str:

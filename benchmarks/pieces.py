@@ -6,6 +6,8 @@ Trains the demo's model on two ranks, alternately on whole samples and on pieces
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import repeat
 
@@ -14,19 +16,17 @@ import torch
 import torch.distributed as dist
 
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
-from benchmarks.batches import make_hstu_batch
+from benchmarks.batches import make_history_batch
 from benchmarks.demo.training import make_arm, parse_config
 from benchmarks.harness import (
     Arm,
     Record,
     compare_times,
-    keep_running,
     run_on_ranks,
     summarize,
     train_in_turn,
 )
 from benchmarks.markdown import make_table
-from commons.datasets import HSTUBatch
 from hstu.modules import SampleMask, batch_attention
 
 RANKS = 2
@@ -39,17 +39,6 @@ BLOCKS, EVEN_BLOCKS = 16, 120
 def measure() -> Record:
     """Returns the figures of training."""
     return {**run_on_ranks(RANKS, train)}
-
-
-def make_history_batch(lengths: Sequence[int], seed: int) -> HSTUBatch:
-    """Returns a batch for the demo's HSTU with samples of these lengths, or one padding row if none."""
-    rng = np.random.default_rng(seed)
-
-    def draw(high: int, counts: Sequence[int]) -> list[np.ndarray]:
-        return [rng.integers(0, high, count) for count in counts]
-
-    actions, users, items = draw(5, lengths), draw(10_000, [1] * len(lengths)), draw(10_000, lengths)
-    return make_hstu_batch({"user": users}, items, actions, max(len(lengths), 1))
 
 
 def keep_busy() -> None:
@@ -84,8 +73,12 @@ def train(device: torch.device) -> Record:
     alone = compare(GIANT, BLOCKS, "one giant")
     # Ranks on one machine share caches and memory, so a rank computes faster while the other waits. Separate
     # devices would not. Beside a busy process on its core, a rank computes as if the others never waited.
-    with keep_running(f"from {__name__} import keep_busy; keep_busy()"):
-        busy = compare(GIANT, BLOCKS, "one giant, busy cores")
+    program = f"from {__name__} import keep_busy; keep_busy()"
+    with subprocess.Popen([sys.executable, "-c", program]) as other:
+        try:
+            busy = compare(GIANT, BLOCKS, "one giant, busy cores")
+        finally:
+            other.kill()
     return {"giant": busy, "giant_alone": alone, "even": compare(EVEN, EVEN_BLOCKS, "nothing to cut")}
 
 

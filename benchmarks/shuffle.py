@@ -43,21 +43,17 @@ def measure() -> Record:
 
 
 class _StageClock:
-    """Times of a stage's calls. Barriers keep waits for slower ranks out of the main thread's times.
+    """Times of the main thread in a stage. Barriers keep waits for slower ranks out of them.
 
     Attributes:
-        milliseconds: "exposed" and "exchange" times of each step, and "planning" time of each plan on the
-            planning thread. "exposed" is the main thread's time in the stage, without loading.
+        milliseconds: "exposed" and "exchange" times of each step. "exposed" excludes loading.
     """
 
     def __init__(self, stage: ShuffleStage) -> None:
-        self.milliseconds: dict[str, list[float]] = {"exposed": [], "exchange": [], "planning": []}
+        self.milliseconds: dict[str, list[float]] = {"exposed": [], "exchange": []}
         self._next_batch, self._exchange = stage.next_batch, stage.exchange
-        planner = stage._shuffler.planner
-        self._plan = planner.plan
         stage.next_batch = self._time_next_batch  # type: ignore[method-assign]
         stage.exchange = self._time_exchange  # type: ignore[method-assign]
-        planner.plan = self._time_plan  # type: ignore[assignment, method-assign]
         self._loading = self._before_exchange = 0.0
 
     def watch(self, loader: Iterator[Any]) -> Iterator[Any]:
@@ -84,11 +80,6 @@ class _StageClock:
         self.milliseconds["exposed"].append(self._before_exchange + taken)
         return exchanged
 
-    def _time_plan(self, *arguments: Any) -> Any:
-        plan, taken = time_call(lambda: self._plan(*arguments))
-        self.milliseconds["planning"].append(taken)
-        return plan
-
 
 class _TimedArm(Arm):
     """An arm that also measures the time of each step and of its stage."""
@@ -113,7 +104,6 @@ class _TimedArm(Arm):
         after = [report.loads_after for report in self.reports]
         return {
             "step_ms": summarize(self._step_ms),
-            "planning_ms": summarize(times["planning"]),
             "exchange_ms": summarize(times["exchange"]),
             "exposed_share_of_step": summarize(np.divide(times["exposed"], self._step_ms).tolist(), 5),
             "kilobytes_sent": summarize([report.bytes_sent / 1e3 for report in self.reports]),
@@ -140,7 +130,6 @@ def tables(figures: Record) -> dict[str, str]:
         "exchange, partitioner": "{name}",
         "imbalance": "{imbalance:.3f}",
         "step, ms": "{step_ms[median]:.0f}",
-        "planning thread, ms": "{planning_ms[median]:.2f}",
         "exposed, ms": "{exposed_ms:.1f}",
         "exchange, ms": "{exchange_ms[median]:.2f}",
         "kB sent": "{kilobytes_sent[median]:.0f}",

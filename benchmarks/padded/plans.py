@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Record, list_cases, measure_cases
+from benchmarks.harness import Record, average, list_cases, measure_cases
 from benchmarks.markdown import make_table, pivot
 from benchmarks.partition.placements import (
     KUAIRAND,
@@ -80,15 +80,8 @@ def draw_rows(lengths: str, ranks: int, seed: int) -> RowTable:
 
 
 def _average(assess: Callable[[RowTable], Record], lengths: str, ranks: int) -> Record:
-    """Returns each figure's mean over draws, and under "errors" its standard error."""
-    records = [assess(draw_rows(lengths, ranks, seed)) for seed in range(DRAWS)]
-    table = np.array([list(record.values()) for record in records])
-    errors = table.std(0, ddof=1) / np.sqrt(DRAWS)
-
-    def name(values: np.ndarray) -> Record:
-        return dict(zip(records[0], values.round(5).tolist(), strict=True))
-
-    return name(table.mean(0)) | {"errors": name(errors)}
+    """Returns each figure's mean over draws."""
+    return average([assess(draw_rows(lengths, ranks, seed)) for seed in range(DRAWS)])
 
 
 def assess_whole(rows: RowTable) -> Record:
@@ -147,16 +140,14 @@ def tabulate_plans(figures: Record) -> dict[str, str]:
     """Returns the Markdown for each marker. Cells list numbers of ranks."""
     whole = [record | {"speedup": record["as_loaded"] / record["padded"]} for record in figures["whole"]]
     parts = [record | {"parts_per_rank": PARTS[record["ranks"]]} for record in figures["parts"]]
-    errors = max(map(_largest_error, figures["whole"] + figures["parts"]))
     return {
         "padded balance": tabulate_ranks(whole, _BALANCE),
         "padded side effects": tabulate_ranks(whole, _SIDE_EFFECTS),
         "padded micro-batches": make_table(parts, _PARTS),
-        "padded errors": f"{figures['draws']} draws (standard errors of imbalances are at most {errors:.1%})",
+        "padded draws": f"{figures['draws']} draws",
     }
 
 
-_IMBALANCES = {"as_loaded", "padded", "limited", "cut_as_loaded", "whole", "parts"}
 _BALANCE = {
     "as loaded": "{as_loaded:.2f}",
     "`Padded`": "{padded:.2f}",
@@ -190,8 +181,3 @@ def tabulate_ranks(records: list[Record], columns: dict[str, str]) -> str:
         for title, cell in columns.items()
     ]
     return pivot(cells, {"lengths": "{lengths}"}, "{title}", "{text}")
-
-
-def _largest_error(record: Record) -> float:
-    """Returns the largest standard error of an imbalance ÷ the imbalance."""
-    return max(error / record[name] for name, error in record["errors"].items() if name in _IMBALANCES)

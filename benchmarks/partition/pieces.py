@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.batches import make_hstu_batch
+from benchmarks.batches import make_history_batch
 from benchmarks.harness import Record, average, measure_cases, time_in_turns
 from benchmarks.markdown import pivot
 from benchmarks.partition.placements import (
@@ -40,8 +40,7 @@ NAMES = ("lengths", "hidden_size", "rows_per_rank")
 BYTES_PER_NUMBER = 2  # of keys and values, in bfloat16
 CALLS = 3  # timed calls per draw, alternating with and without pieces
 PARTITIONING = ShufflerSettings(equal_rows=False)
-_ONE = [np.ones(1, dtype=np.int64)]
-_EXAMPLE = make_hstu_batch({"user": _ONE}, _ONE, _ONE, 1)
+_EXAMPLE = make_history_batch([1], seed=0)
 
 
 def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
