@@ -29,29 +29,6 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Heads = tuple[int, int, int]
 
 
-def check_masks(device: torch.device) -> str:
-    """Compares blocks of attention masks with the blocks that the CPU computes."""
-    from hstu.modules.attention_mask import SampleMask
-    from hstu.modules.attention_tiles import Chunk, Place
-
-    def compute_blocks(mask: SampleMask, on: torch.device) -> list[torch.Tensor | None]:
-        place = Place((0,), (mask.num_tokens,), first=0, num_tokens=96, heads=slice(0, 1), device=on)
-        chunk = Chunk((mask,), place, place, row_tiles=1)
-        return [visible for *_, visible in (*chunk.row_blocks(), *chunk.column_blocks())]
-
-    compared = 0
-    for num_contextual, history_end, is_causal in product((0, 3, 33, 40), (60, 70), (True, False)):
-        mask = SampleMask(70, num_contextual, history_end, 2, is_causal)
-        with synchronization_mode(device):
-            got = compute_blocks(mask, device)
-        for mine, expected in zip(got, compute_blocks(mask, torch.device("cpu")), strict=True):
-            none = mine is None or expected is None
-            if not (mine is expected if none else torch.equal(mine.cpu(), expected)):
-                raise AssertionError(f"{mask} hides other tokens here than on the CPU")
-            compared += 1
-    return f"{compared} blocks"
-
-
 def check_hstu(device: torch.device) -> str:
     """Runs HSTU's jagged attention forward and backward."""
     attention = _make_reference(LENGTHS)

@@ -26,8 +26,6 @@ from commons.sequence_batch.packed_rows import (
 )
 
 NUM_ROWS = 300
-ALIGNMENT_DRAWS = 50
-FIELD_ALIGNMENT = 16  # bytes, as kernels with vectorized loads require of their tensors
 STREAM_STEPS = 12
 DELAY_CYCLES = 50_000_000  # about 30 ms on a GPU, many times longer than the host takes to queue a step
 WIDE_LIMIT, IDS_LIMIT = 1.1, 4.0  # peak ÷ bytes of the rows; ids need indices as large as themselves
@@ -47,20 +45,6 @@ def check_gathering(device: torch.device) -> str:
     host = _draw_fields(seed=1)
     _check_on_device(_make_gather(host), host, device)
     return f"from a batch and from three buffers of bytes, {_name_tensors()}"
-
-
-def check_alignment(device: torch.device) -> str:
-    """Checks that every tensor of a gathered batch starts at a multiple of 16 bytes."""
-    num_tensors = 0
-    for seed in range(ALIGNMENT_DRAWS):
-        rng = np.random.default_rng(seed)
-        host = _draw_fields(seed, num_rows=int(rng.integers(1, 40)))
-        rows = rng.permutation(len(host["flags"]))
-        for name, tensor in _list_tensors(_make_reorder(host, rows, padding=1)(move(host, device))):
-            if over := tensor.data_ptr() % FIELD_ALIGNMENT:
-                raise AssertionError(f"draw {seed}: {name} starts {over} bytes after a multiple")
-            num_tensors += 1
-    return f"{num_tensors} tensors of {ALIGNMENT_DRAWS} batches at multiples of {FIELD_ALIGNMENT} bytes"
 
 
 def check_memory(device: torch.device) -> str:

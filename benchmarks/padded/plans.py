@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import Record, average, list_cases, measure_cases
-from benchmarks.markdown import make_table, pivot
+from benchmarks.markdown import pivot
 from benchmarks.partition.placements import (
     KUAIRAND,
     RANKS_PER_NODE,
@@ -24,7 +22,6 @@ from commons.extensions.padded.padded_plan import plan_padded
 
 WIDTH, DRAWS = 256, 200
 RANKS, MAX_REAL_TOKENS = (2, 8, 64), 1.3
-PARTS = {2: 4, 8: 2}  # micro-batches of each rank, by ranks
 SHORT = "lognormal(4.2, 1.0) in [20, 200]"
 _KNOWN = list_lengths(None)
 KINDS: dict[str, Lengths] = {
@@ -64,12 +61,11 @@ def count_flops(lengths: np.ndarray) -> np.ndarray:
 
 
 def measure_plans() -> Record:
-    """Returns records of whole ranks, and of ranks in micro-batches."""
-    whole, parts = list_cases(lengths=KINDS, ranks=RANKS), list_cases(lengths=KINDS, ranks=PARTS)
+    """Returns a record for each kind of lengths and number of ranks."""
+    whole = list_cases(lengths=KINDS, ranks=RANKS)
     return {
         "draws": DRAWS,
-        "whole": measure_cases(whole, partial(_average, assess_whole), "whole ranks"),
-        "parts": measure_cases(parts, partial(_average, assess_parts), "micro-batches"),
+        "whole": measure_cases(whole, _average, "whole ranks"),
     }
 
 
@@ -79,9 +75,9 @@ def draw_rows(lengths: str, ranks: int, seed: int) -> RowTable:
     return load_rows(drawn, count_flops(drawn))
 
 
-def _average(assess: Callable[[RowTable], Record], lengths: str, ranks: int) -> Record:
+def _average(lengths: str, ranks: int) -> Record:
     """Returns each figure's mean over draws."""
-    return average([assess(draw_rows(lengths, ranks, seed)) for seed in range(DRAWS)])
+    return average([assess_whole(draw_rows(lengths, ranks, seed)) for seed in range(DRAWS)])
 
 
 def assess_whole(rows: RowTable) -> Record:
@@ -110,40 +106,12 @@ def fullest(plan: ShufflePlan, rank_of: np.ndarray) -> int:
     return int((longest * np.bincount(rank_of, minlength=plan.num_ranks)).max())
 
 
-def assess_parts(rows: RowTable) -> Record:
-    """Returns the imbalances of a step whose ranks run micro-batches, and of whole ranks beside it."""
-    num_parts = PARTS[rows.num_ranks]
-    arms = {
-        "as_loaded": plan_padded(rows, exchanges=False),
-        "cut_as_loaded": plan_in_parts(rows, num_parts, exchanges=False),
-        "whole": plan_padded(rows),
-        "parts": plan_in_parts(rows, num_parts),
-    }
-    return {name: BalanceReport.of(plan, False).imbalance_after for name, plan in arms.items()}
-
-
-def plan_in_parts(rows: RowTable, num_parts: int, exchanges: bool = True) -> ShufflePlan:
-    """Returns the plan with the largest token cap that takes this number of micro-batches."""
-
-    def plan(cap: int) -> ShufflePlan:
-        capped = load_rows(rows.tokens, rows.workloads, micro_batch_tokens=cap)
-        return plan_padded(capped, exchanges=exchanges)
-
-    low, high = 1, int(rows.tokens.max()) * len(rows.tokens)  # more parts than `num_parts - 1`; one part
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if plan(middle).num_parts >= num_parts else (low, middle)
-    return plan(low)
-
-
 def tabulate_plans(figures: Record) -> dict[str, str]:
     """Returns the Markdown for each marker. Cells list numbers of ranks."""
     whole = [record | {"speedup": record["as_loaded"] / record["padded"]} for record in figures["whole"]]
-    parts = [record | {"parts_per_rank": PARTS[record["ranks"]]} for record in figures["parts"]]
     return {
         "padded balance": tabulate_ranks(whole, _BALANCE),
         "padded side effects": tabulate_ranks(whole, _SIDE_EFFECTS),
-        "padded micro-batches": make_table(parts, _PARTS),
         "padded draws": f"{figures['draws']} draws",
     }
 
@@ -162,14 +130,6 @@ _SIDE_EFFECTS = {
     "bytes moved": "{bytes_moved:.0%}",
     "limited: real tokens": "{limited_real_tokens:.2f}",
     "limited: imbalance": "{limited:.2f}",
-}
-_PARTS = {
-    "lengths": "{lengths}",
-    "ranks × micro-batches": "{ranks} × {parts_per_rank}",
-    "as loaded": "{as_loaded:.2f}",
-    "cut": "{cut_as_loaded:.2f}",
-    "whole ranks": "{whole:.2f}",
-    "runs": "{parts:.2f}",
 }
 
 

@@ -52,7 +52,7 @@ def test_parts_for_one_gpu_run_with_torchrec_and_with_stand_ins(hidden):
             reason = "needs 2 GPUs; there is one"
         elif set(hidden) & set(part.packages):
             reason = "needs torchrec, for which there is only a stand-in"
-        elif part.function in ("check_memory", "read_memory"):
+        elif part.function == "check_memory":
             reason = "reads the counters of torch's CUDA allocator"
         elif part.function == "check_triton_hstu":
             reason = "Triton's kernels run on GPUs"

@@ -11,7 +11,7 @@ from torchrec import JaggedTensor
 
 from benchmarks.padded import padded, plans
 from benchmarks.padded.padded import BLOCKS, WIDTH, PaddedModel, count_flops, make_batch
-from benchmarks.padded.plans import KINDS, SHORT, load_rows
+from benchmarks.padded.plans import KINDS, SHORT
 from commons.extensions.padded.padded_plan import plan_padded
 
 ROWS = plans.draw_rows(SHORT, 2, seed=0)
@@ -22,15 +22,6 @@ def test_padded_tokens_are_those_of_the_fullest_rank():
     for rank_of in (ROWS.home, plan.destination):
         tokens = [ROWS.tokens[rank_of == rank] for rank in range(2)]
         assert plans.fullest(plan, rank_of) == max(len(own) * own.max() for own in tokens)
-
-
-@pytest.mark.parametrize("exchanges", [False, True])
-def test_the_cap_is_the_largest_that_takes_so_many_micro_batches(exchanges):
-    plan = plans.plan_in_parts(ROWS, 4, exchanges)
-    cap = plan.rows.arguments["micro_batch_tokens"]
-    higher = load_rows(ROWS.tokens, ROWS.workloads, micro_batch_tokens=cap + 1)
-    assert plan.num_parts == 4 and plan_padded(higher, exchanges=exchanges).num_parts == 3
-    assert plan.moves == exchanges
 
 
 @pytest.mark.parametrize("kind", KINDS)
