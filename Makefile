@@ -72,7 +72,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- gather         time of the planning gather by number of processes
 #- getting-started  the first training of docs/getting-started.md, off and on in turns
 #- groups         ranks per user, and time to plan, where samples of a user belong together
-#- kuairand       memory and time of preparing KuaiRand's logs
+#- kuairand       memory of preparing KuaiRand's logs
 #- loading        imbalance if batches are loaded by length
 #- micro-batch    micro-batches: their memory and time
 #- movielens      AUC on MovieLens 100K with and without the stage

@@ -52,7 +52,7 @@ BENCHMARKS = {
     "loading": "bucket_loading",
     "micro-batch": "micro_batch",
     "movielens": "movielens_equivalence",
-    "padded": "padded.padded",
+    "padded": "padded",
     "partition": "partition.partition",
     "pieces": "pieces",
     "plans": "partition.plans_at_size",

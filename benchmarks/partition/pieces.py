@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.batches import make_history_batch
 from benchmarks.harness import Record, average, measure_cases, time_in_turns
-from benchmarks.markdown import pivot
+from benchmarks.markdown import join_rows
 from benchmarks.partition.placements import (
     KUAIRAND,
     LOGNORMAL,
@@ -65,7 +65,7 @@ def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
             if not plan.rows.starts_sample.all():
                 taken = time_in_turns(dict(enumerate(calls)), CALLS, clock=time.thread_time)
                 times += list(zip(*taken.values(), strict=True))
-        medians = np.median(times, 0).round(4).tolist() if times else (None, None)
+        medians = np.median(times, 0).round(4).tolist() if times else (np.nan, np.nan)
         return average(figures, 4) | dict(zip(("ms_of_whole_samples", "ms"), medians, strict=True))
 
     known = lengths
@@ -123,23 +123,18 @@ def load_samples(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[Row
     return samples, cutting
 
 
-# (name of the figure, number of its digits), by title.
-_COLUMNS = {
-    "whole": ("imbalance_of_whole_samples", 2),
-    "in pieces": ("imbalance", 3),
-    "samples cut": ("samples_cut", 1),
-    "MB fetched": ("mb_fetched", 1),
-    "ms, whole": ("ms_of_whole_samples", 2),
-    "ms, in pieces": ("ms", 2),
+COLUMNS = {
+    "whole": "{imbalance_of_whole_samples:.2f}",
+    "in pieces": "{imbalance:.3f}",
+    "samples cut": "{samples_cut:.1f}",
+    "MB fetched": "{mb_fetched:.1f}",
+    "ms, whole": "{ms_of_whole_samples:.2f}",
+    "ms, in pieces": "{ms:.2f}",
 }
 
 
 def tabulate_pieces(pieces: list[Record]) -> str:
     """Returns a table of the figures at all numbers of ranks."""
-    cells = [
-        record | {"title": title, "text": "–" if record[key] is None else f"{record[key]:.{digits}f}"}
-        for record in pieces
-        for title, (key, digits) in _COLUMNS.items()
-    ]
-    rows = {"lengths": "{lengths}", "d": "{hidden_size}", "rows": "{rows_per_rank}"}
-    return pivot(cells, rows, "{title}", "{text}")
+    return join_rows(
+        pieces, {"lengths": "{lengths}", "d": "{hidden_size}", "rows": "{rows_per_rank}"}, COLUMNS
+    )

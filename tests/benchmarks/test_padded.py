@@ -9,19 +9,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from torchrec import JaggedTensor
 
-from benchmarks.padded import padded, plans
-from benchmarks.padded.padded import BLOCKS, WIDTH, PaddedModel, count_flops, make_batch
-from benchmarks.padded.plans import KINDS, SHORT
+from benchmarks import padded
+from benchmarks.padded import BLOCKS, KINDS, SHORT, WIDTH, PaddedModel, count_flops, make_batch
 from commons.extensions.padded.padded_plan import plan_padded
 
-ROWS = plans.draw_rows(SHORT, 2, seed=0)
+ROWS = padded.draw_rows(SHORT, 2, seed=0)
 
 
 def test_padded_tokens_are_those_of_the_fullest_rank():
     plan = plan_padded(ROWS)
     for rank_of in (ROWS.home, plan.destination):
         tokens = [ROWS.tokens[rank_of == rank] for rank in range(2)]
-        assert plans.fullest(plan, rank_of) == max(len(own) * own.max() for own in tokens)
+        assert padded.fullest(plan, rank_of) == max(len(own) * own.max() for own in tokens)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,8 +58,7 @@ def test_flops_are_those_that_torch_counts():
 def _few(measure, steps):
     """Measures steps of four rows per rank, of two kinds of lengths."""
     kinds = {name: KINDS[name] for name in list(KINDS)[:2]}
-    four = [mock.patch.object(module, "ROWS_PER_RANK", 4) for module in (padded, plans)]
-    with mock.patch.dict(KINDS, kinds, clear=True), four[0], four[1]:
+    with mock.patch.dict(KINDS, kinds, clear=True), mock.patch.object(padded, "ROWS_PER_RANK", 4):
         return measure(torch.device("cpu"), steps)
 
 

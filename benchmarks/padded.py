@@ -19,6 +19,7 @@ from torchrec import EmbeddingCollection, EmbeddingConfig, JaggedTensor, KeyedJa
 from benchmarks.harness import (
     Arm,
     Record,
+    average,
     compare_times,
     list_cases,
     measure_cases,
@@ -26,16 +27,36 @@ from benchmarks.harness import (
     summarize,
     train_in_turn,
 )
-from benchmarks.markdown import Cell, make_table
-from benchmarks.padded.plans import KINDS, measure_plans, tabulate_plans
-from benchmarks.partition.placements import ROWS_PER_RANK
+from benchmarks.markdown import Cell, join_rows, make_table
+from benchmarks.partition.placements import (
+    KUAIRAND,
+    RANKS_PER_NODE,
+    ROWS_PER_RANK,
+    YAMBDA,
+    Lengths,
+    list_lengths,
+)
 from commons.datasets.sample_source import keyed_rows
-from commons.distributed import BalanceReport, BatchShuffler
+from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
+from commons.distributed.plan import RowTable
 from commons.extensions.padded import Padded
+from commons.extensions.padded.padded_plan import plan_padded
 from commons.pipeline import TrainPipelineFactory
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
 
+SHORT = "lognormal(4.2, 1.0) in [20, 200]"
+_KNOWN = list_lengths(None)
+KINDS: dict[str, Lengths] = {
+    SHORT: lambda rng, n: rng.lognormal(4.2, 1.0, n).clip(20, 200).astype(np.int64),
+    "Yambda-like, newest 8,192": lambda rng, n: _KNOWN[YAMBDA](rng, n).clip(max=8192),
+    "uniform in [1, 4096]": lambda rng, n: rng.integers(1, 4097, n),
+    "KuaiRand-like, newest 4,096": lambda rng, n: _KNOWN[KUAIRAND](rng, n).clip(max=4096),
+}
+# Computed plans.
+PLANNED_RANKS, PLANNED_WIDTH, DRAWS, MAX_REAL_TOKENS = (2, 8, 64), 256, 200, 1.3
+BYTES_PER_TOKEN = 16  # an id and a label
+# Training.
 RANKS, WARM_UP_STEPS, STEPS = 2, 2, 40
 AS_LOADED, DEFAULT, PADDED = "as loaded", "default", "`Padded`"
 WIDTH, HEADS, BLOCKS = 128, 2, 2
@@ -119,11 +140,59 @@ class _Block(nn.Module):
 
 
 def measure() -> Record:
-    """Returns the figures of all parts."""
+    """Returns the figures of computed plans, and of training."""
+    cases = list_cases(lengths=KINDS, ranks=PLANNED_RANKS)
     return {
-        "plans": measure_plans(),
+        "plans": {"draws": DRAWS, "whole": measure_cases(cases, _measure_plans, "plans")},
         "training": run_on_ranks(RANKS, train, str(STEPS)),
     }
+
+
+def _measure_plans(lengths: str, ranks: int) -> Record:
+    """Returns each figure's mean over draws."""
+    return average([assess(draw_rows(lengths, ranks, seed)) for seed in range(DRAWS)])
+
+
+def draw_rows(lengths: str, ranks: int, seed: int) -> RowTable:
+    """Returns a step of random rows of this kind, as planning sees it."""
+    drawn = KINDS[lengths](np.random.default_rng([seed, ranks]), ranks * ROWS_PER_RANK)
+    per_rank = np.full(ranks, ROWS_PER_RANK)
+    return RowTable(
+        batch_sizes=per_rank,
+        num_loaded=per_rank,
+        workloads=10 * drawn * PLANNED_WIDTH**2 + 4 * drawn**2 * PLANNED_WIDTH,
+        tokens=drawn,
+        loss_tokens=drawn,
+        key_lengths=np.zeros((len(drawn), 0), dtype=np.int64),
+        sample_bytes=BYTES_PER_TOKEN * drawn,
+        ranks_per_node=RANKS_PER_NODE if ranks > RANKS_PER_NODE else None,
+    )
+
+
+def assess(rows: RowTable) -> Record:
+    """Returns the figures of a step whose ranks run whole batches."""
+    plan, limited = plan_padded(rows), plan_padded(rows, max_real_tokens=MAX_REAL_TOKENS)
+    report, of_limited = (BalanceReport.of(each, False) for each in (plan, limited))
+    return {
+        "as_loaded": report.imbalance_before,
+        "padded": report.imbalance_after,
+        "padded_tokens": fullest(plan, plan.destination) / fullest(plan, rows.home),
+        "fewest_rows": plan.num_placed.min(),
+        "most_rows": plan.num_placed.max(),
+        "real_tokens_as_loaded": report.token_imbalance_before,
+        "real_tokens": report.token_imbalance_after,
+        "limited": of_limited.imbalance_after,
+        "limited_real_tokens": of_limited.token_imbalance_after,
+        "samples_moved": report.samples_moved / len(rows.tokens),
+        "bytes_moved": report.bytes_moved / report.bytes_loaded,
+    }
+
+
+def fullest(plan: ShufflePlan, rank_of: np.ndarray) -> int:
+    """Returns the padded tokens of the fullest rank, if rows are on these ranks, int64 `[rows]`."""
+    longest = np.zeros(plan.num_ranks, dtype=np.int64)
+    np.maximum.at(longest, rank_of, plan.rows.tokens)
+    return int((longest * np.bincount(rank_of, minlength=plan.num_ranks)).max())
 
 
 def draw_lengths(lengths: str, count: int) -> np.ndarray:
@@ -215,6 +284,33 @@ _TRAINING: dict[str, Cell] = {
     "predicted": "{speedup_predicted:.2f}",
     "ratio": lambda record: f"{record['padded']['speedup'] / record['speedup_predicted']:.2f}",
     "largest difference of a loss": lambda record: _show(record["padded"]["loss_difference"]),
+}
+
+
+def tabulate_plans(figures: Record) -> dict[str, str]:
+    """Returns the Markdown for each marker. Cells list numbers of ranks."""
+    whole = [record | {"speedup": record["as_loaded"] / record["padded"]} for record in figures["whole"]]
+    return {
+        "padded balance": join_rows(whole, {"lengths": "{lengths}"}, _BALANCE),
+        "padded side effects": join_rows(whole, {"lengths": "{lengths}"}, _SIDE_EFFECTS),
+        "padded draws": f"{figures['draws']} draws",
+    }
+
+
+_BALANCE = {
+    "as loaded": "{as_loaded:.2f}",
+    "`Padded`": "{padded:.2f}",
+    "speedup, at most": "{speedup:.1f}",
+    "fullest": "{padded_tokens:.2f}",
+    "rows per rank": "{fewest_rows:.0f}–{most_rows:.0f}",
+}
+_SIDE_EFFECTS = {
+    "real tokens, as loaded": "{real_tokens_as_loaded:.2f}",
+    "real tokens": "{real_tokens:.2f}",
+    "samples moved": "{samples_moved:.0%}",
+    "bytes moved": "{bytes_moved:.0%}",
+    "limited: real tokens": "{limited_real_tokens:.2f}",
+    "limited: imbalance": "{limited:.2f}",
 }
 
 
