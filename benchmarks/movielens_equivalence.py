@@ -27,12 +27,7 @@ ARMS = {
     "as loaded": (),
     "balanced": (BALANCED,),
     "4 rows, as loaded": FEW_ROWS,
-    PIECES: (
-        *FEW_ROWS,
-        BALANCED,
-        "TrainerArgs.balance_split=True",
-        "TrainerArgs.balance_equal_rows=False",
-    ),
+    PIECES: (*FEW_ROWS, BALANCED, "TrainerArgs.balance_split=True", "TrainerArgs.balance_equal_rows=False"),
 }
 
 

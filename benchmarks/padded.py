@@ -320,7 +320,4 @@ def _show(difference: float) -> str:
 
 def tables(figures: Record) -> dict[str, str]:
     """Returns the Markdown for each marker."""
-    return {
-        **tabulate_plans(figures["plans"]),
-        **tabulate_training(figures["training"]),
-    }
+    return {**tabulate_plans(figures["plans"]), **tabulate_training(figures["training"])}

@@ -18,14 +18,7 @@ import torch.distributed as dist
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
 from benchmarks.batches import make_history_batch
 from benchmarks.demo.training import make_arm, parse_config
-from benchmarks.harness import (
-    Arm,
-    Record,
-    compare_times,
-    run_on_ranks,
-    summarize,
-    train_in_turn,
-)
+from benchmarks.harness import Arm, Record, compare_times, run_on_ranks, summarize, train_in_turn
 from benchmarks.markdown import make_table
 from hstu.modules import SampleMask, batch_attention
 

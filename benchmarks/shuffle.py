@@ -12,15 +12,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.demo.training import make_arm, parse_config
-from benchmarks.harness import (
-    Arm,
-    Record,
-    run_on_ranks,
-    summarize,
-    time_call,
-    time_ms,
-    train_in_turn,
-)
+from benchmarks.harness import Arm, Record, run_on_ranks, summarize, time_call, time_ms, train_in_turn
 from benchmarks.markdown import Cell, make_table
 from commons.distributed import ShufflerSettings
 from commons.distributed.placement import warm_up

@@ -12,14 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import (
-    Record,
-    average,
-    find_percentiles,
-    list_cases,
-    measure_cases,
-    time_in_turns,
-)
+from benchmarks.harness import Record, average, find_percentiles, list_cases, measure_cases, time_in_turns
 from benchmarks.markdown import make_table, pivot
 from benchmarks.partition.pieces import load_histories
 from benchmarks.partition.placements import (
