@@ -9,8 +9,7 @@
 # SEED             for test-random: the number that cases are drawn by; unset: today's date.
 # WITHOUT          for core-alone: names of extensions to leave out; the copy has all others.
 # DATA             for bench: a folder with data. loading, partition and public-data take MovieLens 100K's u.data, and
-#                  only print without; movielens and retrieval need u.data and u.user; controllers takes checkouts of
-#                  verl, slime and AReaL.
+#                  only print without; movielens and retrieval need u.data and u.user.
 # GPU_PYTHON       for gpu-check and gpu-report: the Python of an environment with torch for CUDA, into which nothing is
 #                  installed. Unset, gpu-check runs in .venv, whose fbgemm is for CPUs, and gpu-report installs its own.
 
@@ -68,24 +67,22 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 
 #- attention      time of attention kernels, on the device that there is
 #- checkpoint     what a checkpoint costs a step
-#- controllers    partition functions of other trainers, beside ours
-#- dealing        imbalance and unique ids if a sampler deals a stream's global batches to ranks
 #- exchange-kernels  kernels and host waits of an exchange, on a recorded GPU
 #- first-plan     CPU time of compiling, until the first plan of a new process
 #- gather         time of the planning gather by number of processes
 #- getting-started  the first training of docs/getting-started.md, off and on in turns
 #- groups         ranks per user, and time to plan, where samples of a user belong together
-#- kuairand       memory and time of preparing KuaiRand's logs
+#- kuairand       memory of preparing KuaiRand's logs
 #- loading        imbalance if batches are loaded by length
-#- micro-batch    micro-batches: their balance, memory and time
+#- micro-batch    micro-batches: their memory and time
 #- movielens      AUC on MovieLens 100K with and without the stage
-#- padded         models that pad: computed loads of ranks, steps of two, and eight replayed
-#- partition      balance, moves and time of the partition algorithms, and plans of 8 to 4,096 ranks
+#- padded         models that pad: computed loads of ranks, and steps of two
+#- partition      balance, moves and time of the partition algorithms
 #- pieces         samples cut into pieces on several ranks
+#- plans          time of plans of 8 to 4,096 ranks, and the moves that they make
 #- public-data    what balancing gains on public data sets, by their published lengths
 #- retrieval      HR@10 on MovieLens 100K with and without the stage
 #- shuffle        what the stage costs a step
-#- without-exchange  imbalance of exchange, pieces, budgets and loading by length on public lengths
 ifeq ($(NAME),)
 bench: help  ## measure NAME; without, print this list
 else

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import BENCHMARKS, name_result, write_result
+from benchmarks.harness import BENCHMARKS, machine, name_result, write_result
 from benchmarks.markdown import write_pages
-from benchmarks.partition.lengths import find_movielens
+from benchmarks.partition.placements import find_movielens
 
 # Benchmarks that print but do not write their figures if the folder of MovieLens 100K is missing.
 NEED_MOVIELENS = ("loading", "partition", "public-data")
@@ -36,6 +36,7 @@ def main() -> None:
         argument = find_movielens(None if argument is None else Path(argument))
     torch.set_num_threads(1)
     measured = module.measure() if argument is None else module.measure(argument)
+    measured.setdefault("machine", machine())
     figures = json.loads(json.dumps(measured))  # as `make tables` will read them
     tables = module.tables(figures)
     for title, table in tables.items():

@@ -1,31 +1,29 @@
-"""Batches for HSTU models, built from arrays."""
+"""Batches for the demo's HSTU model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from commons.datasets import HSTUBatch
 from commons.datasets.sample_source import keyed_rows
 
-Rows = Sequence[np.ndarray]
 
+def make_history_batch(lengths: Sequence[int], seed: int) -> HSTUBatch:
+    """Returns a batch with samples of these lengths, or one padding row if there are none."""
+    rng, num_rows = np.random.default_rng(seed), max(len(lengths), 1)
 
-def make_hstu_batch(contextual: Mapping[str, Rows], items: Rows, actions: Rows, num_rows: int) -> HSTUBatch:
-    """Returns a batch of `num_rows` rows. The rows after the samples are padding rows.
+    def draw(high: int, counts: Sequence[int]) -> list[np.ndarray]:
+        return [rng.integers(0, high, count) for count in counts]
 
-    Args:
-        contextual: ids of each sample, by feature.
-        items, actions: ids in each sample's history. The actions are also the labels.
-        num_rows: number of rows, at least the number of samples.
-    """
+    actions, users, items = draw(5, lengths), draw(10_000, [1] * len(lengths)), draw(10_000, lengths)
     return HSTUBatch(
-        features=keyed_rows({**contextual, "item": items, "action": actions}, num_rows),
+        features=keyed_rows({"user": users, "item": items, "action": actions}, num_rows),
         batch_size=num_rows,
         actual_batch_size=len(items),
         feature_to_max_seqlen={},
-        contextual_feature_names=list(contextual),
+        contextual_feature_names=["user"],
         labels=keyed_rows({"label": actions}, num_rows),
         item_feature_name="item",
         action_feature_name="action",

@@ -5,7 +5,6 @@ Computes loads over whole epochs of random histories, and of MovieLens 100K if i
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,19 @@ import numpy as np
 
 from benchmarks.harness import Record, average, list_cases, measure_cases
 from benchmarks.markdown import pivot
-from benchmarks.partition.lengths import LOGNORMAL, ML_100K, draw_lognormal, read_movielens_lengths
-from benchmarks.partition.placements import compute_workloads
+from benchmarks.partition.placements import (
+    LOGNORMAL,
+    ML_100K,
+    compute_workloads,
+    draw_lognormal,
+    read_movielens_lengths,
+)
 from commons.datasets import BucketSampler, SequenceDataset
 from commons.extensions.controller import step_ratios
 from commons.partition import loads
 
-RANKS, ROWS_PER_RANK, HIDDEN_SIZES = 8, (32, 8), (128, 1024)
-EPOCHS = 20
+RANKS, ROWS_PER_RANK, HIDDEN_SIZES, EPOCHS = 8, (32, 8), (128, 1024), 20
 NUM_LOGNORMAL = 8192
-
-# Indices of each rank's samples, for each step of an epoch.
-Steps = list[list[np.ndarray]]
-
-
 # Number of buckets by name. 0 means plain loading.
 LOADINGS = {"as loaded": 0, "1 bucket": 1, "4 buckets": 4, "8 buckets": 8}
 
@@ -38,43 +36,35 @@ class _Indices(list[int]):
         return samples
 
 
-def _load_epoch(workloads: np.ndarray, rows: int, num_buckets: int, epoch: int) -> Steps:
-    def load(rank: int) -> Any:
-        if num_buckets:
-            return BucketSampler(workloads, rows, rank, RANKS, num_buckets)
-        return SequenceDataset(_Indices(range(len(workloads))), rows, rank, RANKS, shuffle=True)
-
-    by_rank = [load(rank) for rank in range(RANKS)]
-    for source in by_rank:
-        source.set_epoch(epoch)
-    return [[np.array(batch, dtype=np.int64) for batch in step] for step in zip(*by_rank, strict=True)]
-
-
 def measure(movielens: Path | None = None) -> Record:
     """Returns means over the epochs, one record per lengths, rows per rank, hidden size, and loading."""
-    lengths = {} if movielens is None else {ML_100K: read_movielens_lengths(movielens)}
-    lengths[LOGNORMAL] = draw_lognormal(np.random.default_rng(0), NUM_LOGNORMAL)
-    all_cases = list_cases(
-        lengths=lengths, rows_per_rank=ROWS_PER_RANK, hidden_size=HIDDEN_SIZES, loading=LOADINGS
-    )
-    records = measure_cases(all_cases, partial(_measure, lengths), "loading")
-    return {"records": records}
+    known = {} if movielens is None else {ML_100K: read_movielens_lengths(movielens)}
+    known[LOGNORMAL] = draw_lognormal(np.random.default_rng(0), NUM_LOGNORMAL)
+
+    def measure_epochs(lengths: str, rows_per_rank: int, hidden_size: int, loading: str) -> Record:
+        workloads = compute_workloads(known[lengths], hidden_size)[0]
+        epochs = range(EPOCHS)
+        return average([_assess(workloads, rows_per_rank, LOADINGS[loading], epoch) for epoch in epochs])
+
+    cases = list_cases(lengths=known, rows_per_rank=ROWS_PER_RANK, hidden_size=HIDDEN_SIZES, loading=LOADINGS)
+    return {"records": measure_cases(cases, measure_epochs, "loading")}
 
 
-def _measure(
-    known: dict[str, np.ndarray], lengths: str, rows_per_rank: int, hidden_size: int, loading: str
-) -> Record:
-    workloads = compute_workloads(known[lengths], hidden_size)[0]
-    epochs = [_load_epoch(workloads, rows_per_rank, LOADINGS[loading], epoch) for epoch in range(EPOCHS)]
-    return average([_assess(workloads, steps, rows_per_rank) for steps in epochs])
-
-
-def _assess(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]:
+def _assess(workloads: np.ndarray, rows: int, num_buckets: int, epoch: int) -> dict[str, float]:
     """Returns the figures of an epoch. Incomplete steps count, except in the step ratio."""
-    step_loads = [loads(workloads, step) for step in steps]
+    by_rank: list[Any] = [
+        BucketSampler(workloads, rows, rank, RANKS, num_buckets)
+        if num_buckets
+        else SequenceDataset(_Indices(range(len(workloads))), rows, rank, RANKS, shuffle=True)
+        for rank in range(RANKS)
+    ]
+    for source in by_rank:
+        source.set_epoch(epoch)
+    steps = [[np.array(batch, dtype=np.int64) for batch in step] for step in zip(*by_rank, strict=True)]
     complete = [step for step in steps if sum(map(len, step)) == rows * RANKS]
+    slowest = sum(loads(workloads, step).max() for step in steps)
     return {
-        "largest_loads_over_ideal": sum(each.max() for each in step_loads) / (workloads.sum() / RANKS),
+        "largest_loads_over_ideal": slowest / (workloads.sum() / RANKS),
         "largest_step_ratio": float(step_ratios(workloads, complete).max()),
     }
 

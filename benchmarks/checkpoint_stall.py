@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness import Record, machine, run_torchrun, summarize
+from benchmarks.harness import Record, run_torchrun, summarize
 
 RANKS, ROWS, DIM = 2, 1_000_000, 128
 CHECKPOINTS, STEPS_BETWEEN = 8, 60
@@ -34,7 +34,7 @@ def measure() -> Record:
         checkpoints = sorted((Path(folder) / "checkpoints").iterdir())
         size = sum(path.stat().st_size for path in checkpoints[-1].iterdir())
         lines = [json.loads(line) for line in (Path(folder) / "logs/train.jsonl").read_text().splitlines()]
-    return {"checkpoint_mb": round(size / 1e6), **_summarize(lines), "machine": machine()}
+    return {"checkpoint_mb": round(size / 1e6), **_summarize(lines)}
 
 
 def _summarize(lines: list[Record]) -> Record:

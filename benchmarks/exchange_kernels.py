@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.harness import Record, machine, run_on_ranks, summarize
+from benchmarks.harness import Record, run_on_ranks, summarize, time_call, time_ms
 from benchmarks.markdown import make_table
 from commons.distributed import BatchShuffler
 from commons.sequence_batch import BaseBatch
@@ -36,7 +35,7 @@ class AllMove(BatchShuffler):
 
 def measure() -> Record:
     """Returns the figures of each kind of batch."""
-    return {"batches": run_on_ranks(RANKS, count_and_time), "machine": machine()}
+    return {"batches": run_on_ranks(RANKS, count_and_time)}
 
 
 def count_and_time(device: torch.device) -> list[Record]:
@@ -65,32 +64,21 @@ def count(name: str) -> Record:
 
 def _time(call: Callable[[], Any]) -> list[float]:
     """Returns the CPU milliseconds of this thread in each call, without the time in collectives."""
-    times = []
-    for number in range(WARM_UP + EXCHANGES):
-        dist.barrier()
-        with torch.no_grad(), _outside_collectives() as within:
-            start = time.thread_time()
-            call()
-            taken = time.thread_time() - start
-        if number >= WARM_UP:
-            times.append((taken - within[0]) * 1e3)
-    return times
-
-
-@contextmanager
-def _outside_collectives() -> Iterator[list[float]]:
-    """Yields a list of one number, this thread's CPU seconds in all-to-alls while active."""
-    within, all_to_all = [0.0], dist.all_to_all_single
+    times, all_to_all, within = [], dist.all_to_all_single, 0.0
 
     def timed(*arguments: Any, **named: Any) -> Any:
-        start = time.thread_time()
-        try:
-            return all_to_all(*arguments, **named)
-        finally:
-            within[0] += time.thread_time() - start
+        nonlocal within
+        work, taken = time_call(partial(all_to_all, *arguments, **named), time.thread_time)
+        within += taken
+        return work
 
-    with mock.patch.object(dist, "all_to_all_single", timed):
-        yield within
+    with torch.no_grad(), mock.patch.object(dist, "all_to_all_single", timed):
+        for _ in range(WARM_UP + EXCHANGES):
+            dist.barrier()
+            within = 0.0
+            taken = time_ms(call, time.thread_time)
+            times.append(taken - within)
+    return times[WARM_UP:]
 
 
 def _keyed(keys: int) -> KeyedJaggedTensor:

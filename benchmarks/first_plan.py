@@ -11,11 +11,10 @@ import time
 from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
 from numba.core import event
 
-from benchmarks.harness import Record, machine, show_progress, time_ms
+from benchmarks.harness import Record, measure_cases, time_ms
 from benchmarks.markdown import REPOSITORY, make_table
 from commons.distributed.extension import Extension
 from commons.distributed.placement import warm_up
@@ -42,22 +41,12 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
 
 def measure() -> Record:
     """Returns a record for each case."""
-    records = []
-    for title, case in show_progress(CASES.items(), "cases"):
-        start, plan, compilations, in_the_plan = _run_first_plan(*case)
-        records.append(
-            {
-                "case": title,
-                "cpu_seconds": round(start + plan, 1),
-                "compilations": int(compilations),
-                "compilations_in_the_plan": int(in_the_plan),
-            }
-        )
-    return {"after": records, "machine": {**machine(), "numba": numba.__version__}}
+    return {"after": measure_cases([{"case": case} for case in CASES], _run_first_plan, "cases")}
 
 
-def _run_first_plan(settings: dict[str, Any], arguments: tuple[str, ...], extension: str) -> list[float]:
-    """Returns CPU seconds of a new process's start and first plan, then the numbers of compilations."""
+def _run_first_plan(case: str) -> Record:
+    """Returns CPU seconds of a new process's start and first plan, and the numbers of compilations."""
+    settings, arguments, extension = CASES[case]
     program = f"from {__name__} import *; plan({settings!r}, {arguments!r}, [{extension}])"
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
@@ -83,7 +72,8 @@ def plan(fields: dict[str, Any], names: tuple[str, ...], extensions: list[Extens
         with event.install_recorder("numba:compile") as recorder:
             seconds.append(time_ms(call, time.process_time) / 1e3)
         compilations.append(sum(each.is_start for _, each in recorder.buffer))
-    print(json.dumps([*seconds, *compilations]))
+    figures = {"cpu_seconds": round(sum(seconds), 1), "compilations": compilations[0]}
+    print(json.dumps(figures | {"compilations_in_the_plan": compilations[1]}))
 
 
 def tables(figures: Record) -> dict[str, str]:

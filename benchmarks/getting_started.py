@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import statistics
 import subprocess
-import sys
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness import Record, machine, show_progress
+from benchmarks.harness import Record, run_torchrun, show_progress
 
-REPOSITORY = Path(__file__).parents[1]
 ROUNDS = 3
 _SHOWN = 3  # lines of the comparison in the README
 # The command is as on the pages, except for the folder of the log.
@@ -24,36 +20,27 @@ ON = "TrainerArgs.enable_balanced_shuffler=True"
 def measure() -> Record:
     """Returns the last line of each run, its samples per second, and the lines of the comparison."""
     runs: dict[str, list[str]] = {"off": [], "on": []}
-    for number in show_progress(range(2 * ROUNDS), "off and on, in turns"):
-        name = ("off", "on")[number % 2]
-        runs[name].append(_last_line(*([ON] if name == "on" else [])))
-    speeds = {name: [_samples_per_second(line) for line in lines] for name, lines in runs.items()}
-    equality = _lines("--check-equal", "5")
-    return {"lines": runs, "samples_per_second": speeds, "equality": equality, "machine": machine()}
+    for _ in show_progress(range(ROUNDS), "off and on, in turns"):
+        for name, bindings in (("off", []), ("on", [ON])):
+            runs[name].append(_train(*bindings))
+    speeds = {name: [_read_samples_per_second(line) for line in lines] for name, lines in runs.items()}
+    return {"lines": runs, "samples_per_second": speeds, "equality": _run("--check-equal", "5")}
 
 
-def _last_line(*bindings: str) -> str:
+def _train(*bindings: str) -> str:
     """Returns a run's line for its last step."""
     with TemporaryDirectory() as folder:
-        lines = _lines("--gin-bindings", *BINDINGS.split(), f"TrainerArgs.log_dir='{folder}'", *bindings)
+        lines = _run("--gin-bindings", *BINDINGS.split(), f"TrainerArgs.log_dir='{folder}'", *bindings)
     return [line for line in lines if " loss " in line and line.startswith("step ")][-1]
 
 
-def _lines(*arguments: str) -> list[str]:
+def _run(*arguments: str) -> list[str]:
     """Returns the lines that the entry point prints on two ranks."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    ran = subprocess.run(
-        [*launch, *COMMAND.split(), *arguments],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return ran.stdout.splitlines()
+    _, module, *options = COMMAND.split()
+    return run_torchrun(2, module, *options, *arguments, stdout=subprocess.PIPE).stdout.splitlines()
 
 
-def _samples_per_second(line: str) -> float:
+def _read_samples_per_second(line: str) -> float:
     found = re.search(r"(\d+) samples/s", line)
     return float(found[1]) if found else 0.0
 

@@ -9,64 +9,69 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import importlib.metadata
 import json
 import multiprocessing
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import product
+from functools import partial
+from itertools import accumulate, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+if TYPE_CHECKING:
+    from commons.distributed import BalanceReport
+
 Record = dict[str, Any]
 T = TypeVar("T")
 
-RESULTS = Path(__file__).parent / "results"
+REPOSITORY = Path(__file__).parents[1]
+RESULTS = REPOSITORY / "benchmarks" / "results"
 # Modules by the names that `make bench NAME=…` accepts. The last part of a module's name also names its file
 # in `RESULTS`. The Makefile describes each benchmark in one line.
 BENCHMARKS = {
     "attention": "attention",
     "checkpoint": "checkpoint_stall",
-    "controllers": "controllers",
-    "dealing": "partition.dealing",
     "exchange-kernels": "exchange_kernels",
     "first-plan": "first_plan",
     "getting-started": "getting_started",
     "gather": "plan_gather",
-    "groups": "partition.groups_at_size",
+    "groups": "partition.groups",
     "kuairand": "kuairand_preprocess",
     "loading": "bucket_loading",
     "micro-batch": "micro_batch",
     "movielens": "movielens_equivalence",
-    "padded": "padded.padded",
+    "padded": "padded",
     "partition": "partition.partition",
     "pieces": "pieces",
+    "plans": "partition.plans_at_size",
     "public-data": "public_data",
     "retrieval": "movielens_retrieval",
     "shuffle": "shuffle",
-    "without-exchange": "without_exchange",
 }
 _RESAMPLES = 2000
 
 
 def machine() -> Record:
     """Returns the properties of this machine that readers need."""
+    installed = {each.name: each.version for each in importlib.metadata.distributions()}
     return {
         "cpu": _read_cpu_model(),
         "cores": os.cpu_count(),
         "threads_per_process": torch.get_num_threads(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        **{name: installed[name] for name in ("torch", "numpy", "numba") if name in installed},
     }
 
 
@@ -108,13 +113,35 @@ def take_turns(arms: Collection[T], rounds: int, what: str = "") -> Iterator[T]:
 
 
 def time_in_turns(
-    calls: Mapping[Any, Callable[[], object]], rounds: int, what: str = ""
+    calls: Mapping[Any, Callable[..., object]],
+    rounds: int,
+    inputs: Sequence[tuple[Any, ...]] = ((),),
+    clock: Callable[[], float] = time.process_time,
+    before_each: Callable[[], object] = lambda: None,
 ) -> dict[Any, list[float]]:
-    """Returns each call's milliseconds in `rounds` rounds, after one round of warm-up."""
+    """Returns each call's milliseconds, by name. Calls alternate on the same inputs.
+
+    Args:
+        calls: functions by name. Each is first called once untimed, to compile and to warm up.
+        rounds: number of times that every input is timed.
+        inputs: arguments of the calls.
+        clock: clock in seconds. The default is the CPU time of this process.
+        before_each: function that runs before each timed call, such as a barrier.
+    """
+    for call in calls.values():
+        call(*inputs[0])
     times: dict[Any, list[float]] = {name: [] for name in calls}
-    for name in take_turns(calls, rounds + 1, what):
-        times[name].append(time_ms(calls[name]))
-    return {name: taken[1:] for name, taken in times.items()}
+    for turn, name in enumerate(take_turns(calls, rounds * len(inputs))):
+        before_each()
+        given = inputs[turn // len(calls) % len(inputs)]
+        times[name].append(time_ms(partial(calls[name], *given), clock))
+    return times
+
+
+def find_percentiles(times: Sequence[float]) -> Record:
+    """Returns the number of times, their median, and their 99th percentile."""
+    median, p99 = np.percentile(times, [50, 99]).round(4).tolist()
+    return {"calls": len(times), "median": median, "p99": p99}
 
 
 def summarize(values: Sequence[float], digits: int = 3) -> Record:
@@ -123,50 +150,93 @@ def summarize(values: Sequence[float], digits: int = 3) -> Record:
     return {name: round(value, digits) for name, value in found.items()}
 
 
-def find_quartiles(values: Sequence[float] | np.ndarray, digits: int = 3) -> Record:
-    """Returns the lower quartile, the median, and the upper quartile."""
-    found = np.quantile(values, [0.25, 0.5, 0.75]).round(digits).tolist()
-    return dict(zip(("lower", "median", "upper"), found, strict=True))
-
-
 def average(records: Sequence[Record], digits: int = 5) -> Record:
     """Returns the mean of each figure over records that have the same keys."""
     return {key: round(float(np.mean([each[key] for each in records])), digits) for key in records[0]}
 
 
-def bootstrap_speedup(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    """Returns the bootstrapped 95% confidence interval of a speedup.
+class Arm:
+    """One of several training runs that are compared.
 
     Args:
-        before, after: seconds of each block, without and with the change.
+        pipeline: training pipeline with a model of its own.
+        batches: batches that it trains on.
+
+    Attributes:
+        losses: mean loss of each step over all ranks, warm-up included.
+        block_seconds: seconds per step of each timed block.
+        reports: reports of all steps in timed blocks.
     """
-    draws = np.random.default_rng(0).integers(0, len(before), (_RESAMPLES, len(before)))
-    sums = np.array([before, after])[:, draws].sum(-1)
-    return [round(bound, 4) for bound in np.percentile(sums[0] / sums[1], [2.5, 97.5]).tolist()]
+
+    def __init__(self, pipeline: Any, batches: Iterable[Any]) -> None:
+        self.pipeline, self._batches = pipeline, iter(batches)
+        self.losses: list[float] = []
+        self.block_seconds: list[float] = []
+        self.reports: list[BalanceReport] = []
+
+    def run(self, steps: int, timed: bool = True) -> None:
+        """Trains for `steps` steps, and measures the time between barriers before and after them."""
+        sums, tokens, reports = [], [], []
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.pipeline.progress(self._batches)
+            sums.append(self.pipeline.loss_sum)
+            tokens.append(self.pipeline.loss_tokens)
+            reports.append(self.pipeline.report)
+        dist.barrier()
+        seconds = time.perf_counter() - start
+        totals = torch.stack(sums).double()
+        dist.all_reduce(totals)
+        self.losses += (totals.cpu() / torch.tensor(tokens)).tolist()
+        if timed:
+            self.block_seconds.append(seconds / steps)
+            self.reports += reports
+
+    def difference_of_losses(self, base: Arm) -> float:
+        """Returns the largest relative difference of a step's loss from that of `base`."""
+        losses = np.array([base.losses, self.losses])
+        return float((np.abs(losses[0] - losses[1]) / losses[0]).max())
 
 
-def measure_step_memory(step: Callable[[], object], device: torch.device) -> tuple[int, int]:
-    """Returns the bytes that torch holds when a step's backward pass begins, and the step's peak bytes.
+def train_in_turn(
+    arms: Iterable[Arm], blocks: int, what: str = "", steps_per_block: int = 1, warm_up_steps: int = 2
+) -> None:
+    """Warms up arms that are new, then trains all arms in turn, for `blocks` timed blocks each."""
+    arms = list(arms)
+    for arm in arms:
+        if not arm.losses:
+            arm.run(warm_up_steps, timed=False)
+    for arm in take_turns(arms, blocks, what):
+        arm.run(steps_per_block)
 
-    Both exclude memory that was allocated before the step. The backward pass begins at the profiler's
-    "## backward" range, which TorchRec's pipelines record.
-    """
+
+def compare_times(before: Arm, after: Arm) -> Record:
+    """Returns the speedup over all timed blocks, with its bootstrapped 95% confidence interval."""
+    seconds = np.array([before.block_seconds, after.block_seconds])
+    draws = np.random.default_rng(0).integers(0, seconds.shape[1], (_RESAMPLES, seconds.shape[1]))
+    sums = seconds[:, draws].sum(-1)
+    return {
+        "speedup": float(np.divide(*seconds.sum(1))),
+        "speedup_interval": np.percentile(sums[0] / sums[1], [2.5, 97.5]).round(4).tolist(),
+    }
+
+
+def measure_step_memory(step: Callable[[], object]) -> int:
+    """Returns the peak bytes that torch allocates on the CPU in a step, beyond those before it."""
     gc.collect()
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profiled:
         step()
-    allocated = peak = kept = 0
-    for event in sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
-        if event.name().startswith("## backward"):
-            kept = allocated
-        elif event.name() == "[memory]" and (event.device_type().name == "CUDA") == (device.type == "cuda"):
-            allocated += event.nbytes()
-            peak = max(peak, allocated)
-    return kept, peak
+    events = sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    changes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    return max(accumulate(changes), default=0)
 
 
-def run_torchrun(num_ranks: int, module: str, *arguments: str | Path) -> None:
+def run_torchrun(
+    num_ranks: int, module: str, *arguments: str | Path, stdout: int | None = None
+) -> subprocess.CompletedProcess[str]:
     """Runs `torchrun --nproc_per_node NUM_RANKS -m MODULE ARGUMENTS`, one thread per rank.
 
     Raises:
@@ -174,24 +244,22 @@ def run_torchrun(num_ranks: int, module: str, *arguments: str | Path) -> None:
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "-m", module, *map(str, arguments)], check=True, env=environment)
+    command += ["-m", module, *map(str, arguments)]
+    return subprocess.run(command, check=True, env=environment, cwd=REPOSITORY, stdout=stdout, text=True)
 
 
-def run_on_ranks(
-    num_ranks: int, function: Callable[..., Any], *arguments: str | Path, pinned: bool = False
-) -> Any:
+def run_on_ranks(num_ranks: int, function: Callable[..., Any], *arguments: str | Path) -> Any:
     """Calls a function of a module on new ranks of this machine, and returns its result on rank 0.
 
     Args:
         num_ranks: number of processes, of one thread each.
         function: callable of the rank's device and `arguments` as strings. Its result must fit into JSON.
         arguments: further arguments of the function.
-        pinned: whether each rank is pinned to a core of its own.
     """
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         name = f"{function.__module__}:{function.__name__}"
-        run_torchrun(num_ranks, __name__, *["--pinned"] * pinned, name, result, *arguments)
+        run_torchrun(num_ranks, __name__, name, result, *arguments)
         return json.loads(result.read_text())
 
 
@@ -202,25 +270,6 @@ def start_forks(count: int, function: Callable[..., None], *arguments: Any) -> l
     for fork in forks:
         fork.start()
     return forks
-
-
-@contextmanager
-def keep_running(*programs: str) -> Iterator[None]:
-    """While active, the Python programs run beside this process, on the same cores."""
-    processes = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def gather_from_ranks(value: T) -> list[T]:
-    """Returns the values of all ranks, in the order of ranks. Collective."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def name_result(name: str) -> str:
@@ -234,24 +283,11 @@ def read_result(name: str) -> Any:
 
 
 def write_result(name: str, figures: Record) -> None:
-    """Writes `results/NAME.json`, with one line per record, so that a diff shows which records change."""
-    (RESULTS / f"{name}.json").write_text(_format_figures(figures) + "\n")
-
-
-def _format_figures(figures: Record) -> str:
-    lines = []
-    for key, value in figures.items():
-        text = json.dumps(value, indent=1)
-        if isinstance(value, list):
-            text = "[\n " + ",\n ".join(map(json.dumps, value)) + "\n]"
-        elif isinstance(value, dict) and any(_are_records(each) for each in value.values()):
-            text = _format_figures(value)
-        lines.append(" " + f"{json.dumps(key)}: {text}".replace("\n", "\n "))
-    return "{\n" + ",\n".join(lines) + "\n}"
-
-
-def _are_records(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+    """Writes `results/NAME.json`, with one line per innermost record, so that a diff shows which changed."""
+    text = json.dumps(figures, indent=1)
+    innermost = re.compile(r"[\[{][^\[\]{}]*[\]}]")
+    text = innermost.sub(lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text)
+    (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
 def _read_cpu_model() -> str:
@@ -260,13 +296,10 @@ def _read_cpu_model() -> str:
     return next(models, platform.machine())
 
 
-def _run_rank(function: str, result: Path, arguments: Sequence[str], pinned: bool) -> None:
+def _run_rank(function: str, result: Path, arguments: Sequence[str]) -> None:
     """Runs one rank of `run_on_ranks`."""
     from commons.training import rank_process
 
-    if pinned:  # before other threads start
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"])]})
     module, _, name = function.partition(":")
     call = getattr(importlib.import_module(module), name)
     with rank_process() as device:
@@ -282,12 +315,11 @@ def _main() -> None:
     parser.add_argument("function", help="MODULE:FUNCTION")
     parser.add_argument("result", type=Path)
     parser.add_argument("arguments", nargs="*")
-    parser.add_argument("--pinned", action="store_true")
     given = parser.parse_args()
     import commons.quiet_logs  # noqa: F401  before torchrec
     from commons.training import run_rank
 
-    run_rank(lambda: _run_rank(given.function, given.result, given.arguments, given.pinned))
+    run_rank(partial(_run_rank, given.function, given.result, given.arguments))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,16 @@ def pivot(records: Iterable[Any], rows: Mapping[str, Cell], column: Cell, cell: 
     )
 
 
+def join_rows(records: Iterable[Record], rows: Mapping[str, Cell], columns: Mapping[str, Cell]) -> str:
+    """Returns a table with a row for each distinct `rows`. A cell joins its records' texts with " / "."""
+    cells = [
+        record | {"title": title, "text": show(record, cell)}  # type: ignore[operator]
+        for record in records
+        for title, cell in columns.items()
+    ]
+    return pivot(cells, rows, "{title}", "{text}")
+
+
 def show(record: Any, cell: Cell) -> str:
     """Returns the text of a cell for a record."""
     return cell.format_map(record) if isinstance(cell, str) else cell(record)

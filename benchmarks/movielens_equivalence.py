@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.harness import Record, machine, run_torchrun
+from benchmarks.harness import Record, run_torchrun
 from benchmarks.markdown import Cell, make_table
 
 CONFIG = "hstu/training/configs/movielens_100k_ranking.gin"
@@ -27,57 +27,56 @@ ARMS = {
     "as loaded": (),
     "balanced": (BALANCED,),
     "4 rows, as loaded": FEW_ROWS,
-    PIECES: (
-        *FEW_ROWS,
-        BALANCED,
-        "TrainerArgs.balance_split=True",
-        "TrainerArgs.balance_equal_rows=False",
-    ),
+    PIECES: (*FEW_ROWS, BALANCED, "TrainerArgs.balance_split=True", "TrainerArgs.balance_equal_rows=False"),
 }
 
 
 def measure(folder: str) -> Record:
     """Returns the AUC of every evaluation, and the number of samples cut per step."""
-    rows, cut = [], []
-    with TemporaryDirectory() as made:
-        prepared = prepare(Path(folder), Path(made))
-        for seed in SEEDS:
-            logs = run_trainings("hstu.training.pretrain_gr_ranking", CONFIG, ARMS, prepared, seed)
-            aucs = {arm: [line["AUC"] for line in log if line["kind"] == "eval"] for arm, log in logs.items()}
-            rows.append({"seed": seed, **aucs})
-            cut.append(np.mean([line["samples_cut"] for line in logs[PIECES] if line["kind"] == "train"]))
+    logs = train_seeds("hstu.training.pretrain_gr_ranking", CONFIG, ARMS, folder)
+    aucs = [
+        {arm: [line["AUC"] for line in log[arm] if line["kind"] == "eval"] for arm in ARMS} for log in logs
+    ]
     return {
-        "auc_of_evaluations": rows,
-        "samples_cut_per_step": cut,
-        "machine": machine(),
+        "auc_of_evaluations": [{"seed": seed, **of_arms} for seed, of_arms in zip(SEEDS, aucs, strict=True)],
+        "samples_cut_per_step": [
+            np.mean([line["samples_cut"] for line in log[PIECES] if line["kind"] == "train"]) for log in logs
+        ],
     }
 
 
-def prepare(raw: Path, folder: Path) -> Path:
-    """Preprocesses MovieLens 100K, and returns the dataset's folder."""
-    prepared = folder / "ml-100k"
-    preprocess = ["-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"]
-    subprocess.run([sys.executable, *preprocess, "--raw", raw, "--out", prepared], check=True)
-    return prepared
+def train_seeds(
+    module: str, config: str, arms: Mapping[str, Sequence[str]], raw: str
+) -> list[dict[str, list[Record]]]:
+    """Trains once with each seed and each of `arms`, which are settings by name.
 
+    Args:
+        module, config: entry point and its gin file.
+        arms: gin bindings by name.
+        raw: folder with MovieLens 100K.
 
-def run_trainings(
-    module: str, config: str, arms: Mapping[str, Sequence[str]], dataset: Path, seed: int
-) -> dict[str, list[Record]]:
-    """Trains once with each of `arms`, which are settings by name. Returns the lines of each log."""
-    logs = {}
-    for arm, settings in arms.items():
-        with TemporaryDirectory() as log_dir:
-            bindings = [
-                f"DatasetArgs.dataset_path='{dataset}'",
-                f"TrainerArgs.log_dir='{log_dir}'",
-                f"TrainerArgs.seed={seed}",
-                "NetworkArgs.hidden_dropout=0.0",
-                *settings,
-            ]
-            run_torchrun(RANKS, module, "--gin-config-file", config, "--gin-bindings", *bindings)
-            lines = (Path(log_dir) / "train.jsonl").read_text().splitlines()
-            logs[arm] = [json.loads(line) for line in lines]
+    Returns:
+        The lines of each arm's log, for each seed.
+    """
+    logs: list[dict[str, list[Record]]] = []
+    with TemporaryDirectory() as folder:
+        dataset = Path(folder) / "ml-100k"
+        preprocess = ["-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"]
+        subprocess.run([sys.executable, *preprocess, "--raw", raw, "--out", dataset], check=True)
+        for seed in SEEDS:
+            logs.append({})
+            for number, (arm, settings) in enumerate(arms.items()):
+                log_dir = Path(folder) / f"{seed}-{number}"
+                bindings = [
+                    f"DatasetArgs.dataset_path='{dataset}'",
+                    f"TrainerArgs.log_dir='{log_dir}'",
+                    f"TrainerArgs.seed={seed}",
+                    "NetworkArgs.hidden_dropout=0.0",
+                    *settings,
+                ]
+                run_torchrun(RANKS, module, "--gin-config-file", config, "--gin-bindings", *bindings)
+                lines = (log_dir / "train.jsonl").read_text().splitlines()
+                logs[-1][arm] = [json.loads(line) for line in lines]
     return logs
 
 

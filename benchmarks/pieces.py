@@ -1,4 +1,4 @@
-"""Measures the time of a step in pieces, and the longest sequence that fits.
+"""Measures the time of a step in pieces.
 
 Trains the demo's model on two ranks, alternately on whole samples and on pieces.
 """
@@ -6,28 +6,20 @@ Trains the demo's model on two ranks, alternately on whole samples and on pieces
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import repeat
 
-import gin
 import numpy as np
 import torch
 import torch.distributed as dist
 
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
-from benchmarks.batches import make_hstu_batch
-from benchmarks.demo.training import Arm, compare_times, parse_config, train_in_turn
-from benchmarks.harness import (
-    Record,
-    keep_running,
-    machine,
-    measure_step_memory,
-    run_on_ranks,
-    show_progress,
-    summarize,
-)
+from benchmarks.batches import make_history_batch
+from benchmarks.demo.training import make_arm, parse_config
+from benchmarks.harness import Arm, Record, compare_times, run_on_ranks, summarize, train_in_turn
 from benchmarks.markdown import make_table
-from commons.datasets import HSTUBatch
 from hstu.modules import SampleMask, batch_attention
 
 RANKS = 2
@@ -35,27 +27,11 @@ RANKS = 2
 GIANT = ((4000, 480), (520, 440))  # one sample is longer than the other three together
 EVEN = ((300,) * 8, (300,) * 8)
 BLOCKS, EVEN_BLOCKS = 16, 120
-LONGEST_ON_ONE_RANK = 2000
-# The longest sequence in pieces is interpolated between these multiples of it.
-MULTIPLES = (1.4, 1.6, 1.8, 2.0)
-ROOM = 1.02  # tokens that a rank may hold ÷ half the sequence
-LAYERS = (2, 4)
 
 
 def measure() -> Record:
     """Returns the figures of training."""
-    return {**run_on_ranks(RANKS, train), "machine": machine()}
-
-
-def make_history_batch(lengths: Sequence[int], seed: int) -> HSTUBatch:
-    """Returns a batch for the demo's HSTU with samples of these lengths, or one padding row if none."""
-    rng = np.random.default_rng(seed)
-
-    def draw(high: int, counts: Sequence[int]) -> list[np.ndarray]:
-        return [rng.integers(0, high, count) for count in counts]
-
-    actions, users, items = draw(5, lengths), draw(10_000, [1] * len(lengths)), draw(10_000, lengths)
-    return make_hstu_batch({"user": users}, items, actions, max(len(lengths), 1))
+    return {**run_on_ranks(RANKS, train)}
 
 
 def keep_busy() -> None:
@@ -73,38 +49,30 @@ def train(device: torch.device) -> Record:
     make_task = parse_config("hstu")
     rank = dist.get_rank()
 
-    def make_arm(lengths: Sequence[Sequence[int]], split: bool, max_tokens: int | None = None) -> Arm:
+    def compare(lengths: Sequence[Sequence[int]], blocks: int, what: str) -> Record:
+        batch = make_history_batch(lengths[rank], seed=rank)
         settings = {
             "enable_balanced_shuffler": True,
             "balance_equal_rows": False,
             "balance_partitioner": "refined",
-            "balance_split": split,
-            "balance_max_tokens": max_tokens,
         }
-        batch = make_history_batch(lengths[rank], seed=rank)
-        return Arm(make_task, settings, device, lambda task: repeat(batch))
-
-    def compare(lengths: Sequence[Sequence[int]], blocks: int, what: str) -> Record:
-        whole, pieces = make_arm(lengths, False), make_arm(lengths, True)
+        whole, pieces = (
+            make_arm(make_task, settings | {"balance_split": split}, device, repeat(batch))
+            for split in (False, True)
+        )
         train_in_turn([whole, pieces], blocks, what)
         return _compare(whole, pieces)
 
     alone = compare(GIANT, BLOCKS, "one giant")
     # Ranks on one machine share caches and memory, so a rank computes faster while the other waits. Separate
     # devices would not. Beside a busy process on its core, a rank computes as if the others never waited.
-    with keep_running(f"from {__name__} import keep_busy; keep_busy()"):
-        busy = compare(GIANT, BLOCKS, "one giant, busy cores")
-    even = compare(EVEN, EVEN_BLOCKS, "nothing to cut")
-    memory = []
-    for num_layers in LAYERS:
-        gin.bind_parameter("NetworkArgs.num_layers", num_layers)
-        whole = _measure_memory(make_arm(((LONGEST_ON_ONE_RANK,), ()), False), device)
-        pieces = []
-        for multiple in show_progress(MULTIPLES, f"{num_layers} layers"):
-            items = round(multiple * LONGEST_ON_ONE_RANK)
-            pieces.append(_measure_memory(make_arm(((items,), ()), True, int(ROOM * items)), device))
-        memory.append({"layers": num_layers, "longest": _interpolate_longest(whole, pieces)})
-    return {"giant": busy, "giant_alone": alone, "even": even, "memory": memory}
+    program = f"from {__name__} import keep_busy; keep_busy()"
+    with subprocess.Popen([sys.executable, "-c", program]) as other:
+        try:
+            busy = compare(GIANT, BLOCKS, "one giant, busy cores")
+        finally:
+            other.kill()
+    return {"giant": busy, "giant_alone": alone, "even": compare(EVEN, EVEN_BLOCKS, "nothing to cut")}
 
 
 def _compare(whole: Arm, pieces: Arm) -> Record:
@@ -119,25 +87,6 @@ def _compare(whole: Arm, pieces: Arm) -> Record:
         "seconds_pieces": summarize(pieces.block_seconds, 4),
         "speedup_predicted": imbalances[0] / imbalances[1],
         **compare_times(whole, pieces),
-    }
-
-
-def _measure_memory(arm: Arm, device: torch.device) -> Record:
-    """Returns the tokens of a step, and the memory on the rank with the most."""
-    arm.run(2, timed=False)
-    used = torch.tensor(measure_step_memory(lambda: arm.run(1), device), dtype=torch.float64)
-    dist.all_reduce(used, op=dist.ReduceOp.MAX)
-    kept, peak = (used / 1e6).tolist()
-    tokens = int(arm.reports[-1].tokens_after.sum())
-    return {"tokens": tokens, "kept_megabytes": kept, "peak_megabytes": peak}
-
-
-def _interpolate_longest(whole: Record, pieces: Sequence[Record]) -> dict[str, float]:
-    """Returns the longest sequence in pieces ÷ the longest on one rank, at one rank's memory."""
-    tokens = [each["tokens"] / whole["tokens"] for each in pieces]
-    return {
-        name: round(float(np.interp(whole[name], [each[name] for each in pieces], tokens)), 3)
-        for name in ("kept_megabytes", "peak_megabytes")
     }
 
 
@@ -159,13 +108,5 @@ def tables(figures: Record) -> dict[str, str]:
             f"{each['fetch_seconds'] * 1e3:.0f} ms of {each['seconds_pieces']['median'] * 1e3:.0f}"
         ),
     }
-    longest = {
-        "layers": "{layers}",
-        "at equal memory kept for backward": "{longest[kept_megabytes]:.2f}",
-        "at equal peak": "{longest[peak_megabytes]:.2f}",
-    }
     trained = [figures[name] | {"title": title} for name, title in titles.items()]
-    return {
-        "pieces step times": make_table(trained, times),
-        "pieces longest": make_table(figures["memory"], longest),
-    }
+    return {"pieces step times": make_table(trained, times)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness import Record, machine, show_progress, start_forks, summarize, take_turns, time_ms
+from benchmarks.harness import Record, show_progress, start_forks, summarize, time_in_turns
 from benchmarks.markdown import make_table
 from commons.distributed.ranks import Channel
 
 RANKS = (2, 8, 16, 32, 64)
 COLUMNS = 8  # int64 numbers that describe an HSTU sample
 ROWS = 32  # samples per rank
-ROUNDS, WARM_UP = 30, 3
+BYTES_PER_RANK = 8 * COLUMNS * ROWS
+ROUNDS = 30
 
 
 def measure() -> Record:
     """Returns a record for each number of processes."""
-    return {
-        "measured": [_fork_ranks(ranks) for ranks in show_progress(RANKS, "gathers")],
-        "machine": machine(),
-    }
+    return {"measured": [_fork_ranks(ranks) for ranks in show_progress(RANKS, "gathers")]}
 
 
 def _fork_ranks(ranks: int) -> Record:
@@ -52,7 +51,7 @@ def _run_rank(rank: int, ranks: int, folder: str) -> None:
 
 
 def _measure(rank: int, ranks: int) -> Record:
-    channel = Channel(rank, ranks, dist.group.WORLD, tag=1)
+    channel = Channel(rank, tuple(range(ranks)), dist.group.WORLD, tag=1)
     row = np.arange(ROWS * COLUMNS) + rank
     mine, gathered = torch.from_numpy(row), torch.empty(ranks * len(row), dtype=torch.int64)
     gathers: dict[str, Callable[[], Any]] = {
@@ -61,11 +60,7 @@ def _measure(rank: int, ranks: int) -> Record:
     }
     if not np.array_equal(channel.all_gather(row), row - rank + np.arange(ranks)[:, None]):
         raise RuntimeError("the channel gathered something else than the rows")
-    times: dict[str, list[float]] = {name: [] for name in gathers}
-    for name in take_turns(gathers, WARM_UP + ROUNDS):
-        dist.barrier()
-        times[name].append(time_ms(gathers[name]))
-    times = {name: taken[WARM_UP:] for name, taken in times.items()}
+    times = time_in_turns(gathers, ROUNDS, clock=time.perf_counter, before_each=dist.barrier)
     return {
         "ranks": ranks,
         "ms": {name: summarize(values) for name, values in times.items()},

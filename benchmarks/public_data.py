@@ -12,8 +12,16 @@ from pathlib import Path
 
 from benchmarks.harness import Record, average, show_progress
 from benchmarks.markdown import Cell, make_table
-from benchmarks.partition.lengths import ML_100K, ML_100K_NEWEST, ZIPF, Lengths, list_lengths
-from benchmarks.partition.placements import AS_LOADED, PLACEMENTS, draw_batches
+from benchmarks.partition.placements import (
+    AS_LOADED,
+    ML_100K,
+    ML_100K_NEWEST,
+    PLACEMENTS,
+    ZIPF,
+    Lengths,
+    draw_batches,
+    list_lengths,
+)
 from commons.advisor.__main__ import main as advise
 from commons.advisor.public_data import PUBLIC_DATA, PublishedLengths
 from commons.distributed import ShufflerSettings
@@ -38,10 +46,8 @@ MODEL = ("--model", "hstu", "--hidden-size", "1024", "--num-layers", "8", "--num
 def measure(movielens: Path | None = None) -> Record:
     """Returns records of placements, and of the advisor's answers."""
     lengths = list_lengths(movielens)
-    cases: list[tuple[str, int, Lengths]] = []
-    if movielens is not None:
-        cases.append(("MovieLens 100K, uncapped", 128, lengths[ML_100K]))
-        cases.append(("MovieLens 100K, newest 200", 128, lengths[ML_100K_NEWEST]))
+    titles = {"MovieLens 100K, uncapped": ML_100K, "MovieLens 100K, newest 200": ML_100K_NEWEST}
+    cases = [(title, 128, lengths[name]) for title, name in titles.items() if name in lengths]
     for name, cap, width in CASES:
         title = f"{PUBLIC_DATA[name].title}, " + ("uncapped" if cap is None else f"newest {cap:,}")
         cases.append((title, width, _capped(PUBLIC_DATA[name], cap)))
@@ -82,22 +88,19 @@ def _ask(name: str) -> Record:
     cases = json.loads(printed.getvalue())["cases"]
     answers = []
     for case in cases:
-        by_name = {strategy["name"]: strategy for strategy in case["strategies"]}
-        default = by_name[ShufflerSettings().partitioner]
+        strategies = {strategy["name"]: strategy for strategy in case["strategies"]}
+        as_loaded, speedup = strategies["as_loaded"]["imbalance"], strategies[DEFAULT]["speedup"]
         answers.append(
-            {
-                "ranks": case["ranks"],
-                "as_loaded": round(by_name["as_loaded"]["imbalance"], 4),
-                "speedup": round(default["speedup"], 4),
-            }
+            {"ranks": case["ranks"], "as_loaded": round(as_loaded, 4), "speedup": round(speedup, 4)}
         )
     return {"name": name, "cap": cap, "answers": answers}
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns the Markdown for each marker."""
+    """Returns the Markdown for each marker. The README's table is for the largest number of ranks."""
+    shown = [record for record in figures["placements"] if record["ranks"] == RANKS[-1]]
     return {
-        "readme gains": _tabulate_gains(figures["placements"]),
+        "readme gains": make_table(shown, {"histories": "{lengths}", "d": "{hidden_size}"} | GAINS),
         "readme nvidia": make_table([figures["nvidia"]], GAINS),
         "advisor public data": make_table(
             figures["advice"],
@@ -120,9 +123,3 @@ def _show_published(record: Record) -> str:
 
 def _join(records: list[Record], cell: str) -> str:
     return " / ".join(cell.format(**record) for record in records)
-
-
-def _tabulate_gains(placements: list[Record]) -> str:
-    """Returns the README's table of imbalance, as loaded and balanced, at the largest number of ranks."""
-    rows: dict[str, Cell] = {"histories": "{lengths}", "d": "{hidden_size}"}
-    return make_table([record for record in placements if record["ranks"] == RANKS[-1]], rows | GAINS)

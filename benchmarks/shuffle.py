@@ -11,26 +11,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.demo.training import Arm, parse_config, train_in_turn
-from benchmarks.harness import (
-    Record,
-    machine,
-    run_on_ranks,
-    summarize,
-    time_call,
-    time_ms,
-)
+from benchmarks.demo.training import make_arm, parse_config
+from benchmarks.harness import Arm, Record, run_on_ranks, summarize, time_call, time_ms, train_in_turn
 from benchmarks.markdown import Cell, make_table
 from commons.distributed import ShufflerSettings
 from commons.distributed.placement import warm_up
 from commons.pipeline.shuffle_stage import ShuffleStage
 
 # Settings of a shuffler, by name. The first sends every sample to every rank.
-ARMS: dict[str, Record] = {
-    "all_gather, Karmarkar–Karp": {"exchange": "all_gather", "partitioner": "karmarkar_karp"},
-    "all_to_all, Karmarkar–Karp": {"exchange": "all_to_all", "partitioner": "karmarkar_karp"},
-    "all_to_all, rebalance": {"exchange": "all_to_all", "partitioner": "rebalance"},
-    "all_to_all, refined": {"exchange": "all_to_all", "partitioner": "refined"},
+ARMS = {
+    "all_gather, Karmarkar–Karp": {"balance_exchange": "all_gather", "balance_partitioner": "karmarkar_karp"},
+    "all_to_all, Karmarkar–Karp": {"balance_partitioner": "karmarkar_karp"},
+    "all_to_all, rebalance": {},
+    "all_to_all, refined": {"balance_partitioner": "refined"},
 }
 RANKS, WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 3, 10, 4
 
@@ -38,31 +31,22 @@ RANKS, WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 3, 10, 4
 def measure() -> Record:
     """Returns the figures of training."""
     warm_up(ShufflerSettings())
-    return {"training": run_on_ranks(RANKS, train), "machine": machine()}
+    return {"training": run_on_ranks(RANKS, train)}
 
 
 class _StageClock:
-    """Times of a stage's calls. Barriers keep waits for slower ranks out of the main thread's times.
+    """Times of the main thread in a stage. Barriers keep waits for slower ranks out of them.
 
     Attributes:
-        milliseconds: "exposed" and "exchange" times of each step, and "planning" time of each plan on the
-            planning thread. "exposed" is the main thread's time in the stage, without loading.
+        milliseconds: "exposed" and "exchange" times of each step. "exposed" excludes loading.
     """
 
     def __init__(self, stage: ShuffleStage) -> None:
-        self.milliseconds: dict[str, list[float]] = {"exposed": [], "exchange": [], "planning": []}
+        self.milliseconds: dict[str, list[float]] = {"exposed": [], "exchange": []}
         self._next_batch, self._exchange = stage.next_batch, stage.exchange
-        planner = stage._shuffler.planner
-        self._plan = planner.plan
         stage.next_batch = self._time_next_batch  # type: ignore[method-assign]
         stage.exchange = self._time_exchange  # type: ignore[method-assign]
-        planner.plan = self._time_plan  # type: ignore[assignment, method-assign]
         self._loading = self._before_exchange = 0.0
-
-    def clear(self) -> None:
-        """Discards all measurements so far."""
-        for times in self.milliseconds.values():
-            times.clear()
 
     def watch(self, loader: Iterator[Any]) -> Iterator[Any]:
         """Yields the loader's batches, and adds up the time that loading takes."""
@@ -88,19 +72,13 @@ class _StageClock:
         self.milliseconds["exposed"].append(self._before_exchange + taken)
         return exchanged
 
-    def _time_plan(self, *arguments: Any) -> Any:
-        plan, taken = time_call(lambda: self._plan(*arguments))
-        self.milliseconds["planning"].append(taken)
-        return plan
 
-
-class _TrainingArm(Arm):
+class _TimedArm(Arm):
     """An arm that also measures the time of each step and of its stage."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._clock = _StageClock(self.pipeline._stage)
-        self._batches = self._clock.watch(self._batches)
+    def __init__(self, arm: Arm) -> None:
+        self._clock = _StageClock(arm.pipeline._stage)
+        super().__init__(arm.pipeline, self._clock.watch(arm._batches))
         self._step_ms: list[float] = []
 
     def run(self, steps: int, timed: bool = True) -> None:
@@ -109,7 +87,7 @@ class _TrainingArm(Arm):
             self._step_ms.append(time_ms(partial(self.pipeline.progress, self._batches)))
             self.reports.append(self.pipeline.report)
         if not timed:
-            for so_far in (self._clock, self._step_ms, self.reports):
+            for so_far in (*self._clock.milliseconds.values(), self._step_ms, self.reports):
                 so_far.clear()
 
     def figures(self) -> Record:
@@ -118,7 +96,6 @@ class _TrainingArm(Arm):
         after = [report.loads_after for report in self.reports]
         return {
             "step_ms": summarize(self._step_ms),
-            "planning_ms": summarize(times["planning"]),
             "exchange_ms": summarize(times["exchange"]),
             "exposed_share_of_step": summarize(np.divide(times["exposed"], self._step_ms).tolist(), 5),
             "kilobytes_sent": summarize([report.bytes_sent / 1e3 for report in self.reports]),
@@ -129,37 +106,34 @@ class _TrainingArm(Arm):
 def train(device: torch.device) -> Record:
     """Trains the demo's model on this rank, alternating between the arms."""
     make_task = parse_config("hstu")
-    arms = {}
-    for name, settings in ARMS.items():
-        balanced = {f"balance_{key}": value for key, value in settings.items()}
-        arms[name] = _TrainingArm(make_task, {"enable_balanced_shuffler": True, **balanced}, device)
+    arms = {
+        name: _TimedArm(make_arm(make_task, {"enable_balanced_shuffler": True, **settings}, device))
+        for name, settings in ARMS.items()
+    }
     train_in_turn(arms.values(), BLOCKS, "train", STEPS_PER_BLOCK, WARM_UP_STEPS)
     return {"arms": {name: arm.figures() for name, arm in arms.items()}}
 
 
 def tables(figures: Record) -> dict[str, str]:
     """Returns the Markdown for each marker."""
-    training = {
-        name: arm
-        | {"name": name, "exposed_ms": arm["exposed_share_of_step"]["median"] * arm["step_ms"]["median"]}
-        for name, arm in figures["training"]["arms"].items()
-    }
+    arms = figures["training"]["arms"]
+    training = {name: arm | {"name": name, "exposed_ms": _find_exposed(arm)} for name, arm in arms.items()}
     columns: dict[str, Cell] = {
         "exchange, partitioner": "{name}",
         "imbalance": "{imbalance:.3f}",
         "step, ms": "{step_ms[median]:.0f}",
-        "planning thread, ms": "{planning_ms[median]:.2f}",
         "exposed, ms": "{exposed_ms:.1f}",
         "exchange, ms": "{exchange_ms[median]:.2f}",
         "kB sent": "{kilobytes_sent[median]:.0f}",
     }
     return {
         "shuffle training": make_table(training.values(), columns),
-        "readme cost": _format_cost(training[f"all_to_all, {ShufflerSettings().partitioner}"]),
+        "readme cost": (
+            "{exposed_ms:.1f} ms of a CPU step of {step_ms[median]:.0f} ms, where each sends "
+            "{kilobytes_sent[median]:.0f} kB"
+        ).format(**training["all_to_all, rebalance"]),
     }
 
 
-def _format_cost(arm: Record) -> str:
-    """Returns the cost of the stage at its default settings, as part of a sentence."""
-    kilobytes, step = arm["kilobytes_sent"]["median"], arm["step_ms"]["median"]
-    return f"{arm['exposed_ms']:.1f} ms of a CPU step of {step:.0f} ms, where each sends {kilobytes:.0f} kB"
+def _find_exposed(arm: Record) -> float:
+    return arm["exposed_share_of_step"]["median"] * arm["step_ms"]["median"]

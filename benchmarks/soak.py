@@ -18,6 +18,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -49,8 +50,7 @@ def main() -> None:
     tqdm.monitor_interval = 0
     with TemporaryDirectory() as folder:
         undisturbed, disturbed = _Run(Path(folder) / "undisturbed"), _Run(Path(folder) / "disturbed")
-        undisturbed.start(num_steps)
-        undisturbed.wait()
+        undisturbed.finish(num_steps)
         interrupted = _disturb(disturbed, num_steps, kills)
         figures = {"kills": kills, "interrupted": interrupted, **_compare(undisturbed, disturbed, num_steps)}
     figures |= {"ranks": RANKS, "machine": machine()}
@@ -74,8 +74,9 @@ class _Run:
             port = free.getsockname()[1]
         self._ranks = start_forks(RANKS, _run_rank, self.folder, num_steps, port)
 
-    def wait(self) -> None:
-        """Waits until all ranks end. Raises a RuntimeError if a rank fails."""
+    def finish(self, num_steps: int) -> None:
+        """Starts the ranks, and waits until all of them end. Raises a RuntimeError if a rank fails."""
+        self.start(num_steps)
         for rank in self._ranks:
             rank.join()
         self.check(exit_code=0)
@@ -86,13 +87,16 @@ class _Run:
         while not condition():
             self.check()
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the run hangs:\n{(self.folder / 'output.txt').read_text()}")
+                self._fail("hangs")
             time.sleep(0.001)
 
     def check(self, exit_code: int | None = None) -> None:
         """Raises a RuntimeError if a rank's exit code is not `exit_code`. None means that ranks still run."""
         if any(rank.exitcode != exit_code for rank in self._ranks):
-            raise RuntimeError(f"the run has ended:\n{(self.folder / 'output.txt').read_text()}")
+            self._fail("has ended")
+
+    def _fail(self, how: str) -> NoReturn:
+        raise RuntimeError(f"the run {how}:\n{(self.folder / 'output.txt').read_text()}")
 
     def kill(self, rng: np.random.Generator) -> None:
         """Kills the ranks in random order, with a short random delay between them."""
@@ -130,9 +134,9 @@ def _run_rank(rank: int, folder: Path, num_steps: int, port: int) -> None:
     output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for standard in (1, 2):
         os.dup2(output, standard)
-    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
+    ranks: Record = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
+    ranks |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in ranks.items()}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     settings = {"max_train_iters": num_steps, "eval_interval": EVAL_INTERVAL, "max_eval_iters": 3}
     bindings = [f"TrainerArgs.{name} = {value}" for name, value in settings.items()]
     config = str(Path(__file__).with_name("soak.gin"))
@@ -156,8 +160,7 @@ def _disturb(run: _Run, num_steps: int, kills: int) -> dict[str, int]:
         run.check()
         interrupted[run.find_activity()] += 1
         run.kill(rng)
-    run.start(num_steps)
-    run.wait()
+    run.finish(num_steps)
     if left := list((run.folder / "checkpoints").glob("*.unfinished")):
         raise RuntimeError(f"left behind: {left}")
     return dict(sorted(interrupted.items()))

@@ -22,20 +22,13 @@ CORE = ("sequence_batch", "partition", "distributed", "pipeline")
 # Packages and modules that the core imports.
 BELOW = ("perf_model", "*.py")
 PROGRAM = "examples/bert4rec.py"
-SUPPORT = (
-    "tests/*.py",
-    "tests/commons/*.py",
-    "tests/commons/perf_model/internals.py",
-    "pyproject.toml",
-)
+SUPPORT = ("tests/*.py", "tests/commons/*.py", "tests/commons/perf_model/internals.py", "pyproject.toml")
 
 
 def main() -> None:
     """Copies the core, tests it, and trains with it."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition(":")[0])
-    parser.add_argument(
-        "--without", nargs="+", metavar="EXTENSION", default=[], help="extensions to leave out"
-    )
+    parser.add_argument("--without", nargs="+", metavar="EXTENSION", default=[], help="what to leave out")
     without = parser.parse_args().without
     extensions = {path.parent.name for path in REPOSITORY.glob("commons/extensions/*/__init__.py")}
     if unknown := set(without) - extensions:
@@ -73,14 +66,8 @@ def copy_core(folder: Path, extensions: list[str]) -> None:
 
 def copy_files(folder: Path, patterns: Sequence[str] = ()) -> None:
     """Copies the files of the working tree that match, or all of them, and numba's cache of their folders."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    for name in listed:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    for name in subprocess.check_output(command, cwd=REPOSITORY, text=True).splitlines():
         if (REPOSITORY / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / name, folder / name)

@@ -1,6 +1,6 @@
 """Tells which faults of a list the tests catch.
 
-    python -m ci.mutants [--names NAME ...] [--output FILE.json] [--room-only]
+    python -m ci.mutants [--names NAME ...] [--output FILE.json]
 
 `ci/mutants.json` lists one-line faults. Their lines were drawn with `random.Random(61)`, uniformly over the
 lines of code of three groups: distributed, sequence_batch, and pipeline; partition; and extensions. Comments,
@@ -42,7 +42,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--names", nargs="+", metavar="NAME", help="faults to run; default: all")
     parser.add_argument("--output", type=Path, default=Path("mutants_caught.json"))
-    parser.add_argument("--room-only", action="store_true", help="do not run the whole suite")
     args = parser.parse_args()
     mutants = {mutant["name"]: mutant for mutant in json.loads(LIST.read_text())["mutants"]}
     names = args.names or list(mutants)
@@ -59,10 +58,9 @@ def main() -> None:
 
     for name in tqdm([name for name in names if name not in results], "rooms"):
         run(name, "room")
-    if not args.room_only:
-        missed = [name for name in names if not results[name]["caught"] and results[name]["ran"] == "room"]
-        for name in tqdm(missed, "whole suite"):
-            run(name, "suite")
+    missed = [name for name in names if not results[name]["caught"] and results[name]["ran"] == "room"]
+    for name in tqdm(missed, "whole suite"):
+        run(name, "suite")
     missed = [name for name in names if not results[name]["caught"]]
     print(f"{len(names) - len(missed)} of {len(names)} faults are caught; missed: {missed or 'none'}")
 
@@ -104,9 +102,8 @@ def room_of(file: str, folder: Path) -> list[str]:
     """Returns the existing folders of tests of a product file's package."""
     package, *below = Path(file).parts[1:]
     names = list(TOGETHER) if package in TOGETHER else [package]
-    if package == "extensions":
-        is_shared = len(below) == 1
-        names = ["extensions"] if is_shared else [f"extensions/{below[0]}", "extensions/together"]
+    if package == "extensions" and len(below) > 1:
+        names = [f"extensions/{below[0]}", "extensions/together"]
     tests = [f"tests/commons/{name}" for name in names]
     return [path for path in tests if (folder / path).exists()]
 

@@ -17,12 +17,9 @@ from commons.distributed import BatchShuffler
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 PACKAGES = (
     *("sequence_batch", "partition", "distributed", "pipeline", "perf_model"),
-    *(
-        f"extensions.{name}"
-        for name in ("sample_groups", "padded", "pieces", "micro_batches", "learned_costs")
-    ),
-    *("extensions.pieces.cut_rules", "extensions.unshuffle", "extensions.verification"),
-    "extensions.controller",
+    *("extensions.sample_groups", "extensions.padded", "extensions.pieces", "extensions.micro_batches"),
+    *("extensions.learned_costs", "extensions.pieces.cut_rules", "extensions.unshuffle"),
+    *("extensions.verification", "extensions.controller"),
     *("check_equal", "balance_meter", "first_cause", "datasets", "training", "unbounded_ids"),
 )
 # Methods of a `BatchShuffler` that only the stage calls. They may change.
@@ -41,11 +38,11 @@ def make_page() -> str:
     """Returns the page as Markdown."""
     modules = {package: import_module(f"commons.{package}") for package in PACKAGES}
     public = [getattr(module, name) for module in modules.values() for name in _public_names(module)]
-    sections = [INTRODUCTION]
+    lines = [INTRODUCTION]
     for package, module in modules.items():
-        lines = [_entry(name, getattr(module, name), public) for name in sorted(_public_names(module))]
-        sections.append("\n".join([f"## {package}", "", *lines, ""]))
-    return "\n".join(sections)
+        entries = [_entry(name, getattr(module, name), public) for name in sorted(_public_names(module))]
+        lines += [f"## {package}", "", *entries, ""]
+    return "\n".join(lines)
 
 
 def _public_names(module: ModuleType) -> list[str]:

@@ -1,12 +1,11 @@
 """Runs the core's tests with each matching set of torch, TorchRec, and fbgemm: `make versions`.
 
-    python -m ci.versions [2.14.1 2.13.0/3.12 ...] [--tests PATH ...] [--torch-index-url URL]
+    python -m ci.versions [2.14.1 2.13.0/3.12 ...] [--torch-index-url URL]
 
 Each set has its own environment under out/versions, which is removed afterwards. It takes several gigabytes
 if torch is built for CUDA. The installation of the wheel must not change torch, torchrec, or fbgemm. The
-oldest set has the oldest versions of other packages that pyproject.toml allows. Without --tests, the command
-also tests a copy of the core without extensions. It writes results to benchmarks/results, and the printed
-table to docs/installing.md.
+oldest set has the oldest versions of other packages that pyproject.toml allows. A copy of the core without
+extensions is tested, too. Results go to benchmarks/results, and the printed table to docs/installing.md.
 """
 
 from __future__ import annotations
@@ -20,31 +19,25 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from packaging.requirements import Requirement
 
 from benchmarks.harness import machine, read_result, write_result
-from benchmarks.markdown import markdown_table, write_pages
+from benchmarks.markdown import Cell, make_table, write_pages
+from ci.core_alone import CORE, REPOSITORY
 
-REPOSITORY = Path(__file__).parents[1]
 FOLDER = REPOSITORY / "out" / "versions"
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 OF_JOB = ("torch", "torchrec", "fbgemm_gpu-cpu")
+NAMED_BY_SETS = ("torch", "fbgemm-gpu-cpu")
 REPORTED = ("numpy", "numba", "tensordict", "polars")
 TESTED_WITH = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 CORE_TESTS = (
-    "tests/commons/partition",
-    "tests/commons/sequence_batch",
-    "tests/commons/distributed",
-    "tests/commons/pipeline",
-    "tests/commons/extensions",
-    "tests/commons/test_private_names.py",
-    "tests/hstu",
-    "tests/test_layer_flops.py",
-    "tests/test_model_shufflers.py",
-    "tests/test_gradients.py",
+    *(f"tests/commons/{name}" for name in (*CORE, "extensions", "test_private_names.py")),
+    *("tests/hstu", "tests/test_layer_flops.py", "tests/test_model_shufflers.py", "tests/test_gradients.py"),
 )
 
 
@@ -89,6 +82,11 @@ class Outcome:
     skipped: int
     failed: list[str]
 
+    @property
+    def name(self) -> str:
+        """The name of the set on the command line."""
+        return f"{self.torch}/{self.python.rpartition('.')[0]}"
+
 
 class Environment:
     """A virtual environment in a folder.
@@ -120,48 +118,37 @@ class Environment:
     def wheel(self) -> Path:
         """Builds this project's wheel and returns its path."""
         source = self.folder / "source"
-        source.mkdir()
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / "commons", source / "commons", ignore=ignored)
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(REPOSITORY / name, source)
-        shutil.copytree(
-            REPOSITORY / "commons", source / "commons", ignore=shutil.ignore_patterns("__pycache__")
-        )
         _run([self.python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(self.folder), str(source)])
         return next(self.folder.glob("*.whl"))
 
 
 def main() -> None:
     """Runs the sets named on the command line, or all sets."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ci.versions", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument(
-        "sets", nargs="*", help="versions of torch, optionally followed by /PYTHON; default: all"
-    )
-    parser.add_argument("--tests", nargs="+", help="run these tests instead, and only print the table")
+    parser = argparse.ArgumentParser("python -m ci.versions", description=str(__doc__).partition("\n")[0])
+    parser.add_argument("sets", nargs="*", help="versions of torch, each maybe with /PYTHON; default: all")
     parser.add_argument("--torch-index-url", default="", help="package index for torch; default: pip's index")
     arguments = parser.parse_args()
     known = {f"{each.torch}/{python}": (each, python) for each in TRIED for python in each.pythons}
-    chosen = [
-        name for name in known if not arguments.sets or {name, name.partition("/")[0]} & {*arguments.sets}
-    ]
+    sets = set(arguments.sets)
+    chosen = [name for name in known if not sets or {name, name.partition("/")[0]} & sets]
     if not chosen:
         parser.error(f"no set is named {', '.join(arguments.sets)}; expected some of {', '.join(known)}")
     for python in {known[name][1] for name in chosen}:
         _run([f"python{python}", "--version"])  # fails now rather than after hours
-    outcomes = [] if arguments.tests else _outcomes_before()
+    outcomes = {outcome.name: outcome for outcome in read_outcomes()}
     for name in chosen:
-        outcome = try_set(*known[name], arguments.tests or CORE_TESTS, arguments.torch_index_url)
-        outcomes = [each for each in outcomes if _name(each) != name] + [outcome]
-        outcomes.sort(key=lambda each: list(known).index(_name(each)))
-        print(table(outcomes), flush=True)
-        if not arguments.tests:
-            sets = [asdict(each) for each in outcomes]
-            write_result("versions", {"sets": sets, "machine": machine()})
-            write_pages({"VERSIONS sets": table(outcomes)})
+        outcomes[name] = try_set(*known[name], arguments.torch_index_url)
+        sorted_outcomes = [outcomes[each] for each in known if each in outcomes]
+        print(table(sorted_outcomes), flush=True)
+        write_result("versions", {"sets": list(map(asdict, sorted_outcomes)), "machine": machine()})
+        write_pages({"VERSIONS sets": table(sorted_outcomes)})
 
 
-def try_set(each: TriedSet, python: str, tests: Iterable[str], torch_index_url: str) -> Outcome:
+def try_set(each: TriedSet, python: str, torch_index_url: str) -> Outcome:
     """Makes a job's environment, installs the wheel, and runs the tests.
 
     Raises:
@@ -181,7 +168,7 @@ def try_set(each: TriedSet, python: str, tests: Iterable[str], torch_index_url: 
                 f"installing {added} has changed {[(name, before[name], after[name]) for name in OF_JOB]}"
             )
     environment.install("--constraint", str(REPOSITORY / "ci" / "constraints.txt"), *TESTED_WITH)
-    outcome = _run_tests(environment, each, tests)
+    outcome = _run_tests(environment, each)
     shutil.rmtree(environment.folder)
     return outcome
 
@@ -189,9 +176,7 @@ def try_set(each: TriedSet, python: str, tests: Iterable[str], torch_index_url: 
 def _install_job(environment: Environment, each: TriedSet, torch_index_url: str) -> None:
     index = ["--index-url", torch_index_url] if torch_index_url else []
     environment.install(f"torch=={each.torch}", *index)
-    of_torchrec = [
-        line for line in EXTRAS["cpu"] if Requirement(line).name not in ("torch", "fbgemm-gpu-cpu")
-    ]
+    of_torchrec = [line for line in EXTRAS["cpu"] if Requirement(line).name not in NAMED_BY_SETS]
     environment.install(f"torch=={each.torch}", f"fbgemm-gpu-cpu=={each.fbgemm}", *of_torchrec)
     environment.install("--no-deps", f"torchrec=={each.torchrec}")
 
@@ -204,12 +189,12 @@ def _lower_bounds() -> list[str]:
             f"{requirement.name}=={bound.version}"
             for requirement in requirements
             for bound in requirement.specifier
-            if bound.operator == ">=" and requirement.name not in ("torch", "fbgemm-gpu-cpu")
+            if bound.operator == ">=" and requirement.name not in NAMED_BY_SETS
         }
     )
 
 
-def _run_tests(environment: Environment, each: TriedSet, tests: Iterable[str]) -> Outcome:
+def _run_tests(environment: Environment, each: TriedSet) -> Outcome:
     report = environment.folder / "report.xml"
     variables = {
         **os.environ,
@@ -221,12 +206,11 @@ def _run_tests(environment: Environment, each: TriedSet, tests: Iterable[str]) -
 
         def run(*arguments: str) -> int:
             command = [environment.python, "-m", *arguments]
-            return subprocess.call(
-                command, cwd=REPOSITORY, env=variables, stdout=log, stderr=subprocess.STDOUT
-            )
+            at: dict[str, Any] = {"cwd": REPOSITORY, "env": variables}
+            return subprocess.call(command, stdout=log, stderr=subprocess.STDOUT, **at)
 
-        run("pytest", "-n", "2", f"--junitxml={report}", *tests)
-        if tests is CORE_TESTS and run("ci.core_alone"):
+        run("pytest", "-n", "2", f"--junitxml={report}", *CORE_TESTS)
+        if run("ci.core_alone"):
             raise RuntimeError(f"the core fails without extensions, with torch {each.torch}; see {log.name}")
     if not report.exists():
         raise RuntimeError(f"the tests did not run with torch {each.torch}; see {log.name}")
@@ -248,30 +232,15 @@ def _run_tests(environment: Environment, each: TriedSet, tests: Iterable[str]) -
 
 def table(outcomes: Iterable[Outcome]) -> str:
     """Returns the table of docs/installing.md."""
-    rows = [
-        [
-            *(
-                each.torch,
-                each.torchrec,
-                each.fbgemm,
-                each.python,
-                each.others["numpy"],
-                each.others["numba"],
-            ),
-            *(str(each.passed), str(len(each.failed))),
-        ]
-        for each in outcomes
-    ]
-    titles = ["torch", "torchrec", "fbgemm", "Python", "numpy", "numba", "tests passed", "failed"]
-    return markdown_table(titles, rows)
+    columns: dict[str, Cell] = {name: f"{{{name}}}" for name in ("torch", "torchrec", "fbgemm")}
+    columns |= {"Python": "{python}", "numpy": "{others[numpy]}", "numba": "{others[numba]}"}
+    columns |= {"tests passed": "{passed}", "failed": lambda each: str(len(each["failed"]))}
+    return make_table(map(asdict, outcomes), columns)
 
 
-def _outcomes_before() -> list[Outcome]:
+def read_outcomes() -> list[Outcome]:
+    """Returns the committed results of all sets."""
     return [Outcome(**each) for each in read_result("versions")["sets"]]
-
-
-def _name(outcome: Outcome) -> str:
-    return f"{outcome.torch}/{outcome.python.rpartition('.')[0]}"
 
 
 def _run(command: list[str]) -> str:

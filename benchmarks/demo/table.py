@@ -21,7 +21,7 @@ ROWS: dict[str, Cell] = {
     "sent per rank and step": lambda arm: f"{arm['bytes_sent_per_step'] / 1e3:.0f} kB",
     "samples cut per step": "{samples_cut_per_step:.2f}",
     "keys and values fetched per rank and step": lambda arm: f"{arm['bytes_fetched_per_step'] / 1e6:.1f} MB",
-    "largest relative difference of a step's loss": "{difference:.0e}",
+    "largest relative difference of a step's loss": "{max_relative_loss_difference:.0e}",
 }
 
 
@@ -45,10 +45,8 @@ def tables(summaries: Mapping[str, Record]) -> dict[str, str]:
 
 def tabulate_model(summary: Record) -> str:
     """Returns a model's table, with a row for each figure and a column for each arm."""
-    arms = summary["balanced"]
-    figures = [
-        arm["untrimmed"] | {"difference": arm["max_relative_loss_difference"]} for arm in arms.values()
-    ]
+    arms, difference = summary["balanced"], "max_relative_loss_difference"
+    figures = [arm["untrimmed"] | {difference: arm[difference]} for arm in arms.values()]
     as_loaded = {
         "imbalance": f"{figures[0]['imbalance_before']:.3f}",
         "step": f"{figures[0]['seconds_per_step_as_loaded'] * 1e3:.0f} ms",

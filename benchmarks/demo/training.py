@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,10 +12,8 @@ import gin
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from benchmarks.harness import Record, bootstrap_speedup, take_turns
-from commons.distributed import BalanceReport
+from benchmarks.harness import Arm, Record, compare_times, train_in_turn
 from commons.extensions.learned_costs import LearnedCosts
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
@@ -68,107 +65,48 @@ def parse_config(model: str, long_histories: bool = False) -> Callable[..., Trai
     return make_task
 
 
-class Arm:
-    """One of several runs that are compared. Each trains its own model on the same batches.
+def make_arm(
+    make_task: Callable[..., TrainingTask],
+    settings: Record,
+    device: torch.device,
+    batches: Iterable[Any] | None = None,
+) -> Arm:
+    """Returns a run of its own model.
 
     Args:
         make_task: function that makes the model and its data.
         settings: fields of `TrainerArgs` that differ from the gin file.
         device: this rank's device.
-        batches: function that returns the batches of a task.
-        with_part: function that adds a part to the model.
-
-    Attributes:
-        model: the sharded model.
-        losses: mean loss of each step over all ranks, warm-up included.
-        block_seconds: seconds per step of each timed block.
-        reports: reports of all steps in timed blocks.
+        batches: batches in place of the task's.
     """
-
-    def __init__(
-        self,
-        make_task: Callable[..., TrainingTask],
-        settings: Record,
-        device: torch.device,
-        batches: Callable[[TrainingTask], Iterable[Any]] = lambda task: task.train_dataset,
-        with_part: Callable[[nn.Module], nn.Module] = lambda model: model,
-    ) -> None:
-        args = replace(from_gin(TrainerArgs), **settings)
-        task = make_task(args, device)
-        task = replace(task, model=with_part(task.model))
-        self.model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
-        shuffler = task.make_shuffler(args)
-        self.pipeline = task.make_pipeline(args, self.model, optimizer, device, shuffler)
-        self._extensions = shuffler.extensions
-        self._batches = iter(batches(task))
-        self.losses: list[float] = []
-        self.block_seconds: list[float] = []
-        self.reports: list[BalanceReport] = []
-
-    def run(self, steps: int, timed: bool = True) -> None:
-        """Trains for `steps` steps, and measures the time between barriers before and after them."""
-        sums, tokens, reports = [], [], []
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(steps):
-            self.take_step()
-            sums.append(self.pipeline.loss_sum)
-            tokens.append(self.pipeline.loss_tokens)
-            reports.append(self.pipeline.report)
-        dist.barrier()
-        seconds = time.perf_counter() - start
-        totals = torch.stack(sums).double()
-        dist.all_reduce(totals)
-        self.losses += (totals.cpu() / torch.tensor(tokens)).tolist()
-        if timed:
-            self.block_seconds.append(seconds / steps)
-            self.reports += reports
-
-    def take_step(self) -> None:
-        """Trains one step."""
-        self.pipeline.progress(self._batches)
-
-    @property
-    def learned_costs(self) -> LearnedCosts:
-        """The extension that learns this arm's costs."""
-        return next(extension for extension in self._extensions if isinstance(extension, LearnedCosts))
+    args = replace(from_gin(TrainerArgs), **settings)
+    task = make_task(args, device)
+    model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
+    pipeline = task.make_pipeline(args, model, optimizer, device)
+    return Arm(pipeline, task.train_dataset if batches is None else batches)
 
 
-def train_in_turn(
-    arms: Iterable[Arm], blocks: int, what: str, steps_per_block: int = 1, warm_up_steps: int = 2
-) -> None:
-    """Warms up arms that are new, then trains all arms in turn, for `blocks` timed blocks each."""
-    arms = list(arms)
-    for arm in arms:
-        if not arm.losses:
-            arm.run(warm_up_steps, timed=False)
-    for arm in take_turns(arms, blocks, what):
-        arm.run(steps_per_block)
-
-
-def compare_times(before: Arm, after: Arm) -> Record:
-    """Returns the speedup over all timed blocks, with its 95% confidence interval."""
-    return {
-        "speedup": sum(before.block_seconds) / sum(after.block_seconds),
-        "speedup_interval": bootstrap_speedup(before.block_seconds, after.block_seconds),
-    }
+def find_learned_costs(arm: Arm) -> LearnedCosts:
+    """Returns the extension that learns an arm's costs."""
+    extensions = arm.pipeline._stage._shuffler.extensions
+    return next(extension for extension in extensions if isinstance(extension, LearnedCosts))
 
 
 def train(device: torch.device, model: str, *names: str) -> Record:
     """Trains the arms of these names on this rank, and returns their comparison."""
     make_task = parse_config(model, long_histories=True)
-    arms = {name: Arm(make_task, ARMS[name], device) for name in names}
+    arms = {name: make_arm(make_task, ARMS[name], device) for name in names}
     if LEARNED_PIECES in arms:
-        learning = Arm(make_task, ARMS[LEARNED_PIECES], device)
+        learning = make_arm(make_task, ARMS[LEARNED_PIECES], device)
         learning.run(STEPS_TO_LEARN, timed=False)
-        arms[LEARNED_PIECES].learned_costs.load_state(learning.learned_costs.state())
+        find_learned_costs(arms[LEARNED_PIECES]).load_state(find_learned_costs(learning).state())
     train_in_turn(arms.values(), STEPS, "train each way", warm_up_steps=WARM_UP_STEPS)
     comparisons = {name: _compare(arms[AS_LOADED], arm) for name, arm in arms.items() if name != AS_LOADED}
     cost = None
     if LEARNED_PIECES in arms:
         over_pieces = compare_times(arms[PIECES], arms[LEARNED_PIECES])
         comparisons[LEARNED_PIECES]["over_pieces_by_flops"] = over_pieces
-        cost = arms[LEARNED_PIECES].learned_costs.cost()
+        cost = find_learned_costs(arms[LEARNED_PIECES]).cost()
     return {
         "ranks": dist.get_world_size(),
         "balanced": comparisons,
@@ -179,7 +117,6 @@ def train(device: torch.device, model: str, *names: str) -> Record:
 
 def _compare(base: Arm, arm: Arm) -> Record:
     """Returns the difference of losses, and imbalance, step times, and speedup over all steps."""
-    losses = np.array([base.losses, arm.losses])
     reports = arm.reports
     before, after = (
         sum(getattr(report, loads).max() for report in reports) for loads in ("loads_before", "loads_after")
@@ -188,7 +125,7 @@ def _compare(base: Arm, arm: Arm) -> Record:
     moved = sum(report.bytes_moved for report in reports)
     loaded = sum(report.bytes_loaded for report in reports)
     return {
-        "max_relative_loss_difference": float((np.abs(losses[0] - losses[1]) / losses[0]).max()),
+        "max_relative_loss_difference": arm.difference_of_losses(base),
         "untrimmed": {
             "steps": STEPS,
             "imbalance_before": before / mean,

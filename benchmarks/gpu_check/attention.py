@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.gpu_check.parts import REPOSITORY, NotRun, forbid_synchronization
+from benchmarks.gpu_check.parts import REPOSITORY, NotRun, synchronization_mode
 
 if TYPE_CHECKING:
     from hstu.modules.attention_mask import SampleMask
@@ -28,35 +29,11 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Heads = tuple[int, int, int]
 
 
-def check_masks(device: torch.device) -> str:
-    """Compares blocks of attention masks with the blocks that the CPU computes."""
-    from hstu.modules.attention_mask import SampleMask
-    from hstu.modules.attention_tiles import Chunk, Place
-
-    def compute_blocks(mask: SampleMask, on: torch.device) -> list[torch.Tensor | None]:
-        place = Place((0,), (mask.num_tokens,), first=0, num_tokens=96, heads=slice(0, 1), device=on)
-        chunk = Chunk((mask,), place, place, row_tiles=1)
-        return [visible for *_, visible in (*chunk.row_blocks(), *chunk.column_blocks())]
-
-    compared = 0
-    for num_contextual, history_end, is_causal in product((0, 3, 33, 40), (60, 70), (True, False)):
-        mask = SampleMask(70, num_contextual, history_end, 2, is_causal)
-        with forbid_synchronization(device):
-            got = compute_blocks(mask, device)
-        for mine, expected in zip(got, compute_blocks(mask, torch.device("cpu")), strict=True):
-            none = mine is None or expected is None
-            if not (mine is expected if none else torch.equal(mine.cpu(), expected)):
-                raise AssertionError(f"{mask} hides other tokens here than on the CPU")
-            compared += 1
-    return f"{compared} blocks"
-
-
 def check_hstu(device: torch.device) -> str:
     """Runs HSTU's jagged attention forward and backward."""
     attention = _make_reference(LENGTHS)
-    errors = {
-        dtype: _find_error(attention, attention, device, dtype) for dtype in (torch.float32, torch.bfloat16)
-    }
+    dtypes = (torch.float32, torch.bfloat16)
+    errors = {dtype: _find_error(attention, attention, device, dtype) for dtype in dtypes}
     return f"output and gradients in {_check_errors(errors)} of float64"
 
 
@@ -86,13 +63,8 @@ def check_triton_hstu(device: torch.device, lengths: Sequence[int] = LENGTHS) ->
 
 def check_sid_gr(device: torch.device) -> str:
     """Runs SID-GR's causal attention forward and backward, with all key heads and with a single key head."""
-    # Loads only this file, because its package imports the batches, and thereby TorchRec.
-    path = REPOSITORY / "sid_gr/modules/attention.py"
-    spec = importlib.util.spec_from_file_location("sid_gr_attention", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be loaded")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # Runs only this file, because its package imports the batches, and thereby TorchRec.
+    module = SimpleNamespace(**runpy.run_path(str(REPOSITORY / "sid_gr/modules/attention.py")))
     lengths = [*LENGTHS, 9, 9, 9, 9]  # short samples of equal length share a call
     with_tokens = [length for length in lengths if length]
     num_queries = [-(-length // 3) for length in with_tokens]
@@ -111,14 +83,11 @@ def check_sid_gr(device: torch.device) -> str:
         both = zip(parts, attended, strict=True)
         return torch.cat([x for (first, _), last in both for x in (torch.zeros_like(first), last)])
 
-    errors = {
-        dtype: max(
-            _find_error(each, each, device, dtype, sum(lengths), (NUM_HEADS, num_kv_heads, HEAD_DIM))
-            for each in (attention, attention_of_pieces)
-            for num_kv_heads in (NUM_HEADS, 1)
-        )
-        for dtype in (torch.float32, torch.bfloat16)
-    }
+    errors: dict[torch.dtype, float] = {torch.float32: 0.0, torch.bfloat16: 0.0}
+    for dtype, each, num_kv_heads in product(errors, (attention, attention_of_pieces), (NUM_HEADS, 1)):
+        heads = NUM_HEADS, num_kv_heads, HEAD_DIM
+        error = _find_error(each, each, device, dtype, sum(lengths), heads)
+        errors[dtype] = max(errors[dtype], error)
     has_varlen = module.has_varlen(torch.empty(1, NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device))
     kernel = "varlen_attn" if has_varlen else "scaled_dot_product_attention"
     return f"output and gradients in {_check_errors(errors)} of float64; bfloat16 by {kernel}"
@@ -166,13 +135,11 @@ def _find_error(
     """
     inputs = _draw_inputs(num_tokens, heads, dtype)
     on_device = [tensor.to(device) for tensor in inputs]
-    with forbid_synchronization(device):
+    with synchronization_mode(device):
         got = _run(attention, *on_device)
     expected = _run(reference, *(tensor.double() for tensor in inputs))
-    return max(
-        float((mine.cpu().double() - theirs).norm() / theirs.norm())
-        for mine, theirs in zip(got, expected, strict=True)
-    )
+    pairs = zip(got, expected, strict=True)
+    return max(float((mine.cpu().double() - theirs).norm() / theirs.norm()) for mine, theirs in pairs)
 
 
 def _check_errors(errors: Mapping[torch.dtype, float]) -> str:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from benchmarks.gpu_check.parts import NotRun, forbid_synchronization
+from benchmarks.gpu_check.parts import NotRun, synchronization_mode
 from benchmarks.gpu_check.stand_in import is_stand_in
 from commons.sequence_batch.fields import Schema
 from commons.sequence_batch.packed_rows import (
@@ -26,8 +26,6 @@ from commons.sequence_batch.packed_rows import (
 )
 
 NUM_ROWS = 300
-ALIGNMENT_DRAWS = 50
-FIELD_ALIGNMENT = 16  # bytes, as kernels with vectorized loads require of their tensors
 STREAM_STEPS = 12
 DELAY_CYCLES = 50_000_000  # about 30 ms on a GPU, many times longer than the host takes to queue a step
 WIDE_LIMIT, IDS_LIMIT = 1.1, 4.0  # peak ÷ bytes of the rows; ids need indices as large as themselves
@@ -49,22 +47,6 @@ def check_gathering(device: torch.device) -> str:
     return f"from a batch and from three buffers of bytes, {_name_tensors()}"
 
 
-def check_alignment(device: torch.device) -> str:
-    """Checks that every tensor of a gathered batch starts at a multiple of 16 bytes."""
-    num_tensors = 0
-    for seed in range(ALIGNMENT_DRAWS):
-        rng = np.random.default_rng(seed)
-        host = _draw_fields(seed, num_rows=int(rng.integers(1, 40)))
-        rows = rng.permutation(len(host["flags"]))
-        for name, tensor in _list_tensors(_make_reorder(host, rows, padding=1)(move(host, device))):
-            if over := tensor.data_ptr() % FIELD_ALIGNMENT:
-                raise AssertionError(
-                    f"draw {seed}: {name} starts {over} bytes after a multiple of {FIELD_ALIGNMENT}"
-                )
-            num_tensors += 1
-    return f"{num_tensors} tensors of {ALIGNMENT_DRAWS} batches at multiples of {FIELD_ALIGNMENT} bytes"
-
-
 def check_memory(device: torch.device) -> str:
     """Compares the peak memory of a gather with the size of its rows."""
     if device.type != "cuda":
@@ -75,9 +57,7 @@ def check_memory(device: torch.device) -> str:
     for name, values, limit in (("wide rows", wide, WIDE_LIMIT), ("ids", ids, IDS_LIMIT)):
         ratio = _measure_peak(values, device) / values.nbytes
         if ratio > limit:
-            raise AssertionError(
-                f"gathering {name} takes {ratio:.2f} × their bytes, expected {limit} or less"
-            )
+            raise AssertionError(f"gathering {name} takes {ratio:.2f} × their bytes, expected ≤ {limit}")
         found.append(f"{name} {ratio:.2f} ×")
     return f"peak above the batch: {', '.join(found)} the bytes of the rows"
 
@@ -144,20 +124,16 @@ def move(fields: Fields, device: torch.device, pin: bool = False) -> Fields:
             return None
         return (tensor.pin_memory() if pin else tensor).to(device, non_blocking=pin)
 
-    moved: Fields = {}
-    for name, value in fields.items():
+    def move_field(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            moved[name] = copy(value)
-            continue
-        parts = {"values": value.values(), "lengths": value.lengths(), "weights": value.weights_or_none()}
-        parts = {part: copy(tensor) for part, tensor in parts.items()}
-        is_keyed = isinstance(value, KeyedJaggedTensor)
-        moved[name] = (
-            KeyedJaggedTensor(value.keys(), stride=value.stride(), **parts)
-            if is_keyed
-            else JaggedTensor(**parts)
-        )
-    return moved
+            return copy(value)
+        values, weights, lengths = map(copy, (value.values(), value.weights_or_none(), value.lengths()))
+        if isinstance(value, KeyedJaggedTensor):
+            keys, stride = value.keys(), value.stride()
+            return KeyedJaggedTensor(keys, values, weights, lengths=lengths, stride=stride)
+        return JaggedTensor(values, weights, lengths=lengths)
+
+    return {name: move_field(value) for name, value in fields.items()}
 
 
 def _check_on_device(
@@ -165,7 +141,7 @@ def _check_on_device(
 ) -> None:
     """Checks that a function returns `expected` without synchronization. None means its result on the CPU."""
     fields = move(host, device)
-    with forbid_synchronization(device):
+    with synchronization_mode(device):
         got = function(fields)
     expected = function(host) if expected is None else expected
     for (name, tensor), (_, wanted) in zip(_list_tensors(got), _list_tensors(expected), strict=True):
@@ -227,10 +203,7 @@ def _make_gather(host: Fields) -> Callable[[Fields], Fields]:
     def gather(fields: Fields) -> Fields:
         rows = PackedRows.pack(fields, schema, lengths)
         buffers = to_chunks(rows, leaving).split(leaving.chunk_bytes.tolist())
-        received = [
-            PackedRows.from_bytes(buffer, schema, of_chunk)
-            for buffer, of_chunk in zip(buffers, chunk_lengths, strict=True)
-        ]
+        received = map(PackedRows.from_bytes, buffers, [schema] * len(buffers), chunk_lengths)
         return gather_fields([rows, *received], placed)
 
     return gather

@@ -44,13 +44,6 @@ class _Jagged:
         self.lengths = self.lengths_or_none = lambda: lengths
         self.offsets_or_none = lambda: None
 
-    def weights(self) -> torch.Tensor:
-        """Returns the weights. Raises KeyError if there are none."""
-        weights = self.weights_or_none()
-        if weights is None:
-            raise KeyError("this jagged tensor has no weights")
-        return weights
-
 
 class JaggedTensor(_Jagged):
     """Rows of different lengths, like `torchrec.sparse.jagged_tensor.JaggedTensor`."""
@@ -79,15 +72,11 @@ def _make_module(name: str, **members: Any) -> types.ModuleType:
     return module
 
 
-def _make_placeholders(*names: str) -> dict[str, type]:
-    """Returns classes that have no instances, for `isinstance` checks."""
-    return {name: type(name, (), {}) for name in names}
-
-
 def _make_torchrec() -> dict[str, types.ModuleType]:
+    # KeyedTensor and Pipelineable have no instances, and serve `isinstance` checks.
     classes = {"JaggedTensor": JaggedTensor, "KeyedJaggedTensor": KeyedJaggedTensor}
-    jagged = _make_module("torchrec.sparse.jagged_tensor", **classes, **_make_placeholders("KeyedTensor"))
-    streamable = _make_module("torchrec.streamable", **_make_placeholders("Pipelineable"))
+    jagged = _make_module("torchrec.sparse.jagged_tensor", **classes, KeyedTensor=type("KeyedTensor", (), {}))
+    streamable = _make_module("torchrec.streamable", Pipelineable=type("Pipelineable", (), {}))
     sparse = _make_module("torchrec.sparse", jagged_tensor=jagged)
     torchrec = _make_module("torchrec", sparse=sparse, streamable=streamable)
     return {module.__name__: module for module in (torchrec, sparse, jagged, streamable)}

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.demo.training import parse_config
-from benchmarks.gpu_check.parts import NotRun, find_line
+from benchmarks.gpu_check.parts import find_line, synchronization_mode
 from benchmarks.gpu_check.rows import DELAY_CYCLES
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, rank_process, shard_model
@@ -37,20 +37,6 @@ def check_streams(device: torch.device) -> str:
     if not difference <= TOLERANCE:
         raise AssertionError(f"losses {delayed} with a delayed stream, {plain} without")
     return f"losses of {STEPS} steps with and without a delay differ by {difference:.0e}"
-
-
-def read_memory(device: torch.device) -> str:
-    """Measures the peak memory of a step."""
-    if device.type != "cuda":
-        raise NotRun("reads the counters of torch's CUDA allocator")
-    with _training(device) as step:
-        for _ in range(WARM_UP_STEPS):
-            step()
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        step()
-        peak = torch.cuda.max_memory_allocated(device)
-    return f"peak {peak / 2**20:.0f} MiB, {before / 2**20:.0f} MiB of it between steps"
 
 
 def list_synchronizations(device: torch.device) -> str:
@@ -99,13 +85,7 @@ def record_synchronizations(device: torch.device) -> Iterator[Counter[str]]:
         if "called a synchronizing" in str(message):
             places[find_line(traceback.extract_stack(), but_not_in=__file__) or "elsewhere"] += 1
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), synchronization_mode(device, "warn"):
         warnings.simplefilter("always")
         warnings.showwarning = record
-        if device.type == "cuda":
-            torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield places
-        finally:
-            if device.type == "cuda":
-                torch.cuda.set_sync_debug_mode("default")
+        yield places

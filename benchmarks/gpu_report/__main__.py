@@ -15,9 +15,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_check.__main__ import run_parts
+from benchmarks.gpu_check.__main__ import describe_machine, run_parts
 from benchmarks.gpu_check.parts import PARTS
-from benchmarks.gpu_check.report import describe_machine
 from benchmarks.gpu_report.training import train
 from benchmarks.harness import Record, run_on_ranks
 from benchmarks.markdown import make_table

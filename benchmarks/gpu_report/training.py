@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gin
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.demo.training import ARMS, AS_LOADED, DEFAULT, Arm, compare_times, parse_config, train_in_turn
-from benchmarks.harness import Record, summarize
+from benchmarks.demo.training import ARMS, AS_LOADED, DEFAULT, make_arm, parse_config
+from benchmarks.harness import Record, compare_times, summarize, train_in_turn
 from commons.gin_values import from_gin
 from commons.training import TrainerArgs
 
@@ -34,11 +33,10 @@ def train(device: torch.device) -> Record:
             for name, value in LARGER_MODEL.items():
                 gin.bind_parameter(name, value)
     settings = {OFF: ARMS[AS_LOADED], ON: ARMS[DEFAULT], OFF_AGAIN: ARMS[AS_LOADED]}
-    arms = {name: Arm(make_task, of, device) for name, of in settings.items()}
+    arms = {name: make_arm(make_task, of, device) for name, of in settings.items()}
     warm_up, blocks, steps = (WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK) if on_gpu else OF_A_REHEARSAL
     train_in_turn(arms.values(), blocks, "train off, on, off again", steps, warm_up)
     samples = from_gin(TrainerArgs).train_batch_size * dist.get_world_size()
-    losses = {name: np.array(arm.losses) for name, arm in arms.items()}
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "backend": dist.get_backend_config(),
@@ -52,8 +50,8 @@ def train(device: torch.device) -> Record:
         },
         "on_against_off": compare_times(arms[OFF], arms[ON]),
         "off_again_against_off": compare_times(arms[OFF], arms[OFF_AGAIN]),
-        "losses": {name: of.tolist() for name, of in losses.items()},
+        "losses": {name: arm.losses for name, arm in arms.items()},
         "max_relative_loss_difference": {
-            name: float((np.abs(losses[name] - losses[OFF]) / losses[OFF]).max()) for name in (ON, OFF_AGAIN)
+            name: arms[name].difference_of_losses(arms[OFF]) for name in (ON, OFF_AGAIN)
         },
     }

@@ -1,45 +1,36 @@
-"""Measures how well the partition algorithms balance, how much they move, and how long they take.
+"""Measures how well the partition algorithms balance, and how much they move.
 
 The loads are computed for random histories, and for MovieLens 100K's if its folder is given.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
-import numba
 import numpy as np
 
-from benchmarks.harness import Record, average, machine, show_progress, time_ms
+from benchmarks.harness import Record, average, measure_cases
 from benchmarks.markdown import markdown_table
 from benchmarks.partition.groups import measure_groups, tabulate_groups
-from benchmarks.partition.lengths import (
+from benchmarks.partition.pieces import measure_pieces, tabulate_pieces
+from benchmarks.partition.placements import (
+    AS_LOADED,
     KUAIRAND,
     LOGNORMAL,
     ML_100K,
     ML_100K_NEWEST,
-    TAOBAO,
-    YAMBDA,
-    ZIPF,
-    Lengths,
-    list_lengths,
-)
-from benchmarks.partition.pieces import measure_pieces, tabulate_pieces
-from benchmarks.partition.placements import (
-    AS_LOADED,
     PLACEMENTS,
     RANKS_PER_NODE,
     REBALANCE_NODES,
-    ROWS_PER_RANK,
+    TAOBAO,
     UNEQUAL_ROWS,
+    YAMBDA,
+    ZIPF,
     GlobalBatch,
     draw_batches,
+    list_lengths,
 )
-from benchmarks.partition.plans_at_size import measure_plans, tabulate_plans
-from benchmarks.partition.windows import measure_windows, tabulate_windows
 from commons.partition import imbalance, lower_bound
 from commons.partition.problem import number_of_part
 
@@ -48,61 +39,37 @@ CASES = (
     *((ML_100K, 128), (ML_100K, 1024), (ML_100K_NEWEST, 128), (LOGNORMAL, 128), (LOGNORMAL, 1024)),
     *((ZIPF, 128), (YAMBDA, 1024), (KUAIRAND, 1024), (TAOBAO, 128), (TAOBAO, 1024)),
 )
-DRAWS, PASSES = 30, 2
-CALLS = {8: 240, 64: 240, 256: 90, 1024: 30}  # by number of ranks
-SHOWN_RANKS = (8, 64, 1024)
-# Names of placements by title.
-KARMARKAR_KARP = {"Karmarkar–Karp": "karmarkar_karp"}
-TIMED = KARMARKAR_KARP | {"longest first": "longest_processing_time"}
-TIMED |= {name: name for name in ("refined", "rebalance", REBALANCE_NODES)}
+DRAWS, RANKS = 30, (8, 64, 1024)
+KARMARKAR_KARP = "karmarkar_karp"
+NAMES = ("lengths", "hidden_size", "ranks", "placement")
 
-# Records by lengths, hidden size, ranks, and placement.
+# Records by the values of `NAMES`.
 Known = Mapping[tuple[str, int, int, str], Record]
 
 
 def measure(movielens: Path | None = None) -> Record:
-    """Returns records of placements, pieces, groups, windows, and plans."""
+    """Returns records of placements, pieces, and groups."""
     lengths = list_lengths(movielens)
+
+    def place(lengths: str, hidden_size: int, ranks: int, placement: str) -> Record:
+        batches = draw_batches(known[lengths], hidden_size, ranks, DRAWS)
+        equal_rows = placement != UNEQUAL_ROWS
+        return average([_assess(batch, PLACEMENTS[placement](batch), equal_rows) for batch in batches])
+
+    known = lengths
+    cases = [
+        dict(zip(NAMES, (*case, ranks, placement), strict=True))
+        for case in CASES
+        for ranks in RANKS
+        for placement in PLACEMENTS
+        if case[0] in lengths and (ranks > RANKS_PER_NODE or placement != REBALANCE_NODES)
+    ]
     return {
-        "rows_per_rank": ROWS_PER_RANK,
         "draws": DRAWS,
-        "machine": {**machine(), "numpy": np.__version__, "numba": numba.__version__},
-        "placements": _measure_placements(lengths),
+        "placements": measure_cases(cases, place, "placements"),
         "pieces": measure_pieces(lengths, DRAWS),
         "groups": measure_groups(DRAWS),
-        "windows": measure_windows(DRAWS),
-        "plans_at_size": measure_plans(),
     }
-
-
-def _measure_placements(lengths: dict[str, Lengths]) -> list[Record]:
-    cases = [(*case, ranks) for case in CASES if case[0] in lengths for ranks in CALLS]
-    figures: dict[tuple, Record] = {}
-    times: dict[tuple, list[float]] = {}
-    # If the machine slows down for some seconds, it slows only one of the two passes of a case.
-    for name, hidden_size, ranks in show_progress(cases * PASSES, "placements"):
-        batches = draw_batches(lengths[name], hidden_size, ranks, DRAWS)
-        for title, place in PLACEMENTS.items():
-            if title == REBALANCE_NODES and ranks <= RANKS_PER_NODE:
-                continue
-            key = (name, hidden_size, ranks, title)
-            if key not in figures:  # the calls also compile
-                equal_rows = title != UNEQUAL_ROWS
-                figures[key] = average([_assess(batch, place(batch), equal_rows) for batch in batches])
-            # The batches take turns, so that no call finds its data in the cache.
-            turns = batches * -(-CALLS[ranks] // (DRAWS * PASSES))
-            calls = [partial(place, batch) for batch in turns]
-            times.setdefault(key, []).extend(time_ms(call, time.process_time) for call in calls)
-    names = ("lengths", "hidden_size", "ranks", "placement")
-    return [
-        {**dict(zip(names, key, strict=True)), **found, "ms": _summarize_times(times[key])}
-        for key, found in figures.items()
-    ]
-
-
-def _summarize_times(times: list[float]) -> Record:
-    median, p99 = np.percentile(times, [50, 99]).round(4).tolist()
-    return {"calls": len(times), "median": median, "p99": p99}
 
 
 def _assess(batch: GlobalBatch, partition: list[np.ndarray], equal_rows: bool) -> dict[str, float]:
@@ -121,17 +88,18 @@ def _assess(batch: GlobalBatch, partition: list[np.ndarray], equal_rows: bool) -
 
 def tables(figures: Record) -> dict[str, str]:
     """Returns the Markdown for each marker."""
-    names = ("lengths", "hidden_size", "ranks", "placement")
-    known = {tuple(record[name] for name in names): record for record in figures["placements"]}
+    known = {tuple(record[name] for name in NAMES): record for record in figures["placements"]}
     on = (
         "Times: one of {cores} cores ({cpu}), Python {python}, numpy {numpy}, numba {numba}. "
         "Everything else: {draws} draws each."
     )
     balance = {
-        title: (placement, "{imbalance:.3f}")
-        for title, placement in ({AS_LOADED: AS_LOADED} | KARMARKAR_KARP | {"rebalance": "rebalance"}).items()
+        AS_LOADED: (AS_LOADED, "{imbalance:.3f}"),
+        "Karmarkar–Karp": (KARMARKAR_KARP, "{imbalance:.3f}"),
+        "rebalance": ("rebalance", "{imbalance:.3f}"),
+        "bound": ("refined", "{lower_bound:.3f}"),
+        UNEQUAL_ROWS: (UNEQUAL_ROWS, "{imbalance:.3f}"),
     }
-    balance |= {"bound": ("refined", "{lower_bound:.3f}"), UNEQUAL_ROWS: (UNEQUAL_ROWS, "{imbalance:.3f}")}
     across = "{percent_of_bytes_across_nodes:.1f}"
     movement = {
         "samples": ("rebalance", "{percent_of_samples_moved:.1f}"),
@@ -143,48 +111,29 @@ def tables(figures: Record) -> dict[str, str]:
         "readme tail": _compare(known, (LOGNORMAL, 1024, 64), "imbalance", ".2f"),
         "readme capped": _compare(known, (ML_100K_NEWEST, 128, 64), "imbalance", ".2f"),
         "readme moved": _compare(known, (LOGNORMAL, 1024, 64), "percent_of_samples_moved", ".0f", "%"),
-        "partition balance": _tabulate_cases(known, balance),
-        "partition movement": _tabulate_cases(known, movement),
-        "partition time": _tabulate_times(known),
-        "partition pieces": tabulate_pieces(figures["pieces"], SHOWN_RANKS),
+        "partition balance": _tabulate(known, balance),
+        "partition movement": _tabulate(known, movement),
+        "partition pieces": tabulate_pieces(figures["pieces"]),
         "partition groups": tabulate_groups(figures["groups"]),
-        "partition windows": tabulate_windows(figures["windows"]),
         "partition machine": on.format(draws=figures["draws"], **figures["machine"]),
-        **tabulate_plans(figures["plans_at_size"]),
     }
 
 
 def _compare(known: Known, case: tuple[str, int, int], figure: str, form: str, unit: str = "") -> str:
     """Returns a phrase with a figure of Karmarkar–Karp and of the default."""
-    of = {name: format(known[*case, name][figure], form) + unit for name in ("karmarkar_karp", "rebalance")}
-    return f"{of['karmarkar_karp']} with Karmarkar–Karp and {of['rebalance']} with the default"
+    of = {name: format(known[*case, name][figure], form) + unit for name in (KARMARKAR_KARP, "rebalance")}
+    return f"{of[KARMARKAR_KARP]} with Karmarkar–Karp and {of['rebalance']} with the default"
 
 
-def _join(known: Known, case: tuple[str, int], ranks: Sequence[int], placement: str, cell: str) -> str:
-    """Returns a placement's figure at each number of ranks, joined by " / "."""
-    found = [known.get((*case, number, placement)) for number in ranks]
-    return " / ".join("–" if record is None else cell.format(**record) for record in found)
-
-
-def _tabulate_cases(known: Known, columns: Mapping[str, tuple[str, str]]) -> str:
+def _tabulate(known: Known, columns: Mapping[str, tuple[str, str]]) -> str:
     """Returns a table with a row for each lengths and width. A column has a placement and its figure."""
-    measured = [case for case in CASES if (*case, SHOWN_RANKS[0], AS_LOADED) in known]
-    rows = [
-        [case[0], str(case[1]), *(_join(known, case, SHOWN_RANKS, *column) for column in columns.values())]
-        for case in measured
-    ]
+    rows = []
+    for case in CASES:
+        if (*case, RANKS[0], AS_LOADED) not in known:
+            continue
+        row = [case[0], str(case[1])]
+        for placement, cell in columns.values():
+            found = [known.get((*case, ranks, placement)) for ranks in RANKS]
+            row.append(" / ".join("–" if record is None else cell.format(**record) for record in found))
+        rows.append(row)
     return markdown_table(["lengths", "d", *columns], rows)
-
-
-def _tabulate_times(known: Known) -> str:
-    """Returns a table of the slowest case at each number of ranks."""
-
-    def cell(ranks: int, placement: str) -> str:
-        found = (known.get((*case, ranks, placement)) for case in CASES)
-        times = [record["ms"] for record in found if record]
-        if not times:
-            return "–"
-        return f"{max(ms['median'] for ms in times):.3f} ({max(ms['p99'] for ms in times):.3f})"
-
-    rows = [[str(ranks), *(cell(ranks, name) for name in TIMED.values())] for ranks in CALLS]
-    return markdown_table(["ranks", *TIMED], rows)

@@ -7,11 +7,19 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.batches import make_hstu_batch
-from benchmarks.harness import Record, average, measure_cases, time_ms
-from benchmarks.markdown import pivot
-from benchmarks.partition.lengths import KUAIRAND, LOGNORMAL, LONG, PARETO_1_1, PARETO_1_6, Lengths
-from benchmarks.partition.placements import ROWS_PER_RANK, make_flops
+from benchmarks.batches import make_history_batch
+from benchmarks.harness import Record, average, measure_cases, time_in_turns
+from benchmarks.markdown import join_rows
+from benchmarks.partition.placements import (
+    KUAIRAND,
+    LOGNORMAL,
+    LONG,
+    PARETO_1_1,
+    PARETO_1_6,
+    ROWS_PER_RANK,
+    Lengths,
+    make_flops,
+)
 from commons.distributed.placement import make_plan, place
 from commons.distributed.plan import Format, RowTable, ShufflePlan
 from commons.distributed.settings import ShufflerSettings
@@ -32,8 +40,7 @@ NAMES = ("lengths", "hidden_size", "rows_per_rank")
 BYTES_PER_NUMBER = 2  # of keys and values, in bfloat16
 CALLS = 3  # timed calls per draw, alternating with and without pieces
 PARTITIONING = ShufflerSettings(equal_rows=False)
-_ONE = [np.ones(1, dtype=np.int64)]
-_EXAMPLE = make_hstu_batch({"user": _ONE}, _ONE, _ONE, 1)
+_EXAMPLE = make_history_batch([1], seed=0)
 
 
 def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
@@ -55,9 +62,10 @@ def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
                     "mb_fetched": fetched / 1e6,
                 }
             )
-            turns = [[time_ms(call, time.thread_time) for call in calls] for _ in range(CALLS)]
-            times += [] if plan.rows.starts_sample.all() else turns
-        medians = np.median(times, 0).round(4).tolist() if times else (None, None)
+            if not plan.rows.starts_sample.all():
+                taken = time_in_turns(dict(enumerate(calls)), CALLS, clock=time.thread_time)
+                times += list(zip(*taken.values(), strict=True))
+        medians = np.median(times, 0).round(4).tolist() if times else (np.nan, np.nan)
         return average(figures, 4) | dict(zip(("ms_of_whole_samples", "ms"), medians, strict=True))
 
     known = lengths
@@ -115,24 +123,18 @@ def load_samples(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[Row
     return samples, cutting
 
 
-# (name of the figure, number of its digits), by title.
-_COLUMNS = {
-    "whole": ("imbalance_of_whole_samples", 2),
-    "in pieces": ("imbalance", 3),
-    "samples cut": ("samples_cut", 1),
-    "MB fetched": ("mb_fetched", 1),
-    "ms, whole": ("ms_of_whole_samples", 2),
-    "ms, in pieces": ("ms", 2),
+COLUMNS = {
+    "whole": "{imbalance_of_whole_samples:.2f}",
+    "in pieces": "{imbalance:.3f}",
+    "samples cut": "{samples_cut:.1f}",
+    "MB fetched": "{mb_fetched:.1f}",
+    "ms, whole": "{ms_of_whole_samples:.2f}",
+    "ms, in pieces": "{ms:.2f}",
 }
 
 
-def tabulate_pieces(pieces: list[Record], sizes: tuple[int, ...]) -> str:
-    """Returns a table of the figures at these numbers of ranks."""
-    cells = [
-        record | {"title": title, "text": "–" if record[key] is None else f"{record[key]:.{digits}f}"}
-        for record in pieces
-        if record["ranks"] in sizes and tuple(record[name] for name in NAMES) in CASES
-        for title, (key, digits) in _COLUMNS.items()
-    ]
-    rows = {"lengths": "{lengths}", "d": "{hidden_size}", "rows": "{rows_per_rank}"}
-    return pivot(cells, rows, "{title}", "{text}")
+def tabulate_pieces(pieces: list[Record]) -> str:
+    """Returns a table of the figures at all numbers of ranks."""
+    return join_rows(
+        pieces, {"lengths": "{lengths}", "d": "{hidden_size}", "rows": "{rows_per_rank}"}, COLUMNS
+    )

@@ -1,49 +1,36 @@
-"""Measures the cost of plans and of their moves at 8 to 4,096 ranks, beside steps of 20 to 300 ms.
+"""Measures the cost of plans and of their moves at 8 to 4,096 ranks.
 
 Times are CPU times of one process. Bytes, messages, and ranks met are counted. Wire times follow from bytes.
-`python -m benchmarks.partition.plans_at_size` measures only this part of `partition`.
 """
 
 from __future__ import annotations
 
-import commons.quiet_logs  # noqa: F401  isort: skip
-import argparse
-import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
 
-from benchmarks.harness import (
-    Record,
-    average,
-    list_cases,
-    machine,
-    measure_cases,
-    read_result,
-    take_turns,
-    time_ms,
-    write_result,
-)
-from benchmarks.markdown import make_table, pivot, write_pages
-from benchmarks.partition.lengths import LOGNORMAL, UNIFORM, YAMBDA, list_lengths
+from benchmarks.harness import Record, average, find_percentiles, list_cases, measure_cases, time_in_turns
+from benchmarks.markdown import make_table, pivot
 from benchmarks.partition.pieces import load_histories
-from benchmarks.partition.placements import RANKS_PER_NODE, ROWS_PER_RANK, GlobalBatch, draw_batches
+from benchmarks.partition.placements import (
+    LOGNORMAL,
+    RANKS_PER_NODE,
+    ROWS_PER_RANK,
+    UNIFORM,
+    YAMBDA,
+    list_lengths,
+)
 from commons.distributed import ShufflerSettings
-from commons.distributed.placement import place, warm_up
+from commons.distributed.placement import partition, place, token_tolerance, warm_up
 from commons.distributed.plan import Format, RowTable, ShufflePlan
-from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
 
-T = TypeVar("T")
 LENGTHS, HIDDEN_SIZE, RANKS = (LOGNORMAL, YAMBDA, UNIFORM), 256, (8, 64, 256, 1024, 4096)
 # Number of global batches, and of calls for each, by ranks. With few calls, p99 is nearly the slowest call.
 DRAWS = {8: 100, 64: 100, 256: 100, 1024: 50, 4096: 30}
 CALLS = {8: 5, 64: 5, 256: 3, 1024: 4, 4096: 2}
-STEP_MS = (20, 50, 100, 300)
 
 MOVED_LENGTHS, MOVED_RANKS, STEPS = (LOGNORMAL, YAMBDA), (64, 1024), 100
 # Peak bytes per second that a GPU sends: 400 Gb/s InfiniBand per GPU across nodes, and an H100's NVLink
@@ -51,31 +38,31 @@ MOVED_LENGTHS, MOVED_RANKS, STEPS = (LOGNORMAL, YAMBDA), (64, 1024), 100
 ACROSS_NODES, WITHIN_NODE = 50e9, 450e9
 DENSE_BYTES = 100_000  # added to a sample by an image or its embedding, say
 
-TOKEN_TOLERANCE = ShufflerSettings.token_tolerance
-# A partitioner, called as a shuffler does, which returns the rank of each sample, int64 `[samples]`.
-Place = Callable[[GlobalBatch], np.ndarray]
 LONGEST_FIRST, DEFAULT, DEFAULT_NODES = "longest first", "default", f"default, nodes of {RANKS_PER_NODE}"
-PLACEMENTS: dict[str, Place] = {
-    LONGEST_FIRST: lambda batch: longest_processing_time.part_of(batch.workloads, batch.ranks),
-    "Karmarkar–Karp": lambda batch: karmarkar_karp.part_of(batch.workloads, batch.ranks),
-    "refined": lambda batch: refined.part_of(
-        batch.workloads, batch.ranks, tokens=batch.tokens, token_tolerance=TOKEN_TOLERANCE
-    ),
-    DEFAULT: lambda batch: _rebalance(batch, None),
-    DEFAULT_NODES: lambda batch: _rebalance(batch, RANKS_PER_NODE),
+# Settings, and whether they are told of nodes, by title.
+PARTITIONERS = {
+    LONGEST_FIRST: (ShufflerSettings("longest_processing_time"), False),
+    "Karmarkar–Karp": (ShufflerSettings("karmarkar_karp"), False),
+    "refined": (ShufflerSettings("refined"), False),
+    DEFAULT: (ShufflerSettings(), False),
+    DEFAULT_NODES: (ShufflerSettings(), True),
 }
 
 
-def _rebalance(batch: GlobalBatch, ranks_per_node: int | None) -> np.ndarray:
-    return rebalance.part_of(
-        batch.workloads,
-        batch.home,
-        batch.ranks,
-        sizes=batch.sizes,
-        ranks_per_node=ranks_per_node,
-        tokens=batch.tokens,
-        token_tolerance=TOKEN_TOLERANCE,
+def call_partitioner(title: str, rows: RowTable) -> np.ndarray:
+    """Returns the rank of each row, int64 `[rows]`, from a partitioner as the shuffler calls it."""
+    settings, has_nodes = PARTITIONERS[title]
+    rows = replace(rows, ranks_per_node=RANKS_PER_NODE if has_nodes else None)
+    tolerance = token_tolerance(rows, settings)
+    return partition(
+        rows, settings, tokens=None if tolerance is None else rows.tokens, token_tolerance=tolerance
     )
+
+
+def draw_steps(lengths: str, ranks: int, draws: int) -> list[GatheredStep]:
+    """Returns random steps."""
+    rng, draw = np.random.default_rng([0, ranks]), list_lengths(None)[lengths]
+    return [GatheredStep.of(draw(rng, ROWS_PER_RANK * ranks), ranks) for _ in range(draws)]
 
 
 @dataclass(frozen=True)
@@ -85,12 +72,12 @@ class GatheredStep:
     Attributes:
         messages: messages of all ranks, as the gather returns them.
         row_format: format of the messages.
-        samples: the same rows, as a partitioner's input.
+        rows: the same rows, as a partitioner's input.
     """
 
     messages: np.ndarray
     row_format: Format
-    samples: GlobalBatch
+    rows: RowTable
 
     @staticmethod
     def of(lengths: np.ndarray, ranks: int) -> GatheredStep:
@@ -103,8 +90,7 @@ class GatheredStep:
         for name in ("tokens", "loss_tokens"):
             gathered[name] = getattr(rows, name).reshape(ranks, ROWS_PER_RANK)
         gathered["key_lengths"] = rows.key_lengths.reshape(ranks, ROWS_PER_RANK, -1)
-        samples = GlobalBatch(ranks, rows.workloads, rows.tokens, rows.sample_bytes, rows.home)
-        return GatheredStep(messages, row_format, samples)
+        return GatheredStep(messages, row_format, rows)
 
     def decode(self) -> RowTable:
         """Returns the rows of all ranks, as the gather does."""
@@ -119,64 +105,55 @@ class GatheredStep:
 PARTS: dict[str, Callable[[GatheredStep], object]] = {
     "plan": lambda step: step.plan(ShufflerSettings()),
     "decoding": GatheredStep.decode,
-    "partitioner": lambda step: PLACEMENTS[DEFAULT_NODES](step.samples),
+    "partitioner": lambda step: call_partitioner(DEFAULT_NODES, step.rows),
     "refined": lambda step: step.plan(ShufflerSettings("refined")),
 }
 
 
-def measure_plans() -> Record:
+def measure() -> Record:
     """Returns records of partitioners, whole plans, and moves."""
     sizes = list_cases(lengths=LENGTHS, ranks=RANKS)
     moved = list_cases(lengths=MOVED_LENGTHS, ranks=MOVED_RANKS)
     for partitioner in ("rebalance", "refined"):  # also compiles functions that a draw may skip
         warm_up(ShufflerSettings(partitioner))
     return {
-        "machine": {**machine(), "numpy": np.__version__, "numba": numba.__version__},
         "partitioners": measure_cases(sizes, _time_partitioners, "partitioners"),
         "plans": measure_cases(sizes, _time_plans, "plans"),
         "moves": measure_cases(
-            [case | {"placement": name} for case in moved for name in PLACEMENTS], _move, "moves"
+            [case | {"placement": name} for case in moved for name in PARTITIONERS], _move, "moves"
         ),
         "all_gather": measure_cases(moved, _gather_all, "all-gather"),
     }
 
 
 def _time_partitioners(lengths: str, ranks: int) -> Record:
-    calls = {title: call for title, call in PLACEMENTS.items() if _has_nodes(ranks) or title != DEFAULT_NODES}
-    return {"ms": _time_in_turns(calls, _draw(lengths, ranks, DRAWS[ranks]), CALLS[ranks])}
+    calls = {title: partial(call_partitioner, title) for title in PARTITIONERS}
+    if ranks <= RANKS_PER_NODE:
+        del calls[DEFAULT_NODES]
+    steps = draw_steps(lengths, ranks, DRAWS[ranks])
+    return {"ms": _time(calls, [step.rows for step in steps], ranks)}
 
 
 def _time_plans(lengths: str, ranks: int) -> Record:
-    rng, draw = np.random.default_rng([0, ranks]), list_lengths(None)[lengths]
-    steps = [GatheredStep.of(draw(rng, ROWS_PER_RANK * ranks), ranks) for _ in range(DRAWS[ranks])]
-    return {"ms": _time_in_turns(PARTS, steps, CALLS[ranks])}
+    return {"ms": _time(PARTS, draw_steps(lengths, ranks, DRAWS[ranks]), ranks)}
 
 
-def _time_in_turns(
-    calls: Mapping[str, Callable[[T], object]], inputs: Sequence[T], rounds: int
-) -> dict[str, Record]:
-    """Returns the median and the 99th percentile of each call's CPU time in milliseconds, by name."""
-    for call in calls.values():
-        call(inputs[0])  # compiles
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn, name in enumerate(take_turns(calls, rounds * len(inputs))):
-        given = inputs[turn // len(calls) % len(inputs)]
-        times[name].append(time_ms(partial(calls[name], given), time.process_time))
-    found = {name: np.percentile(taken, [50, 99]).round(4).tolist() for name, taken in times.items()}
-    return {name: {"median": median, "p99": p99} for name, (median, p99) in found.items()}
+def _time(calls: Mapping[str, Callable[..., object]], inputs: Sequence[Any], ranks: int) -> Record:
+    times = time_in_turns(calls, CALLS[ranks], [(each,) for each in inputs])
+    return {name: find_percentiles(taken) for name, taken in times.items()}
 
 
 def _move(lengths: str, ranks: int, placement: str) -> Record:
     """Returns a step's mean traffic, and the number of ranks that each rank has met after all steps."""
-    met, steps = np.zeros((ranks, ranks), dtype=bool), []
-    for batch in _draw(lengths, ranks, STEPS):
-        rank_of = PLACEMENTS[placement](batch)
-        moved = rank_of != batch.home
-        sender, receiver = batch.home[moved], rank_of[moved]
-        steps.append(count_sent(sender, receiver, batch.sizes[moved], ranks))
-        steps[-1]["percent_moved"] = 100 * float(moved.mean())
+    met, figures = np.zeros((ranks, ranks), dtype=bool), []
+    for rows in (step.rows for step in draw_steps(lengths, ranks, STEPS)):
+        rank_of = call_partitioner(placement, rows)
+        moved = rank_of != rows.home
+        sender, receiver = rows.home[moved], rank_of[moved]
+        figures.append(count_sent(sender, receiver, rows.sample_bytes[moved], ranks))
+        figures[-1]["percent_moved"] = 100 * float(moved.mean())
         met[sender, receiver] = True
-    return average(steps, 3) | {"ranks_met": round(float((met | met.T).sum(1).mean()), 2)}
+    return average(figures, 3) | {"ranks_met": round(float((met | met.T).sum(1).mean()), 2)}
 
 
 def count_sent(sender: np.ndarray, receiver: np.ndarray, sizes: np.ndarray, ranks: int) -> Record:
@@ -220,21 +197,13 @@ def _time_wire(within_node: Any, to_others: Any) -> Any:
 
 def _gather_all(lengths: str, ranks: int) -> Record:
     """Returns the megabytes and time of a rank's all-gather of whole batches, padded to the largest."""
-    batches = _draw(lengths, ranks, STEPS)
-    largest = float(np.mean([batch.sizes.reshape(ranks, -1).sum(1).max() for batch in batches]))
+    sizes = [step.rows.sample_bytes.reshape(ranks, -1).sum(1) for step in draw_steps(lengths, ranks, STEPS)]
+    largest = float(np.mean([each.max() for each in sizes]))
     us = _time_wire(largest * (RANKS_PER_NODE - 1), largest * (ranks - RANKS_PER_NODE))
     return {"mb": round(largest * (ranks - 1) / 1e6, 1), "us": round(us, 1)}
 
 
-def _has_nodes(ranks: int) -> bool:
-    return ranks > RANKS_PER_NODE
-
-
-def _draw(lengths: str, ranks: int, draws: int) -> list[GlobalBatch]:
-    return draw_batches(list_lengths(None)[lengths], HIDDEN_SIZE, ranks, draws)
-
-
-def tabulate_plans(figures: Record) -> dict[str, str]:
+def tables(figures: Record) -> dict[str, str]:
     """Returns the Markdown for each marker."""
     on = "one of {cores} cores ({cpu}), Python {python}, numpy {numpy}, numba {numba}"
     size = {"lengths": "{lengths}", "ranks": "{ranks:,}"}
@@ -247,7 +216,6 @@ def tabulate_plans(figures: Record) -> dict[str, str]:
         "plans machine": on.format(**figures["machine"]),
         "plans partitioner": pivot(timed, size, "{placement}", "{median:.2f} ({p99:.2f}), {ratio:.1f}×"),
         "plans whole": make_table(map(_find_shares, figures["plans"]), size | _WHOLE),
-        "plans waits": _tabulate_waits(figures["plans"]),
         "plans moves": make_table(figures["moves"], size | _MOVES),
         "plans wire": _say_wire(figures["moves"]),
         "plans all-gather": _say_all_gather(figures["all_gather"]),
@@ -279,29 +247,9 @@ def _find_shares(record: Record) -> Record:
     return record | {name: shares[name] for name in ("partitioner", "decoding")}
 
 
-def _tabulate_waits(plans: Sequence[Record]) -> str:
-    """Returns a table of how long steps wait for a plan, or have left, at the slowest lengths' p99."""
-    slowest: dict[tuple[int, str], float] = {}
-    for record in plans:
-        for name, title in (("plan", "default"), ("refined", "refined")):
-            key = record["ranks"], title
-            slowest[key] = max(slowest.get(key, 0.0), record["ms"][name]["p99"])
-    cells = [
-        {"ranks": ranks, "title": title, "ms": ms, "step": step, "text": _show_wait(ms, step)}
-        for (ranks, title), ms in slowest.items()
-        for step in STEP_MS
-    ]
-    rows = {"ranks": "{ranks:,}", "partitioner": "{title}", "plan, ms": "{ms:.1f}"}
-    return pivot(cells, rows, "step of {step} ms", "{text}")
-
-
-def _show_wait(plan_ms: float, step_ms: int) -> str:
-    return f"waits {plan_ms - step_ms:.1f}" if plan_ms > step_ms else f"{step_ms - plan_ms:.1f} left"
-
-
 def _say_wire(moves: Sequence[Record]) -> str:
     """Returns a phrase with the shortest and the longest wire times."""
-    us = {name: [each["us"] for each in moves if each["placement"] == name] for name in PLACEMENTS}
+    us = {name: [each["us"] for each in moves if each["placement"] == name] for name in PARTITIONERS}
     return " and ".join(
         f"{min(us[name]):.0f} to {max(us[name]):.0f} µs {whose}"
         for name, whose in (("refined", "with `refined`"), (DEFAULT_NODES, "with the default on nodes"))
@@ -312,21 +260,3 @@ def _say_all_gather(records: Sequence[Record]) -> str:
     """Returns a phrase with the bytes and the time of a rank's all-gather."""
     shown = [record | {"ms": record["us"] / 1e3} for record in records if record["lengths"] == LOGNORMAL]
     return " and ".join("{mb:,.0f} MB in {ms:.1f} ms at {ranks:,} ranks".format(**record) for record in shown)
-
-
-def _main() -> None:
-    description = "Measures what plans cost, and writes that part of `partition` and its tables."
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.partition.plans_at_size", description=description
-    )
-    parser.parse_args()
-    figures = json.loads(json.dumps(measure_plans()))
-    write_result("partition", read_result("partition") | {"plans_at_size": figures})
-    tables = tabulate_plans(figures)
-    for title, table in tables.items():
-        print(f"\n{title}\n\n{table}")
-    write_pages(tables)
-
-
-if __name__ == "__main__":
-    _main()

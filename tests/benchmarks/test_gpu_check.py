@@ -8,8 +8,8 @@ import warnings
 import pytest
 import torch
 
+from benchmarks.gpu_check.__main__ import make_report
 from benchmarks.gpu_check.parts import PARTS, REPOSITORY, Part, run
-from benchmarks.gpu_check.report import make_report
 from benchmarks.gpu_check.training_step import record_synchronizations
 from tests.e2e.torchrun import ENVIRONMENT, python
 
@@ -52,7 +52,7 @@ def test_parts_for_one_gpu_run_with_torchrec_and_with_stand_ins(hidden):
             reason = "needs 2 GPUs; there is one"
         elif set(hidden) & set(part.packages):
             reason = "needs torchrec, for which there is only a stand-in"
-        elif part.function in ("check_memory", "read_memory"):
+        elif part.function == "check_memory":
             reason = "reads the counters of torch's CUDA allocator"
         elif part.function == "check_triton_hstu":
             reason = "Triton's kernels run on GPUs"
@@ -65,7 +65,7 @@ def test_parts_for_one_gpu_run_with_torchrec_and_with_stand_ins(hidden):
 
 
 def test_the_sanitizers_process_runs_the_cases_of_streams():
-    printed = python(REPOSITORY, "-m", "benchmarks.gpu_check.sanitized", "cpu")
+    printed = python(REPOSITORY, "-m", "benchmarks.gpu_check.processes", "cpu")
     assert printed.splitlines()[-1] == (
         "streams: exchange, then compute: passed; streams: training steps: passed"
     )

@@ -5,15 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.partition.lengths import draw_lognormal
 from benchmarks.partition.pieces import load_histories
-from benchmarks.partition.placements import RANKS_PER_NODE, ROWS_PER_RANK
+from benchmarks.partition.placements import RANKS_PER_NODE, ROWS_PER_RANK, draw_lognormal
 from benchmarks.partition.plans_at_size import (
-    DEFAULT,
     DEFAULT_NODES,
     HIDDEN_SIZE,
-    PLACEMENTS,
+    PARTITIONERS,
     GatheredStep,
+    call_partitioner,
     count_sent,
 )
 from commons.distributed import ShufflerSettings
@@ -21,22 +20,14 @@ from tests.commons.distributed.internals import place_rows
 
 RANKS = 16
 LENGTHS = draw_lognormal(np.random.default_rng(0), ROWS_PER_RANK * RANKS)
-PARTITIONERS = {
-    "longest first": ("longest_processing_time", None),
-    "Karmarkar–Karp": ("karmarkar_karp", None),
-    "refined": ("refined", None),
-    DEFAULT: ("rebalance", None),
-    DEFAULT_NODES: ("rebalance", RANKS_PER_NODE),
-}
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_placements_are_those_of_the_shuffler(placement):
-    partitioner, ranks_per_node = PARTITIONERS[placement]
-    rows = replace(load_histories(LENGTHS, HIDDEN_SIZE, RANKS)[0], ranks_per_node=ranks_per_node)
-    expected = place_rows(rows, ShufflerSettings(partitioner))
-    placed = PLACEMENTS[placement](GatheredStep.of(LENGTHS, RANKS).samples)
-    assert np.array_equal(placed, expected)
+@pytest.mark.parametrize("title", PARTITIONERS)
+def test_placements_are_those_of_the_shuffler(title):
+    settings, has_nodes = PARTITIONERS[title]
+    rows = load_histories(LENGTHS, HIDDEN_SIZE, RANKS)[0]
+    expected = place_rows(replace(rows, ranks_per_node=RANKS_PER_NODE if has_nodes else None), settings)
+    assert np.array_equal(call_partitioner(title, rows), expected)
 
 
 def test_a_gathered_step_is_decoded_and_planned_as_it_was_loaded():
@@ -45,7 +36,7 @@ def test_a_gathered_step_is_decoded_and_planned_as_it_was_loaded():
     for name in ("batch_sizes", "workloads", "tokens", "key_lengths", "sample_bytes"):
         assert np.array_equal(getattr(step.decode(), name), getattr(rows, name)), name
     plan = step.plan(ShufflerSettings())
-    assert np.array_equal(plan.destination, PLACEMENTS[DEFAULT_NODES](step.samples))
+    assert np.array_equal(plan.destination, call_partitioner(DEFAULT_NODES, step.rows))
     assert plan.rows.ranks_per_node == RANKS_PER_NODE
 
 

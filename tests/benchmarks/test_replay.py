@@ -5,9 +5,9 @@ import pytest
 import torch.distributed as dist
 
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
+from benchmarks.batches import make_history_batch
 from benchmarks.demo.replay import place_rows
 from benchmarks.demo.training import ARMS, AS_LOADED, DEFAULT
-from benchmarks.pieces import make_history_batch
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from benchmarks.partition.dealing import DEALS, Events
 from commons.partition import imbalance
 from tests.examples.programs import load, losses_of_steps, printed_losses
 from tests.few_examples import few_examples
@@ -65,27 +64,6 @@ def test_ranks_are_balanced_and_have_few_users_in_common():
             sum(len(np.unique(users[samples])) for samples in each) for each in (step, round_robin)
         )
         assert ranks_of_users < before
-
-
-def test_the_measured_deal_is_the_programs():
-    stream = EXAMPLE.Listens()
-    step = slice(0, ROWS * RANKS)
-    events = Events(RANKS, stream.users[step], stream.lengths[step], stream.lengths[step])
-    by_rank = [EXAMPLE.StreamSampler(events.user, events.costs, ROWS, rank, RANKS) for rank in range(RANKS)]
-    dealt = [next(iter(sampler)) for sampler in by_rank]
-    assert dealt == [samples.tolist() for samples in DEALS["by cost and user"](events)]
-
-
-def test_unique_ids_are_the_different_events_before_samples():
-    user, ends = np.array([3, 5, 3, 3, 5]), np.array([10, 7, 12, 13, 1])
-    events = Events(1, user, ends, lengths=np.array([4, 7, 5, 5, 1]))
-    before = [
-        {(of, event) for event in range(end - length, end)}
-        for of, end, length in zip(user, ends, events.lengths, strict=True)
-    ]
-    for samples in ([0], [0, 2], [0, 2, 3], [1, 4], [0, 1, 2, 3, 4]):
-        expected = len(set().union(*(before[sample] for sample in samples)))
-        assert events.count_unique_ids(np.array(samples)) == expected
 
 
 @pytest.mark.parametrize(("workers", "trained"), [(0, 10), (2, 1)])

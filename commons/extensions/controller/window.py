@@ -37,7 +37,8 @@ def balance_window(
 
     Minimizes the total time: the sum over all steps of the largest load ÷ speed. A single step cannot be
     faster than its largest sample. In a window, the largest samples share a step, and the other parts of
-    that step get more work than in other steps.
+    that step get more work than in other steps. With heavy tails, two steps are enough for nearly equal
+    loads, and more steps help if `max_step_ratio` is small.
 
     Every part of every step gets a target load, and the first step takes the largest samples. Samples are
     placed longest first, each in the part furthest below its target, and swaps refine the result. Two other

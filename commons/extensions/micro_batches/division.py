@@ -22,8 +22,10 @@ def number_micro_batches(
 ) -> tuple[np.ndarray, int]:
     """Divides every rank's samples into the smallest number of micro-batches that is found for all ranks.
 
-    Loads need not be even, because ranks wait for each other only once per step. Returns the micro-batch of
-    each sample on its rank, the lightest first, int64 `[samples]`, and the number of micro-batches.
+    Loads need not be even, because ranks wait for each other only once per step. Placing by cost first keeps
+    ranks at their bound, where packing all ranks' samples by tokens makes some ranks far heavier. Returns the
+    micro-batch of each sample on its rank, the lightest first, int64 `[samples]`, and the number of
+    micro-batches.
     """
     count = max(1, int(least_counts(tokens, max_tokens, rank_of, num_ranks).max()))
     while True:

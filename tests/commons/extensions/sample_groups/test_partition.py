@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.partition.user_streams import ORDERS, USERS, draw
+from benchmarks.partition.groups import LOGNORMAL, ORDERS, USERS, draw
 from commons.extensions.sample_groups import rebalance_groups
 from commons.partition import imbalance, karmarkar_karp, lower_bound, rebalance
 from tests.commons.partition.arguments import check_kinds_of_arguments, check_wrong_arguments
@@ -70,11 +70,11 @@ def test_without_groups_it_is_rebalance():
 
 def most_ids(stream, partition):
     """The ids that the rank looks up which has most of them."""
-    return max(stream.length[np.unique(stream.user[samples])].sum() for samples in partition)
+    return max(stream.shared[np.unique(stream.user[samples])].sum() for samples in partition)
 
 
 @pytest.mark.parametrize("ranks", [8, 64])
-@pytest.mark.parametrize("lengths", ["20 to 200", "lognormal"])
+@pytest.mark.parametrize("lengths", ["20 to 200", LOGNORMAL])
 def test_few_ids_are_looked_up_twice(lengths, ranks):
     ids, ids_alone, most, ranks_per_user = [], [], [], []
     for seed in range(64 // ranks):
@@ -152,7 +152,7 @@ def test_no_stream_takes_a_long_search(order, ranks, rows):
     one = np.ones(8, dtype=np.int64)
     rebalance_groups(one, one, 4, groups=one)  # compiles
     for users in USERS:
-        stream = draw(ranks, rows, users, "lognormal", order, seed=0)
+        stream = draw(ranks, rows, users, LOGNORMAL, order, seed=0)
         for groups in (stream.user, 0 * stream.user):
             started = time.process_time()
             rebalance_groups(stream.workloads, stream.home, ranks, TOLERANCE, groups=groups)
@@ -175,7 +175,7 @@ def test_users_with_hundreds_of_samples_are_on_few_ranks_if_copies_are_worth_it(
 @pytest.mark.parametrize("equal_size", [True, False])
 def test_users_stay_on_one_rank_where_ranks_have_many_rows(order, equal_size):
     for users in USERS:
-        stream = draw(8, 512, users, "lognormal", order, seed=0)
+        stream = draw(8, 512, users, LOGNORMAL, order, seed=0)
         partition = rebalance_groups(
             stream.workloads, stream.home, 8, sizes=stream.sizes, groups=stream.user, equal_size=equal_size
         )

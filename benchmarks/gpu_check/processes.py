@@ -1,7 +1,12 @@
-"""Tests and the demo over NCCL, in separate processes with one GPU each."""
+"""Parts in processes of their own: tests and the demo over NCCL, and streams under torch's CUDA sanitizer.
+
+The sanitizer reports races of kernels of torch's operations, but not of libraries. `python -m
+benchmarks.gpu_check.processes DEVICE` is its process.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -11,8 +16,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_check.parts import REPOSITORY
+from benchmarks.gpu_check import rows
+from benchmarks.gpu_check.parts import PARTS, REPOSITORY, run
+from benchmarks.gpu_check.stand_in import install_where_missing
 
+_MODULE = "benchmarks.gpu_check.processes"
+_CASES = ("streams: exchange, then compute", "streams: training steps")
 LINES_SHOWN = 80  # last lines of a failed command's output
 TIMEOUT_S = 3600
 
@@ -25,6 +34,12 @@ def run_gradient_tests(device: torch.device) -> str:
 def run_exchange_tests(device: torch.device) -> str:
     """Tests that both exchanges deliver the planned samples bit for bit."""
     return _run_pytest(device, "tests/commons/distributed/test_shuffle.py", "-k", "bit_for_bit")
+
+
+def check_sanitized(device: torch.device) -> str:
+    """Runs the stream cases under the sanitizer."""
+    sanitizer = {"TORCH_CUDA_SANITIZER": "1"} if device.type == "cuda" else {}
+    return run_python("-m", _MODULE, device.type, **sanitizer).strip().splitlines()[-1]
 
 
 def run_demo(device: torch.device) -> str:
@@ -67,3 +82,22 @@ def run_python(*command: str, **environment: str) -> str:
         failure.add_note("\n".join(done.stdout.splitlines()[-LINES_SHOWN:]))
         raise failure
     return done.stdout
+
+
+def main() -> int:
+    """Prints the outcome of each stream case, and returns the exit code."""
+    parser = argparse.ArgumentParser(f"python -m {_MODULE}", description="Runs the stream cases.")
+    parser.add_argument("device", choices=("cuda", "cpu"))
+    device_type = parser.parse_args().device
+    install_where_missing()
+    rows.DELAY_CYCLES = 0  # the sanitizer checks order, not timing
+    results = [run(part, torch.device(device_type), 1) for part in PARTS if part.name in _CASES]
+    failed = [result for result in results if result.outcome == "failed"]
+    for result in failed:
+        print(result.trace)
+    print("; ".join(f"{result.part}: {result.outcome}" for result in results))
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""The benchmark of models that pad a rank's rows to the longest of them."""
