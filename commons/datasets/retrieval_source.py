@@ -34,6 +34,7 @@ class RetrievalSource(HSTUSource):
         split: "train" or "eval".
         num_negatives: number of negatives per training sample, at least 1.
         seed: seed of the negatives, at least 0.
+        use_actions, use_contextual_features: whether samples have the actions, and the features of the user.
 
     Raises:
         ValueError: a value is out of range, the histories have candidates or at most one item, or one of
@@ -41,12 +42,19 @@ class RetrievalSource(HSTUSource):
     """
 
     def __init__(
-        self, histories: HSTUSource, split: Literal["train", "eval"], num_negatives: int, seed: int
+        self,
+        histories: HSTUSource,
+        split: Literal["train", "eval"],
+        num_negatives: int,
+        seed: int,
+        use_actions: bool = True,
+        use_contextual_features: bool = True,
     ) -> None:
         require(split in ("train", "eval"), "split", split, "train or eval")
         require_at_least(1, "num_negatives", num_negatives)
         require_at_least(0, "seed", seed)
-        self.spec = _with_negatives(histories.spec, num_negatives)  # equal for both splits
+        spec = _without_features(histories.spec, use_actions, use_contextual_features)
+        self.spec = _with_negatives(spec, num_negatives)  # equal for both splits
         self._histories = histories
         self._split = split
         self._num_negatives = num_negatives
@@ -72,6 +80,9 @@ class RetrievalSource(HSTUSource):
 
     def __getitem__(self, index: int) -> HSTUSample:
         sample = self._histories[index]
+        contextual = {name: sample.contextual[name] for name in self.spec.contextual_feature_names}
+        actions = None if self.spec.action_feature_name is None else sample.actions
+        sample = replace(sample, contextual=contextual, actions=actions)
         predictable = max(len(sample.items) - 1, 0)
         if self._split == "eval":
             return replace(sample, labels=sample.items[len(sample.items) - min(predictable, 1) :])
@@ -82,6 +93,24 @@ class RetrievalSource(HSTUSource):
             labels=sample.items[len(sample.items) - predictable :],
             negatives=self._catalogue[places],
         )
+
+
+def _without_features(
+    spec: SequenceDatasetSpec, actions: bool, contextual_features: bool
+) -> SequenceDatasetSpec:
+    """Returns a spec without actions, or without contextual features, and without their tables."""
+    dropped = set() if contextual_features else set(spec.contextual_feature_names)
+    dropped |= set() if actions or spec.action_feature_name is None else {spec.action_feature_name}
+    tables = (
+        replace(table, feature_names=[name for name in table.feature_names if name not in dropped])
+        for table in spec.tables
+    )
+    return replace(
+        spec,
+        contextual_feature_names=spec.contextual_feature_names if contextual_features else (),
+        action_feature_name=spec.action_feature_name if actions else None,
+        tables=tuple(table for table in tables if table.feature_names),
+    )
 
 
 def _with_negatives(spec: SequenceDatasetSpec, num_negatives: int) -> SequenceDatasetSpec:

@@ -22,6 +22,7 @@ class UserSequenceSource(HSTUSource):
 
     - A training sample has the events that are not held out, and every item has a label. With candidates, the
       newest min(max_num_candidates, items − 1) items are candidates, and only they have labels.
+    - A validation sample has all events except the newest, and only held-out items have labels.
     - An evaluation sample has all events, and only held-out items have labels. With candidates, the newest
       min(max_num_candidates, held-out items, items − 1) items are candidates, and only they have labels.
       Users with one event have no evaluation sample.
@@ -31,7 +32,8 @@ class UserSequenceSource(HSTUSource):
 
     Args:
         sequences: the users' events.
-        split: "train" or "eval".
+        split: "train", "validation", or "eval". With `num_held_out=2`, the second-newest event validates, and
+            the newest one tests.
         max_history_seqlen: largest number of items per sample, history and candidates together.
         max_num_candidates: largest number of candidates per sample. 0 means that samples have none.
         eval_fraction: held-out share of a user's events, between 0 and 1.
@@ -44,13 +46,13 @@ class UserSequenceSource(HSTUSource):
     def __init__(
         self,
         sequences: UserSequences,
-        split: Literal["train", "eval"],
+        split: Literal["train", "validation", "eval"],
         max_history_seqlen: int,
         max_num_candidates: int = 0,
         eval_fraction: float = 0.2,
         num_held_out: int | None = None,
     ) -> None:
-        require(split in ("train", "eval"), "split", split, "train or eval")
+        require(split in ("train", "validation", "eval"), "split", split, "train, validation, or eval")
         require_at_least(1, "max_history_seqlen", max_history_seqlen)
         require_at_least(0, "max_num_candidates", max_num_candidates)
         require(0 < eval_fraction < 1, "eval_fraction", eval_fraction, "a value between 0 and 1")
@@ -64,8 +66,11 @@ class UserSequenceSource(HSTUSource):
             held_out = np.maximum((num_events * eval_fraction).astype(np.int64), 1)
         else:
             held_out = np.full_like(num_events, num_held_out)
-        self._held_out = np.minimum(held_out, num_events - 1)  # [users]
-        self._users = np.arange(len(num_events)) if split == "train" else np.flatnonzero(self._held_out)
+        held_out = np.minimum(held_out, num_events - 1)
+        # Events that a sample leaves out, and items before them that an evaluation predicts, [users] each.
+        self._left_out = held_out if split == "train" else np.full_like(held_out, int(split == "validation"))
+        self._held_out = held_out - self._left_out
+        self._users = np.arange(len(num_events)) if split == "train" else np.flatnonzero(self._held_out > 0)
         self._max_history_seqlen = max_history_seqlen
 
     @cached_property
@@ -79,20 +84,16 @@ class UserSequenceSource(HSTUSource):
     @property
     def num_items(self) -> np.ndarray:
         """Number of items of each sample, int64 `[samples]`."""
-        num_events = np.diff(self._sequences.offsets)
-        if self._split == "train":
-            num_events = num_events - self._held_out
+        num_events = np.diff(self._sequences.offsets) - self._left_out
         return num_events[self._users].clip(max=self._max_history_seqlen)
 
     def __getitem__(self, index: int) -> HSTUSample:
         user = self._users[index]
         start, end = (int(offset) for offset in self._sequences.offsets[user : user + 2])
-        held_out = int(self._held_out[user])
-        if self._split == "train":
-            end -= held_out
+        end -= int(self._left_out[user])
         start = max(start, end - self._max_history_seqlen)
         num_items = end - start
-        num_labels = num_items if self._split == "train" else min(held_out, num_items)
+        num_labels = num_items if self._split == "train" else min(int(self._held_out[user]), num_items)
         num_candidates = 0
         if self.spec.max_num_candidates:
             num_candidates = min(self.spec.max_num_candidates, num_labels, num_items - 1)

@@ -36,7 +36,8 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
     """Parses the command line, and trains the task that `make_task` creates from the gin settings.
 
     With `--check-equal STEPS`, only trains that many steps with balancing off and on, and compares the two.
-    Without `OptimizerArgs`, as in a gin file for inference, evaluates the checkpoint of `ckpt_load_dir`.
+    With `--evaluate FOLDER`, or without `OptimizerArgs`, as in a gin file for inference, evaluates the newest
+    checkpoint of the folder, or of `ckpt_load_dir`, on the test set if there is one.
     """
     arguments = _arguments(description)
     compares = arguments.check_equal is not None
@@ -45,7 +46,9 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
         bindings = [COMPARABLE_RATE, *bindings, *COMPARABLE]
     gin.parse_config_files_and_bindings([str(arguments.gin_config_file)], bindings)
     trainer = from_gin(TrainerArgs)
-    optimizer = _optimizer(trainer, must_train=compares)
+    if arguments.evaluate is not None:
+        trainer = replace(trainer, ckpt_load_dir=str(arguments.evaluate))
+    optimizer = None if arguments.evaluate else _optimizer(trainer, must_train=compares)
     from_gin(TensorModelParallelArgs)  # refuses settings that do not run here
     with rank_process() as device:
         if compares and optimizer is not None:
@@ -84,6 +87,12 @@ def _arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--gin-config-file", required=True, type=local_path)
     parser.add_argument(
         "--gin-bindings", nargs="*", action="extend", default=[], help='as in "NetworkArgs.num_layers=2"'
+    )
+    parser.add_argument(
+        "--evaluate",
+        type=local_path,
+        metavar="FOLDER",
+        help="evaluate the newest checkpoint in FOLDER, and exit",
     )
     parser.add_argument(
         "--check-equal",

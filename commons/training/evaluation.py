@@ -103,6 +103,7 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
             RunRecord(Path(args.log_dir), step, step) as record,
             SynchronizedGC(args.gc_interval) as collector,
         ):
-            figures = Evaluator(task, args, model, optimizer, device, watch, collector).evaluate()
+            tested = replace(task, eval_dataset=task.test_dataset or task.eval_dataset)
+            figures = Evaluator(tested, args, model, optimizer, device, watch, collector).evaluate()
             record.write("eval", step, figures, evaluation_text(step, figures))
     return figures

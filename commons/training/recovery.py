@@ -41,6 +41,8 @@ class Recovery:
         saves = args.saves_within(num_steps)
         self._saves = Checkpoints(Path(args.ckpt_save_dir), args.ckpt_keep) if saves else None
         self._loads = Checkpoints(Path(args.ckpt_load_dir)) if args.ckpt_load_dir else None
+        self._metric, self._patience = args.best_metric, args.early_stop_patience
+        self._best = Checkpoints(Path(args.ckpt_save_dir) / "best", keep=1) if args.best_metric else None
         self._last_saved = 0
         self._stall_seconds = 0.0  # of the last save
         self.restored: Path | None = None
@@ -91,6 +93,26 @@ class Recovery:
                         f"the checkpoint of step {self._last_saved} was not written: {write_error}"
                     )
                 raise
+
+    def after_evaluation(self, figures: dict[str, float], record: RunRecord) -> bool:
+        """Saves a checkpoint if it is the best so far, and returns whether to stop early. Collective.
+
+        Raises:
+            KeyError: evaluations have no metric of the name `TrainerArgs.best_metric`.
+            NonFiniteLossError: a loss so far was not finite. No checkpoint is saved then.
+        """
+        if self._best is None:
+            return False
+        if self._metric not in figures:
+            raise KeyError(f"TrainerArgs.best_metric = {self._metric!r}: evaluations have {sorted(figures)}")
+        progress = self._state.progress = self._state.progress.after_evaluation(figures[self._metric])
+        if not progress.evaluations_since_best:
+            self._vote.finish()
+            if self._saves is not None:
+                self._finish_writing(self._saves, record)
+            self._best.save(progress.step, self._state.to_save(), self._state.settings_to_save())
+            self._best.finish()
+        return self._patience is not None and progress.evaluations_since_best >= self._patience
 
     def after_step(self, requested: bool, is_last: bool, record: RunRecord) -> bool:
         """Saves a checkpoint if one is due, and returns whether to stop. Collective; call after every step.

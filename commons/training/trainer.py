@@ -139,13 +139,17 @@ class _Trainer:
                 # A stop request may leave no time to evaluate. The resumed run then makes up for it.
                 is_due = is_last or step % args.eval_interval == 0
                 evaluates = is_due and (is_last or not stop_requested)
-                if evaluates:
-                    self._evaluate(step, log, record)
+                stops_early = evaluates and self._evaluate(step, log, record)
+                is_last = is_last or stops_early
                 progress = self._state.progress
                 self._state.progress = replace(progress, owes_evaluation=is_due and not evaluates)
                 self._watch.restart()
                 if self._recovery.after_step(stop_requested, is_last, record):
                     record.write("stop", step, {}, f"stopped after step {step}, as SIGTERM requested")
+                    break
+                if stops_early:
+                    best = f"{args.best_metric} was best at {self._state.progress.best:.4f}"
+                    record.write("stop", step, {}, f"stopped after step {step}: {best}")
                     break
             self._vote.finish()
         self._watch.restart()
@@ -171,8 +175,10 @@ class _Trainer:
         log.step(step, self._counter.next_step(), stop_requested)
         return stop_requested
 
-    def _evaluate(self, step: int, log: StepLog, record: RunRecord) -> None:
+    def _evaluate(self, step: int, log: StepLog, record: RunRecord) -> bool:
+        """Evaluates the model, and returns whether to stop early."""
         with log.paused(), named_range("## evaluation ##"):
             figures = self._evaluator.evaluate()
         self._evaluations.append(figures)
         record.write("eval", step, figures, evaluation_text(step, figures))
+        return self._recovery.after_evaluation(figures, record)

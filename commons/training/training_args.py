@@ -44,6 +44,10 @@ class TrainerArgs:
         ckpt_load_dir: folder whose newest intact checkpoint a run starts from if `ckpt_save_dir` has none.
             Empty means none.
         ckpt_keep: number of checkpoints to keep. None means all.
+        best_metric: name of an evaluation's metric, such as "NDCG@10". The folder `best` in `ckpt_save_dir`
+            keeps the checkpoint with its largest value. Empty means none.
+        early_stop_patience: number of evaluations in a row without a larger `best_metric` after which
+            training stops. None means that it goes on.
         pipeline_type: "none", "native", "prefetch", "lite", "fused", or "semi_sync".
         enable_balanced_shuffler: whether samples move between ranks to balance their loads.
         batch_shuffler: registered name of the shuffler. Empty means the model's own.
@@ -88,6 +92,8 @@ class TrainerArgs:
     ckpt_save_dir: str = "./checkpoints"
     ckpt_load_dir: str = ""
     ckpt_keep: int | None = None
+    best_metric: str = ""
+    early_stop_patience: int | None = None
     pipeline_type: str = "native"
     enable_balanced_shuffler: bool = False
     batch_shuffler: str = ""
@@ -116,6 +122,9 @@ class TrainerArgs:
         expand_paths(self, "ckpt_save_dir", "ckpt_load_dir", "log_dir", *cost_file)
         counts = ("train_batch_size", "eval_interval", "log_interval", "top_k_for_generation")
         optional = ("eval_batch_size", "max_train_iters", "max_eval_iters", "ckpt_keep", "gc_interval")
+        require_settings_at_least(1, self, "early_stop_patience")
+        has_metric = self.early_stop_patience is None or self.best_metric != ""
+        require_setting(self, has_metric, "early_stop_patience", "None without best_metric")
         require_settings_at_least(1, self, *counts, "profile_step_start", *optional)
         require_settings_at_least(0, self, "seed")
         require_setting(self, self.seed < 2**62, "seed", "less than 2**62: each rank adds its number")
@@ -150,7 +159,8 @@ class TrainerArgs:
 
     def written_folders(self, num_steps: int) -> dict[str, str]:
         """Returns the folders that a run of `num_steps` steps writes to, by the name of their setting."""
-        settings = ["log_dir", "ckpt_save_dir"] if self.saves_within(num_steps) else ["log_dir"]
+        saves = self.saves_within(num_steps) or self.best_metric
+        settings = ["log_dir", "ckpt_save_dir"] if saves else ["log_dir"]
         return {f"TrainerArgs.{name}": getattr(self, name) for name in settings}
 
     @property

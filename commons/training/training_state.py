@@ -55,16 +55,28 @@ class Progress:
         epoch: epoch of the next step, from 0.
         sample: number of samples of that epoch already trained on, over all ranks.
         owes_evaluation: whether the evaluation after the last step was skipped because the run stopped.
+        best: largest value of `TrainerArgs.best_metric` so far, or None.
+        evaluations_since_best: number of evaluations since then.
     """
 
     step: int = 0
     epoch: int = 0
     sample: int = 0
     owes_evaluation: bool = False
+    best: float | None = None
+    evaluations_since_best: int = 0
 
     def after_step(self, dataset: SequenceDataset) -> Progress:
         """Returns the progress after one more step over `dataset`."""
-        return Progress(self.step + 1, self.epoch, self.sample + dataset.samples_per_step).within(dataset)
+        sample = self.sample + dataset.samples_per_step
+        after = dataclasses.replace(self, step=self.step + 1, sample=sample, owes_evaluation=False)
+        return after.within(dataset)
+
+    def after_evaluation(self, value: float) -> Progress:
+        """Returns the progress after an evaluation with this value of `TrainerArgs.best_metric`."""
+        if self.best is None or value > self.best:
+            return dataclasses.replace(self, best=value, evaluations_since_best=0)
+        return dataclasses.replace(self, evaluations_since_best=self.evaluations_since_best + 1)
 
     def within(self, dataset: SequenceDataset) -> Progress:
         """Returns this progress, or the next epoch's start if this one is over: `dataset` may have shrunk."""

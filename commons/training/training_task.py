@@ -38,6 +38,7 @@ class TrainingTask:
             the columns of the model's own shuffler.
         shuffler_name: registered name of the model's own shuffler.
         shuffler_settings: keyword arguments of that shuffler.
+        test_dataset: this rank's batches for an evaluation without training. None means `eval_dataset`.
         check_batch: function that raises an error if a host batch cannot be trained on.
         has_sharded_tables: whether any table is sharded. Otherwise "none" replaces TorchRec's pipelines,
             which overlap the lookups of sharded tables.
@@ -54,6 +55,7 @@ class TrainingTask:
     flops: Callable[[Any], torch.Tensor]
     shuffler_name: str
     shuffler_settings: dict[str, Any]
+    test_dataset: SequenceDataset | None = None
     check_batch: Callable[[Any], None] = lambda batch: None
     has_sharded_tables: bool = True
     has_cacheable_tables: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,12 +41,14 @@ class HSTUSources:
     Attributes:
         train: training samples.
         evaluation: evaluation samples, with the same features.
+        test: samples to evaluate without training, in place of `evaluation`. None means the same.
         shuffle: whether each training epoch has its own order.
     """
 
     train: HSTUSource
     evaluation: HSTUSource
     shuffle: bool
+    test: HSTUSource | None = None
 
 
 @dataclass(frozen=True)
@@ -57,19 +60,19 @@ class ModelParts:
     features: HSTUFeatures
 
 
-def sources_from_gin(trainer: TrainerArgs, num_held_out: int | None = None) -> HSTUSources:
+def sources_from_gin(trainer: TrainerArgs, for_retrieval: bool = False) -> HSTUSources:
     """Returns random samples if `BenchmarkDatasetArgs` is configured, else samples from `DatasetArgs`' files.
 
     Args:
         trainer: settings with the batch sizes and the seed.
-        num_held_out: number of each user's events held out for evaluation; None for a fraction of them.
+        for_retrieval: whether one or two of each user's events are held out, and not a fifth.
 
     Raises:
         ValueError: settings are missing or contradict each other, or a file is malformed.
         FileNotFoundError: the dataset is not prepared; the message gives the command that prepares it.
     """
     if not is_bound("BenchmarkDatasetArgs.feature_args"):
-        return _disk_sources(num_held_out)
+        return _disk_sources(for_retrieval)
     args = from_gin(BenchmarkDatasetArgs)
     if is_bound("hstu.DatasetArgs.dataset_name"):
         warn_once(
@@ -79,8 +82,10 @@ def sources_from_gin(trainer: TrainerArgs, num_held_out: int | None = None) -> H
     return HSTUSources(train, evaluation, shuffle=False)
 
 
-def _disk_sources(num_held_out: int | None) -> HSTUSources:
+def _disk_sources(for_retrieval: bool) -> HSTUSources:
     args = from_gin(DatasetArgs)
+    if args.num_held_out is not None and not for_retrieval:
+        raise ValueError(f"DatasetArgs.num_held_out = {args.num_held_out}: expected None for ranking")
     if not DatasetFactory.is_registered(args.dataset_name):
         raise ValueError(
             f"DatasetArgs.dataset_name = {args.dataset_name!r}: expected one of "
@@ -88,10 +93,17 @@ def _disk_sources(num_held_out: int | None) -> HSTUSources:
         )
     path = Path("data") / args.dataset_name if args.dataset_path is None else Path(args.dataset_path)
     sequences = UserSequences.open(path, args.dataset_name)
-    options = (args.max_history_seqlen, args.max_num_candidates)
-    train = UserSequenceSource(sequences, "train", *options, num_held_out=num_held_out)
-    evaluation = UserSequenceSource(sequences, "eval", *options, num_held_out=num_held_out)
-    return HSTUSources(train, evaluation, args.shuffle)
+    options: dict[str, Any] = {
+        "max_history_seqlen": args.max_history_seqlen,
+        "max_num_candidates": args.max_num_candidates,
+        "num_held_out": (args.num_held_out or 1) if for_retrieval else None,
+    }
+    train, evaluation, test = (
+        UserSequenceSource(sequences, split, **options) for split in ("train", "validation", "eval")
+    )
+    if args.num_held_out != 2:
+        return HSTUSources(train, test, args.shuffle)
+    return HSTUSources(train, evaluation, args.shuffle, test)
 
 
 def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs, device: torch.device) -> ModelParts:
@@ -149,10 +161,14 @@ def hstu_task(
         config.disable_contextual_mask,
     )
     train_dataset, eval_dataset = rank_datasets(sources.train, sources.evaluation, trainer, sources.shuffle)
+    test_dataset = None
+    if sources.test is not None:
+        _, test_dataset = rank_datasets(sources.train, sources.test, trainer, sources.shuffle)
     return TrainingTask(
         model=model,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
+        test_dataset=test_dataset,
         metrics=metrics,
         flops=partial(flops_of_rows, flops),
         check_batch=partial(check_ids, spec=sources.train.spec),

@@ -30,6 +30,9 @@ class DatasetArgs:
         dataset_path: folder with the prepared files; None for data/`dataset_name`.
         max_num_candidates: maximum number of candidates per sample; 0 for none.
         shuffle: whether each epoch has its own order.
+        num_held_out: number of each user's newest items that retrieval does not train on. With 1, the last
+            item is evaluated. With 2, training evaluates on the second-last item, and `--evaluate` on the
+            last. None means 1. Ranking takes only None, and holds out a fifth.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
@@ -41,10 +44,13 @@ class DatasetArgs:
     dataset_path: str | None = None
     max_num_candidates: int = 0
     shuffle: bool = False
+    num_held_out: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
         expand_paths(self, "dataset_path")
+        is_known = self.num_held_out in (None, 1, 2)
+        require_setting(self, is_known, "num_held_out", "1, 2 for one to validate and one to test, or None")
         require_settings_at_least(1, self, "max_history_seqlen")
         require_settings_at_least(0, self, "max_num_candidates")
 
@@ -136,6 +142,8 @@ class RetrievalArgs:
         temperature: divisor of scores, which are products of unit vectors.
         l2_norm_eps: lower bound of the norm that a vector is divided by.
         eval_metrics: names of metrics, "HR@k", "Recall@k", or "NDCG@k", over a ranking of all items.
+        use_actions: whether a token for the user's action follows each item.
+        use_contextual_features: whether tokens for the user's features precede the items.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
@@ -146,6 +154,8 @@ class RetrievalArgs:
     temperature: float = 0.05
     l2_norm_eps: float = 1e-6
     eval_metrics: tuple[str, ...] = ("HR@10", "NDCG@10")
+    use_actions: bool = True
+    use_contextual_features: bool = True
 
     def __post_init__(self) -> None:
         check_types(self)

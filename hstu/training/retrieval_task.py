@@ -18,16 +18,18 @@ def retrieval_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     """Returns the task that the parsed gin configuration describes.
 
     The data is random if `BenchmarkDatasetArgs` is configured. Otherwise it comes from `DatasetArgs`' files,
-    with each user's last item held out for evaluation.
+    with each user's last item, or last two items, held out for evaluation.
 
     Raises:
         ValueError: settings are missing or contradict each other.
         FileNotFoundError: the dataset is not prepared; the message gives the command that prepares it.
     """
     network, retrieval = from_gin(NetworkArgs), from_gin(RetrievalArgs)
-    histories = sources_from_gin(trainer, num_held_out=1)
-    train = RetrievalSource(histories.train, "train", retrieval.num_negatives, trainer.seed)
-    evaluation = RetrievalSource(histories.evaluation, "eval", retrieval.num_negatives, trainer.seed)
+    histories = sources_from_gin(trainer, for_retrieval=True)
+    options = retrieval.num_negatives, trainer.seed, retrieval.use_actions, retrieval.use_contextual_features
+    train = RetrievalSource(histories.train, "train", *options)
+    evaluation = RetrievalSource(histories.evaluation, "eval", *options)
+    test = None if histories.test is None else RetrievalSource(histories.test, "eval", *options)
     spec = train.spec
     parts = model_parts(spec, network, device)
     torch.manual_seed(trainer.seed)
@@ -41,5 +43,5 @@ def retrieval_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
         l2_norm_eps=retrieval.l2_norm_eps,
         device=device,
     )
-    sources = replace(histories, train=train, evaluation=evaluation)
+    sources = replace(histories, train=train, evaluation=evaluation, test=test)
     return hstu_task(trainer, model, parts.config, sources, metrics, network, retrieval)
