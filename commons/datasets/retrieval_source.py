@@ -101,15 +101,13 @@ def _without_features(
     """Returns a spec without actions, or without contextual features, and without their tables."""
     dropped = set() if contextual_features else set(spec.contextual_feature_names)
     dropped |= set() if actions or spec.action_feature_name is None else {spec.action_feature_name}
-    tables = (
-        replace(table, feature_names=[name for name in table.feature_names if name not in dropped])
-        for table in spec.tables
-    )
+    kept = {id(table): [name for name in table.feature_names if name not in dropped] for table in spec.tables}
+    tables = (replace(table, feature_names=kept[id(table)]) for table in spec.tables if kept[id(table)])
     return replace(
         spec,
         contextual_feature_names=spec.contextual_feature_names if contextual_features else (),
         action_feature_name=spec.action_feature_name if actions else None,
-        tables=tuple(table for table in tables if table.feature_names),
+        tables=tuple(tables),
     )
 
 

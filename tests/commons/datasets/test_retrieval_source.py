@@ -15,6 +15,7 @@ from commons.datasets import (
     UserSequenceSource,
     check_ids,
 )
+from tests.commons.datasets.internals import NEGATIVES
 from tests.commons.datasets.random_args import random_args
 
 ITEMS = [[11, 30, 12, 14], [13], [12, 11], [30, 13, 11, 12, 14, 40]]
@@ -144,3 +145,20 @@ def test_arguments_are_checked():
     ):
         with pytest.raises(ValueError, match=message):
             make()
+
+
+@pytest.mark.parametrize("actions", [True, False])
+@pytest.mark.parametrize("contextual", [True, False])
+def test_actions_and_features_of_users_may_be_left_out(actions, contextual):
+    histories = UserSequenceSource(sequences(), "train", 100, num_held_out=1)
+    source = RetrievalSource(histories, "train", 4, 0, actions, contextual)
+    names = ["user_id"] * contextual + ["movie_id"] + ["rating"] * actions + [NEGATIVES]
+    assert source.spec.feature_names == names
+    assert sorted(name for table in source.spec.tables for name in table.feature_names) == sorted(names)
+    for batch in SequenceDataset(source, batch_size=2):
+        assert batch.features.keys() == names
+        check_ids(batch, source.spec)
+    with_all = RetrievalSource(histories, "train", 4, 0)
+    assert [one.items.tolist() for one in samples(source)] == [
+        one.items.tolist() for one in samples(with_all)
+    ]

@@ -101,6 +101,18 @@ def test_no_label_of_an_evaluation_is_in_training(num_events, longest, candidate
         assert len(sample.labels) == sample.num_candidates if candidates else len(sample.labels) >= 1
 
 
+@given(num_events=st.lists(st.integers(1, 30), min_size=1, max_size=5), longest=st.integers(2, 40))
+def test_of_two_items_one_validates_and_the_last_one_tests(num_events, longest):
+    users = {user: (range(30 * user, 30 * user + n), [1] * n) for user, n in enumerate(num_events)}
+    options = {"max_history_seqlen": longest, "num_held_out": 2}
+    train, validation, test = (samples(users, split, **options) for split in ("train", "validation", "eval"))
+    assert len(train) == len(num_events)
+    assert [int(one.items[-1]) % 30 + 1 for one in train] == [max(n - 2, 1) for n in num_events]
+    assert [int(one.items[-1]) % 30 + 1 for one in validation] == [n - 1 for n in num_events if n > 2]
+    assert [int(one.items[-1]) % 30 + 1 for one in test] == [n for n in num_events if n > 1]
+    assert all(len(one.labels) == 1 for one in validation)
+
+
 HASHES = {-5: ([-(2**63) + 1, 7], [1, 1]), 2**40: ([2**63 - 1, 2**31], [1, 1])}
 UNBOUNDED = replace(META, unbounded_feature_names=["product", "user_id"])
 TASKS = replace(META, num_classes=32, positive_class=None, num_tasks=5)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from tests.commons.distributed.errors_and_warnings import error_of_all, warnings_of
 from tests.commons.training.internals import CheckpointFolder, Checkpoints, StepVote
 from tests.commons.training.small_task import lines_in, small_run
+from tests.process_pool import RankError
 
 EPOCH = 4  # steps of two ranks
 UNBOUNDED = {"optimizer": "adagrad", "num_samples": 120}
@@ -252,3 +254,23 @@ def test_a_run_that_only_reads_or_restarts_resumes_says_what_is_left_and_evaluat
     assert others == [] and _names(folder) == ["step_2", "step_4"]
     *_, before, again = lines_in(folder / "logs", "eval")
     assert before == again
+
+
+def _train_to_the_best(folder: str, **settings: Any) -> tuple[list[float], list[str]]:
+    _, evaluations = small_run(
+        f"{folder}/logs", eval_interval=1, ckpt_save_dir=f"{folder}/checkpoints", **settings
+    )
+    kept = sorted(path.name for path in (Path(folder) / "checkpoints" / "best").glob("[!.]*"))
+    return [figures["AUC"] for figures in evaluations], kept
+
+
+def test_the_best_checkpoint_stays_and_training_stops_after_it(pools, tmp_path):
+    settings = {"best_metric": "AUC", "early_stop_patience": 2, "max_train_iters": 30, "learning_rate": 2.0}
+    (aucs, kept), (others, _) = pools(2).run(partial(_train_to_the_best, str(tmp_path), **settings))
+    best = int(np.argmax(aucs))
+    assert aucs == others and len(aucs) == best + 3 < 30
+    assert kept == [f"step_{best + 1}"]
+    again = partial(_train_to_the_best, str(tmp_path / "other"), ckpt_save_interval=1, **settings)
+    assert pools(2).run(again)[0] == (aucs, kept)
+    with pytest.raises(RankError, match=r"TrainerArgs.best_metric = 'HR@10': evaluations have \['AUC'\]"):
+        pools(2).run(partial(_train_to_the_best, str(tmp_path / "wrong"), best_metric="HR@10"))
