@@ -98,13 +98,15 @@ class Recovery:
         """Saves a checkpoint if it is the best so far, and returns whether to stop early. Collective.
 
         Raises:
-            KeyError: evaluations have no metric of the name `TrainerArgs.best_metric`.
+            ValueError: evaluations have no metric of the name `TrainerArgs.best_metric`.
             NonFiniteLossError: a loss so far was not finite. No checkpoint is saved then.
         """
         if self._best is None:
             return False
         if self._metric not in figures:
-            raise KeyError(f"TrainerArgs.best_metric = {self._metric!r}: evaluations have {sorted(figures)}")
+            raise ValueError(
+                f"TrainerArgs.best_metric = {self._metric!r}: evaluations have {sorted(figures)}"
+            )
         progress = self._state.progress = self._state.progress.after_evaluation(figures[self._metric])
         if not progress.evaluations_since_best:
             self._vote.finish()

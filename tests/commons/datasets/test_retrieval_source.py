@@ -137,7 +137,7 @@ def test_samples_are_drawn_anew_each_epoch_from_the_histories_of_it(num_workers)
 
 def test_arguments_are_checked():
     for make, message in (
-        (lambda: UserSequenceSource(sequences(), "test", 5), "split = 'test': expected train or eval"),
+        (lambda: UserSequenceSource(sequences(), "test", 5), "split = 'test': expected train, valid"),
         (lambda: movielens("train", num_negatives=0), "num_negatives = 0"),
         (lambda: movielens("train", max_num_candidates=2), "max_num_candidates = 2: expected 0"),
         (lambda: movielens("train", max_history_seqlen=1), "most items of a sample = 1: expected at least 2"),

@@ -261,16 +261,21 @@ def _train_to_the_best(folder: str, **settings: Any) -> tuple[list[float], list[
         f"{folder}/logs", eval_interval=1, ckpt_save_dir=f"{folder}/checkpoints", **settings
     )
     kept = sorted(path.name for path in (Path(folder) / "checkpoints" / "best").glob("[!.]*"))
-    return [figures["AUC"] for figures in evaluations], kept
+    return [figures["labels"] for figures in evaluations], kept
 
 
 def test_the_best_checkpoint_stays_and_training_stops_after_it(pools, tmp_path):
-    settings = {"best_metric": "AUC", "early_stop_patience": 2, "max_train_iters": 30, "learning_rate": 2.0}
-    (aucs, kept), (others, _) = pools(2).run(partial(_train_to_the_best, str(tmp_path), **settings))
-    best = int(np.argmax(aucs))
-    assert aucs == others and len(aucs) == best + 3 < 30
+    settings = {
+        "best_metric": "labels",
+        "early_stop_patience": 2,
+        "max_train_iters": 30,
+        "learning_rate": 2.0,
+    }
+    (values, kept), (others, _) = pools(2).run(partial(_train_to_the_best, str(tmp_path), **settings))
+    best = int(np.argmax(values))
+    assert values == others and len(values) == best + 3 < 30
     assert kept == [f"step_{best + 1}"]
     again = partial(_train_to_the_best, str(tmp_path / "other"), ckpt_save_interval=1, **settings)
-    assert pools(2).run(again)[0] == (aucs, kept)
-    with pytest.raises(RankError, match=r"TrainerArgs.best_metric = 'HR@10': evaluations have \['AUC'\]"):
+    assert pools(2).run(again)[0] == (values, kept)
+    with pytest.raises(RankError, match=r"TrainerArgs.best_metric = 'HR@10': evaluations have \['labels'\]"):
         pools(2).run(partial(_train_to_the_best, str(tmp_path / "wrong"), best_metric="HR@10"))
