@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torchrec
 import torchrec.distributed.train_pipeline as torchrec_pipelines
+from packaging.version import Version
 from torchrec.distributed.train_pipeline import (
     EvalPipelineSparseDist,
     PrefetchTrainPipelineSparseDist,
@@ -193,6 +195,10 @@ def total_of(outputs: Iterable[Any]) -> float:
     return float(total)
 
 
+@pytest.mark.skipif(
+    Version(torchrec.__version__) < Version("1.5"),
+    reason="TorchRec 1.4's own EvalPipelineSparseDist does not start again after its reset",
+)
 @on_ranks(2)
 def test_evaluation_pipelines_between_steps_agree_and_do_not_disturb_training():
     losses, others = [], loaded_histories(2, seed=1)
