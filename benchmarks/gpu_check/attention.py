@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.gpu_check.parts import REPOSITORY, NotRun, synchronization_mode
+from benchmarks.gpu_check.parts import REPOSITORY, NotRun, no_synchronization
 
 if TYPE_CHECKING:
     from hstu.modules.attention_mask import SampleMask
@@ -135,7 +135,7 @@ def _find_error(
     """
     inputs = _draw_inputs(num_tokens, heads, dtype)
     on_device = [tensor.to(device) for tensor in inputs]
-    with synchronization_mode(device):
+    with no_synchronization(device):
         got = _run(attention, *on_device)
     expected = _run(reference, *(tensor.double() for tensor in inputs))
     pairs = zip(got, expected, strict=True)

@@ -42,8 +42,7 @@ class Part:
 _TRAINING = ("torchrec", "fbgemm_gpu", "gin")
 _TESTS = (*_TRAINING, "pytest", "hypothesis")
 PARTS = (
-    Part("packing", "rows", "check_packing"),
-    Part("gathering", "rows", "check_gathering"),
+    Part("packing and gathering", "rows", "check_packing"),
     Part("memory of gathering", "rows", "check_memory"),
     Part("exchange, one rank", "rows", "check_exchange", packages=("numba",)),
     Part("streams: exchange, then compute", "rows", "check_streams", packages=("numba",)),
@@ -52,10 +51,8 @@ PARTS = (
     Part("SID-GR attention", "attention", "check_sid_gr"),
     Part("streams: training steps", "training_step", "check_streams", packages=_TRAINING),
     Part("streams under the CUDA sanitizer", "processes", "check_sanitized", packages=("numba",)),
-    Part("synchronizations of a training step", "training_step", "list_synchronizations", packages=_TRAINING),
     Part("gradient tests over NCCL", "processes", "run_gradient_tests", num_gpus=2, packages=_TESTS),
     Part("exchange tests over NCCL", "processes", "run_exchange_tests", num_gpus=2, packages=_TESTS),
-    Part("make demo over NCCL", "processes", "run_demo", num_gpus=2, packages=(*_TRAINING, "matplotlib")),
 )
 
 
@@ -100,7 +97,7 @@ def run(part: Part, device: torch.device, num_gpus: int) -> Result:
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
         message = (str(error).splitlines() or [""])[0]
-        place = find_line(traceback.extract_tb(error.__traceback__))
+        place = _find_line(traceback.extract_tb(error.__traceback__))
         return Result(part.name, "failed", f"{type(error).__name__}: {message}. {place}", trace)
     return Result(part.name, "passed", detail)
 
@@ -115,25 +112,24 @@ def is_broken(device: torch.device) -> bool:
 
 
 @contextmanager
-def synchronization_mode(device: torch.device, mode: str = "error") -> Iterator[None]:
-    """While active, an operation that makes the host wait for the GPU raises an error, or a warning."""
+def no_synchronization(device: torch.device) -> Iterator[None]:
+    """While active, an operation that makes the host wait for the GPU raises an error."""
     if device.type != "cuda":
         yield
         return
     torch.cuda.synchronize(device)
-    torch.cuda.set_sync_debug_mode(mode)
+    torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def find_line(stack: traceback.StackSummary, but_not_in: str = "") -> str:
-    """Returns the innermost stack line in this repository, except in the file `but_not_in`, or ""."""
+def _find_line(stack: traceback.StackSummary) -> str:
+    """Returns the innermost stack line in this repository, or ""."""
     for frame in reversed(stack):
         path = Path(frame.filename)
-        is_ours = path.is_relative_to(REPOSITORY) and ".venv" not in path.parts
-        if is_ours and frame.filename != but_not_in:
+        if path.is_relative_to(REPOSITORY) and ".venv" not in path.parts:
             return f"{path.relative_to(REPOSITORY)}:{frame.lineno}: {frame.line}"
     return ""
 

@@ -1,4 +1,4 @@
-"""Parts in processes of their own: tests and the demo over NCCL, and streams under torch's CUDA sanitizer.
+"""Parts in processes of their own: tests over NCCL, and streams under torch's CUDA sanitizer.
 
 The sanitizer reports races of kernels of torch's operations, but not of libraries. `python -m
 benchmarks.gpu_check.processes DEVICE` is its process.
@@ -7,12 +7,9 @@ benchmarks.gpu_check.processes DEVICE` is its process.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import torch
 
@@ -40,15 +37,6 @@ def check_sanitized(device: torch.device) -> str:
     """Runs the stream cases under the sanitizer."""
     sanitizer = {"TORCH_CUDA_SANITIZER": "1"} if device.type == "cuda" else {}
     return run_python("-m", _MODULE, device.type, **sanitizer).strip().splitlines()[-1]
-
-
-def run_demo(device: torch.device) -> str:
-    """Runs `make demo`, which trains as loaded and balanced, on two GPUs."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_python("-m", "benchmarks.demo", folder)
-        arms = json.loads((Path(folder) / "summary.json").read_text())["balanced"]
-    text = "{name}: {untrimmed[speedup]:.2f}×, losses differ by {max_relative_loss_difference:.0e}"
-    return "; ".join(text.format(name=name, **arm) for name, arm in arms.items())
 
 
 def _run_pytest(device: torch.device, *paths: str) -> str:

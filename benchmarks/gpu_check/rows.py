@@ -13,17 +13,10 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from benchmarks.gpu_check.parts import NotRun, synchronization_mode
+from benchmarks.gpu_check.parts import NotRun, no_synchronization
 from benchmarks.gpu_check.stand_in import is_stand_in
 from commons.sequence_batch.fields import Schema
-from commons.sequence_batch.packed_rows import (
-    PackedRows,
-    Selection,
-    gather_fields,
-    read_lengths,
-    select_rows,
-    to_chunks,
-)
+from commons.sequence_batch.packed_rows import PackedRows, read_lengths, select_rows
 
 NUM_ROWS = 300
 STREAM_STEPS = 12
@@ -34,17 +27,11 @@ Fields = dict[str, Any]
 
 
 def check_packing(device: torch.device) -> str:
-    """Packs and unpacks a batch without synchronization."""
+    """Packs a batch, and gathers its rows in another order, without synchronization."""
     host = _draw_fields(seed=0)
-    _check_on_device(_make_reorder(host, np.arange(NUM_ROWS), padding=3), host, device)
+    order = np.random.default_rng(1).integers(0, NUM_ROWS, NUM_ROWS)
+    _check_on_device(_make_reorder(host, order, padding=3), host, device)
     return f"{len(host)} fields, {NUM_ROWS} rows, {_name_tensors()}"
-
-
-def check_gathering(device: torch.device) -> str:
-    """Gathers rows from a batch and from buffers of bytes, without synchronization."""
-    host = _draw_fields(seed=1)
-    _check_on_device(_make_gather(host), host, device)
-    return f"from a batch and from three buffers of bytes, {_name_tensors()}"
 
 
 def check_memory(device: torch.device) -> str:
@@ -141,7 +128,7 @@ def _check_on_device(
 ) -> None:
     """Checks that a function returns `expected` without synchronization. None means its result on the CPU."""
     fields = move(host, device)
-    with synchronization_mode(device):
+    with no_synchronization(device):
         got = function(fields)
     expected = function(host) if expected is None else expected
     for (name, tensor), (_, wanted) in zip(_list_tensors(got), _list_tensors(expected), strict=True):
@@ -188,25 +175,6 @@ def _make_reorder(host: Fields, rows: np.ndarray, padding: int = 0) -> Callable[
     """Returns a function that packs fields, and gathers `rows` in their order, followed by padding rows."""
     schema, lengths = Schema.of(host), _read_lengths(host)
     return lambda fields: select_rows([PackedRows.pack(fields, schema, lengths)], rows, len(rows) + padding)
-
-
-def _make_gather(host: Fields) -> Callable[[Fields], Fields]:
-    """Returns a function that copies rows into three byte buffers, and gathers from these and the batch."""
-    rng = np.random.default_rng(1)
-    schema, lengths = Schema.of(host), _read_lengths(host)
-    chunks = np.split(rng.permutation(NUM_ROWS), 3)
-    chunk_lengths = [lengths[chunk] for chunk in chunks]
-    leaving = Selection.of(schema, [lengths], chunks)
-    positions = rng.integers(0, 2 * NUM_ROWS, NUM_ROWS)
-    placed = Selection.of(schema, [lengths, *chunk_lengths], [positions])
-
-    def gather(fields: Fields) -> Fields:
-        rows = PackedRows.pack(fields, schema, lengths)
-        buffers = to_chunks(rows, leaving).split(leaving.chunk_bytes.tolist())
-        received = map(PackedRows.from_bytes, buffers, [schema] * len(buffers), chunk_lengths)
-        return gather_fields([rows, *received], placed)
-
-    return gather
 
 
 def _make_exchange(host: Fields) -> Callable[[Fields], Fields]:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import traceback
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.demo.training import parse_config
-from benchmarks.gpu_check.parts import find_line, synchronization_mode
 from benchmarks.gpu_check.rows import DELAY_CYCLES
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, rank_process, shard_model
 from commons.training.training_state import Progress, training_batches
 
-STEPS, WARM_UP_STEPS = 3, 2
+STEPS = 3
 TOLERANCE = 1e-5  # relative; a GPU sums gradients in varying order
 
 # Runs a training step and returns its loss, which stays on the device.
@@ -37,17 +32,6 @@ def check_streams(device: torch.device) -> str:
     if not difference <= TOLERANCE:
         raise AssertionError(f"losses {delayed} with a delayed stream, {plain} without")
     return f"losses of {STEPS} steps with and without a delay differ by {difference:.0e}"
-
-
-def list_synchronizations(device: torch.device) -> str:
-    """Lists the places where a step makes the host wait for the GPU. The check passes with any list."""
-    with _training(device) as step:
-        for _ in range(WARM_UP_STEPS):
-            step()
-        with record_synchronizations(device) as places:
-            step()
-    found = [f"{place} ({count} ×)" for place, count in places.items()]
-    return f"{places.total()} in a step" + (f": {', '.join(found)}" if found else "")
 
 
 @contextmanager
@@ -74,18 +58,3 @@ def _training(device: torch.device, delay_cycles: int = 0) -> Iterator[Step]:
     finally:
         if dist.is_initialized():  # left over after a failure
             dist.destroy_process_group()
-
-
-@contextmanager
-def record_synchronizations(device: torch.device) -> Iterator[Counter[str]]:
-    """Yields a counter of synchronizations, by the innermost line of this repository that caused them."""
-    places: Counter[str] = Counter()
-
-    def record(message: Any, *_: Any, **__: Any) -> None:
-        if "called a synchronizing" in str(message):
-            places[find_line(traceback.extract_stack(), but_not_in=__file__) or "elsewhere"] += 1
-
-    with warnings.catch_warnings(), synchronization_mode(device, "warn"):
-        warnings.simplefilter("always")
-        warnings.showwarning = record
-        yield places

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_check.__main__ import describe_machine, run_parts
-from benchmarks.gpu_check.parts import PARTS
 from benchmarks.gpu_report.training import train
 from benchmarks.harness import Record, run_on_ranks
 from benchmarks.markdown import make_table
@@ -29,8 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.gpu_report", description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, default=Path("out/gpu-report.json"))
     file, start = parser.parse_args().file, time.perf_counter()
-    # The demo is left out, because it trains in the same way on fewer samples.
-    results, stand_ins = run_parts([part for part in PARTS if part.function != "run_demo"])
+    results, stand_ins = run_parts()
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     training = (
         {"not run": f"needs {RANKS} GPUs; there is one"} if num_gpus == 1 else run_on_ranks(RANKS, train)

@@ -3,14 +3,12 @@
 import json
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
 
 from benchmarks.gpu_check.__main__ import make_report
 from benchmarks.gpu_check.parts import PARTS, REPOSITORY, Part, run
-from benchmarks.gpu_check.training_step import record_synchronizations
 from tests.e2e.torchrun import ENVIRONMENT, python
 
 CPU = torch.device("cpu")
@@ -79,12 +77,3 @@ def test_a_failure_is_reported_with_its_line_and_its_traceback():
     printed = make_report([result], [])
     assert "0 passed, 1 failed, 0 not run." in printed
     assert printed.endswith(f"```text\n{result.trace}```\n")
-
-
-def test_synchronizations_are_counted_by_the_line_that_calls_them():
-    with record_synchronizations(CPU) as places:
-        for _ in range(2):
-            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-        warnings.warn("something else", stacklevel=1)
-    [(place, count)] = places.items()
-    assert place.startswith("tests/benchmarks/test_gpu_check.py:") and count == 2

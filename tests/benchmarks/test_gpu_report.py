@@ -43,7 +43,7 @@ def test_a_rehearsal_writes_the_whole_report(tmp_path, monkeypatch, capsys):
     pool.close()
     assert f"A rehearsal without GPUs. Report in {file}" in capsys.readouterr().out
     report = json.loads(file.read_text())
-    assert report["is_rehearsal"] and len(report["check"]) == len(PARTS) - 1
+    assert report["is_rehearsal"] and len(report["check"]) == len(PARTS)
     figures = report["training"]
     assert figures["backend"] and figures["steps"] == 2
     assert figures["imbalance"]["on"]["median"] < figures["imbalance"]["off"]["median"]
