@@ -16,7 +16,6 @@ from benchmarks.harness import Arm, Record, run_on_ranks, summarize, time_call, 
 from benchmarks.markdown import Cell, make_table
 from commons.distributed import ShufflerSettings
 from commons.distributed.placement import warm_up
-from commons.pipeline.shuffle_stage import ShuffleStage
 
 # Settings of a shuffler, by name. The first sends every sample to every rank.
 ARMS = {
@@ -34,52 +33,38 @@ def measure() -> Record:
     return {"training": run_on_ranks(RANKS, train)}
 
 
-class _StageClock:
-    """Times of the main thread in a stage. Barriers keep waits for slower ranks out of them.
+class _TimedArm(Arm):
+    """An arm that also times each step, and the handing of a batch to the planning thread, without loading.
 
-    Attributes:
-        milliseconds: "exposed" and "exchange" times of each step. "exposed" excludes loading.
+    Barriers keep waits for slower ranks out of the stage's times.
     """
 
-    def __init__(self, stage: ShuffleStage) -> None:
-        self.milliseconds: dict[str, list[float]] = {"exposed": [], "exchange": []}
+    def __init__(self, arm: Arm) -> None:
+        super().__init__(arm.pipeline, self._load(arm._batches))
+        stage = arm.pipeline._stage
         self._next_batch, self._exchange = stage.next_batch, stage.exchange
-        stage.next_batch = self._time_next_batch  # type: ignore[method-assign]
-        stage.exchange = self._time_exchange  # type: ignore[method-assign]
-        self._loading = self._before_exchange = 0.0
+        stage.next_batch, stage.exchange = self._time_next_batch, self._exchange_together
+        self._step_ms: list[float] = []
+        self._handing_ms: list[float] = []
+        self._loading_ms = 0.0
 
-    def watch(self, loader: Iterator[Any]) -> Iterator[Any]:
-        """Yields the loader's batches, and adds up the time that loading takes."""
-        while True:
-            start = time.perf_counter()
-            batch = next(loader, None)
-            self._loading += (time.perf_counter() - start) * 1e3
-            if batch is None:
-                return
+    def _load(self, batches: Iterator[Any]) -> Iterator[Any]:
+        start = time.perf_counter()
+        for batch in batches:
+            self._loading_ms += (time.perf_counter() - start) * 1e3
             yield batch
+            start = time.perf_counter()
 
     def _time_next_batch(self, loader: Iterator[Any]) -> Any:
         dist.barrier()
-        self._loading = 0.0
-        batch, taken = time_call(lambda: self._next_batch(loader))
-        self._before_exchange = taken - self._loading
+        self._loading_ms = 0.0
+        batch, taken = time_call(partial(self._next_batch, loader))
+        self._handing_ms.append(taken - self._loading_ms)
         return batch
 
-    def _time_exchange(self, batch: Any) -> Any:
+    def _exchange_together(self, batch: Any) -> Any:
         dist.barrier()
-        exchanged, taken = time_call(lambda: self._exchange(batch))
-        self.milliseconds["exchange"].append(taken)
-        self.milliseconds["exposed"].append(self._before_exchange + taken)
-        return exchanged
-
-
-class _TimedArm(Arm):
-    """An arm that also measures the time of each step and of its stage."""
-
-    def __init__(self, arm: Arm) -> None:
-        self._clock = _StageClock(arm.pipeline._stage)
-        super().__init__(arm.pipeline, self._clock.watch(arm._batches))
-        self._step_ms: list[float] = []
+        return self._exchange(batch)
 
     def run(self, steps: int, timed: bool = True) -> None:
         """Trains for `steps` steps. If they are not timed, discards their and all earlier measurements."""
@@ -87,17 +72,18 @@ class _TimedArm(Arm):
             self._step_ms.append(time_ms(partial(self.pipeline.progress, self._batches)))
             self.reports.append(self.pipeline.report)
         if not timed:
-            for so_far in (*self._clock.milliseconds.values(), self._step_ms, self.reports):
+            for so_far in (self._handing_ms, self._step_ms, self.reports):
                 so_far.clear()
 
     def figures(self) -> Record:
         """Returns medians, minima, and maxima. A share is a fraction of the same step's time."""
-        times = self._clock.milliseconds
+        exchange_ms = [report.exchange_seconds * 1e3 for report in self.reports]
+        exposed_ms = np.add(self._handing_ms, exchange_ms)
         after = [report.loads_after for report in self.reports]
         return {
             "step_ms": summarize(self._step_ms),
-            "exchange_ms": summarize(times["exchange"]),
-            "exposed_share_of_step": summarize(np.divide(times["exposed"], self._step_ms).tolist(), 5),
+            "exchange_ms": summarize(exchange_ms),
+            "exposed_share_of_step": summarize((exposed_ms / self._step_ms).tolist(), 5),
             "kilobytes_sent": summarize([report.bytes_sent / 1e3 for report in self.reports]),
             "imbalance": round(sum(each.max() for each in after) / sum(each.mean() for each in after), 4),
         }
