@@ -136,7 +136,7 @@ class PlanGather:
     Args:
         channel, agrees: channels of the ranks whose rows are gathered, and of the ranks that agree on the
             format, which are the same or all ranks of the job.
-        together: channel of the ranks that compute the same samples as this one.
+        peers: channel of the ranks that compute the same samples as this one.
         extensions: the shuffler's extensions.
         moves: whether samples may leave their ranks, so that ranks compare what stays behind.
 
@@ -146,14 +146,9 @@ class PlanGather:
     """
 
     def __init__(
-        self,
-        channel: Channel,
-        agrees: Channel,
-        together: Channel,
-        extensions: Sequence[Extension],
-        moves: bool,
+        self, channel: Channel, agrees: Channel, peers: Channel, extensions: Sequence[Extension], moves: bool
     ) -> None:
-        self._channel, self._agrees, self._together, self._extensions = channel, agrees, together, extensions
+        self._channel, self._agrees, self._peers, self._extensions = channel, agrees, peers, extensions
         self._moves, self._facts = moves, RankFacts(channel)
         self._capacity, self._is_wide = 0, False  # rows that a gather carries per rank, and their width
         self._spare: Rows | None = None
@@ -240,11 +235,11 @@ class PlanGather:
             except Exception as error:
                 failure = error
         gathers, fault = self._compare_bin(counted)
-        agrees, names, told = self._agrees, self._agrees.ranks, (self._together.ranks, gathers)
+        agrees, names, told = self._agrees, self._agrees.ranks, (self._peers.ranks, gathers)
         sent = agrees.all_gather_objects((mine, num_rows, num_posted, contents, *told), failure or fault)
         formats, rows_of_each, posts, loaded, bins, do_gather = zip(*sent, strict=True)
-        firsts = [bins[names.index(rank)][0] for rank in self._channel.ranks]
-        self.bins = np.array(firsts) if any(do_gather) else None
+        bin_of = dict(zip(names, bins, strict=True))
+        self.bins = np.array([bin_of[rank][0] for rank in self._channel.ranks]) if any(do_gather) else None
         for rank, num in zip(names, posts, strict=True):
             if num != posts[0]:
                 raise ValueError(
@@ -266,8 +261,8 @@ class PlanGather:
 
     def _compare_bin(self, counted: Counted | None) -> tuple[bool, ValueError | None]:
         """Returns whether ranks that compute together load different batches; an error if they must not."""
-        fields = {} if counted is None or self._together.num_ranks == 1 else counted.batch.on_host().fields
-        hashes, ranks = self._together.all_gather_objects(hashes_of(fields)), self._together.ranks
+        fields = {} if counted is None or self._peers.num_ranks == 1 else counted.batch.on_host().fields
+        hashes, ranks = self._peers.all_gather_objects(hashes_of(fields)), self._peers.ranks
         num_here = len({*ranks} & {*self._channel.ranks})
         if all(hashed == hashes[0] for hashed in hashes):
             fits = num_here == 1 or not self._moves or not any(hashes)

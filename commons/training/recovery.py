@@ -113,8 +113,17 @@ class Recovery:
             if self._saves is not None:
                 self._finish_writing(self._saves, record)
             self._best.save(progress.step, self._state.to_save(), self._state.settings_to_save())
-            self._best.finish()
-        return self._patience is not None and progress.evaluations_since_best >= self._patience
+            try:
+                self._best.finish()
+            except Exception as error:  # such as a full disk: training is worth more than this checkpoint
+                if dist.get_rank() == 0:
+                    logger.warning(f"the best checkpoint, of step {progress.step}, was not written: {error}")
+        return self.stops_early
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether as many evaluations as `TrainerArgs.early_stop_patience` have not been the best."""
+        return self._patience is not None and self._state.progress.evaluations_since_best >= self._patience
 
     def after_step(self, requested: bool, is_last: bool, record: RunRecord) -> bool:
         """Saves a checkpoint if one is due, and returns whether to stop. Collective; call after every step.

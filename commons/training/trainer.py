@@ -125,7 +125,8 @@ class _Trainer:
                 )
             if first >= num_steps or self._state.progress.owes_evaluation:
                 self._evaluate(first, log, record)
-            for step in range(first + 1, num_steps + 1):
+            left = range(0) if self._recovery.stops_early else range(first + 1, num_steps + 1)
+            for step in left:
                 self._watch.restart()
                 traces.before_step(step)
                 done = (step - 1) % args.eval_interval  # steps since the last evaluation

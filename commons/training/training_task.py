@@ -170,10 +170,14 @@ def rank_datasets(
 ) -> tuple[SequenceDataset, SequenceDataset]:
     """Returns this rank's training and evaluation batches. `shuffle` applies only to training."""
     ranks, options = (dist.get_rank(), dist.get_world_size()), (trainer.seed, trainer.single_rank_load)
-    return (
-        SequenceDataset(train_source, trainer.train_batch_size, *ranks, shuffle, *options),
-        SequenceDataset(eval_source, trainer.eval_rows, *ranks, False, *options),
-    )
+    train_dataset = SequenceDataset(train_source, trainer.train_batch_size, *ranks, shuffle, *options)
+    return train_dataset, evaluation_dataset(eval_source, trainer)
+
+
+def evaluation_dataset(source: SampleSource, trainer: TrainerArgs) -> SequenceDataset:
+    """Returns this rank's batches of an evaluation."""
+    ranks, options = (dist.get_rank(), dist.get_world_size()), (trainer.seed, trainer.single_rank_load)
+    return SequenceDataset(source, trainer.eval_rows, *ranks, False, *options)
 
 
 def random_sources(

@@ -26,7 +26,7 @@ from commons.perf_model import HSTUFlops
 from commons.training import EvaluationMetrics, TrainerArgs, TrainingTask
 from commons.training.run_log import warn_once
 from commons.training.training_state import settings_of
-from commons.training.training_task import random_sources, rank_datasets
+from commons.training.training_task import evaluation_dataset, random_sources, rank_datasets
 from hstu.batch_shuffler import flops_of_rows  # this import registers "hstu"
 from hstu.models.embedding_tables import EmbeddingTable
 from hstu.modules.attention_backend import running_backend
@@ -161,14 +161,11 @@ def hstu_task(
         config.disable_contextual_mask,
     )
     train_dataset, eval_dataset = rank_datasets(sources.train, sources.evaluation, trainer, sources.shuffle)
-    test_dataset = None
-    if sources.test is not None:
-        _, test_dataset = rank_datasets(sources.train, sources.test, trainer, sources.shuffle)
     return TrainingTask(
         model=model,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
-        test_dataset=test_dataset,
+        test_dataset=None if sources.test is None else evaluation_dataset(sources.test, trainer),
         metrics=metrics,
         flops=partial(flops_of_rows, flops),
         check_batch=partial(check_ids, spec=sources.train.spec),

@@ -11,4 +11,4 @@ from commons.training.run_log import RunRecord, interval_figures, text_of
 from commons.training.sharded_model import initialize_rows
 from commons.training.step_vote import StepVote
 from commons.training.synchronized_gc import SynchronizedGC
-from commons.training.training_state import TrainingState
+from commons.training.training_state import Progress, TrainingState

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tests.commons.distributed.errors_and_warnings import error_of_all, warnings_of
-from tests.commons.training.internals import CheckpointFolder, Checkpoints, StepVote
+from tests.commons.training.internals import CheckpointFolder, Checkpoints, Progress, StepVote
 from tests.commons.training.small_task import lines_in, small_run
 from tests.process_pool import RankError
 
@@ -264,6 +264,14 @@ def _train_to_the_best(folder: str, **settings: Any) -> tuple[list[float], list[
     return [figures["labels"] for figures in evaluations], kept
 
 
+def test_a_larger_value_is_the_best_and_others_are_counted_since():
+    progress, found = Progress(), []
+    for value in (0.1, 0.3, 0.3, 0.2, 0.4):
+        progress = progress.after_evaluation(value)
+        found.append((progress.best, progress.evaluations_since_best))
+    assert found == [(0.1, 0), (0.3, 0), (0.3, 1), (0.3, 2), (0.4, 0)]
+
+
 def test_the_best_checkpoint_stays_and_training_stops_after_it(pools, tmp_path):
     settings = {
         "best_metric": "labels",
@@ -277,5 +285,6 @@ def test_the_best_checkpoint_stays_and_training_stops_after_it(pools, tmp_path):
     assert kept == [f"step_{best + 1}"]
     again = partial(_train_to_the_best, str(tmp_path / "other"), ckpt_save_interval=1, **settings)
     assert pools(2).run(again)[0] == (values, kept)
+    assert pools(2).run(again)[0] == ([], kept)  # a run that has stopped early does not go on
     with pytest.raises(RankError, match=r"TrainerArgs.best_metric = 'HR@10': evaluations have \['labels'\]"):
         pools(2).run(partial(_train_to_the_best, str(tmp_path / "wrong"), best_metric="HR@10"))
