@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.harness import Record, average, list_cases, measure_cases, time_call
-from benchmarks.markdown import make_table, pivot
+from benchmarks.markdown import pivot
 from benchmarks.partition.placements import (
     BYTES_PER_TOKEN,
     LOGNORMAL,
@@ -38,8 +38,6 @@ SHARED = 0.9  # share of a sample's ids that all samples of its user contain
 # Streams of other sizes, whose samples of a user have the same ids.
 SIZES = ((8, 32), (64, 32), (8, 512), (512, 32), (32, 1024))
 USERS, ORDERS = ("4 each", "16 each", "Zipf", "half in fours"), ("dealt", "user-major")
-# Streams of MLPerf Training's sampler for HSTU on Yambda-5B, on 8 ranks: (rows, samples per user, events).
-MLPERF = ((128, "38 each", "20 to 200"), (1024, "38 each", "20 to 200"), (1024, "386 each", "2048"))
 MANY_SAMPLES, DRAWS = 4096, 3
 
 
@@ -86,10 +84,6 @@ PLACES: dict[str, Callable[[Stream], list[np.ndarray]]] = {
 }
 
 
-def _count_flops_of_all_pairs(tokens: np.ndarray) -> np.ndarray:
-    return 10 * tokens * HIDDEN_SIZE**2 + 4 * tokens**2 * HIDDEN_SIZE
-
-
 def draw(
     ranks: int,
     rows: int,
@@ -98,29 +92,27 @@ def draw(
     order: str,
     seed: int,
     shared: float = 1.0,
-    count_flops: Callable[[np.ndarray], np.ndarray] = _count_flops_of_all_pairs,
 ) -> Stream:
     """Returns a random stream. A user's samples follow one another, or are dealt to the ranks in turn.
 
     Args:
         ranks, rows: number of ranks, and of rows per rank.
-        users: number of samples per user, one of `USERS` or "N each".
-        lengths: a key of `LENGTHS`, or the length of all samples.
+        users: number of samples per user, one of `USERS`.
+        lengths: a key of `LENGTHS`.
         order: one of `ORDERS`.
         seed: seed of the generator.
         shared: share of a sample's ids that all samples of its user contain.
-        count_flops: function that returns the workloads of samples with these tokens.
     """
     rng, count = np.random.default_rng([seed, ranks, rows]), ranks * rows
     samples_of = _draw_sample_counts(users, count, rng)
-    draw_lengths = LENGTHS.get(lengths, lambda _, n: np.full(n, int(lengths)))
-    length = draw_lengths(rng, len(samples_of))
+    length = LENGTHS[lengths](rng, len(samples_of))
     user = np.repeat(np.arange(len(samples_of)), samples_of)
     tokens = 2 * length[user] + 1
     home = np.arange(count) // rows if order == "user-major" else np.arange(count) % ranks
     own = np.rint((1 - shared) * length).astype(np.int64)
     sizes = BYTES_PER_TOKEN * tokens
-    return Stream(ranks, count_flops(tokens), tokens, sizes, home, user, length - own, own)
+    workloads = make_flops(HIDDEN_SIZE).per_sample(tokens)
+    return Stream(ranks, workloads, tokens, sizes, home, user, length - own, own)
 
 
 def _draw_sample_counts(users: str, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -157,10 +149,9 @@ def measure_groups(draws: int) -> list[Record]:
 
     def measure(lengths: str, samples_per_user: int, ranks: int, placement: str) -> Record:
         stream = ranks, ROWS_PER_RANK, f"{samples_per_user} each", lengths, "user-major"
-        streams = [draw(*stream, seed, SHARED, flops) for seed in range(draws)]
+        streams = [draw(*stream, seed, SHARED) for seed in range(draws)]
         return average([stream.figures(PLACES[placement](stream)) for stream in streams], 4)
 
-    flops = make_flops(HIDDEN_SIZE).per_sample
     cases = list_cases(lengths=LENGTHS, samples_per_user=SAMPLES_PER_USER, ranks=RANKS, placement=PLACES)
     return measure_cases(cases, measure, "groups")
 
@@ -173,15 +164,11 @@ def tabulate_groups(groups: list[Record]) -> str:
 
 
 def measure() -> Record:
-    """Returns a record for each case of the sizes, and for each of MLPerf's streams."""
+    """Returns a record for each case of the sizes."""
     cases = [
         {"ranks": ranks, "rows": rows, **case}
         for ranks, rows in SIZES
         for case in list_cases(users=USERS, lengths=LENGTHS, order=ORDERS, equal_rows=(True, False))
-    ]
-    cases += [
-        {"ranks": 8, "rows": rows, "users": users, "lengths": lengths, "order": "dealt", "equal_rows": True}
-        for rows, users, lengths in MLPERF
     ]
     for equal_rows in (True, False):  # compiles
         _measure(4, 8, "4 each", LOGNORMAL, "dealt", equal_rows)
@@ -201,27 +188,12 @@ def _measure(ranks: int, rows: int, users: str, lengths: str, order: str, equal_
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns the Markdown for each marker: the worst streams at each size, and MLPerf's streams."""
+    """Returns the Markdown for each marker: the worst streams at each size."""
     worst: dict[tuple[str, str], Record] = {}
     for record in figures["now"]:
         size = f"{record['ranks']} × {record['rows']:,}"
         so_far = worst.setdefault((size, record["users"]), {"ranks_per_user": 0.0, "ms": 0.0})
         so_far |= {name: max(so_far[name], record[name]) for name in so_far}
-    at_size = [
-        {"size": size, "users": users} | record for (size, users), record in worst.items() if users in USERS
-    ]
-    columns = {
-        "rows per rank": "{rows:,}",
-        "samples of a user": "{users}",
-        "ranks per user": "{ranks_per_user:.2f}",
-        "unique ids ÷ dealt": "{unique_ids:.2f}",
-        "load ÷ bound": "{load_to_bound:.3f}",
-        "ms of CPU": "{ms:.1f}",
-    }
+    at_size = [{"size": size, "users": users} | record for (size, users), record in worst.items()]
     cell = "{ranks_per_user:.2f} / {ms:.0f} ms"
-    return {
-        "groups at size": pivot(at_size, {"ranks × rows": "{size}"}, "{users}", cell),
-        "groups MLPerf": make_table(
-            [record for record in figures["now"] if record["users"] not in USERS], columns
-        ),
-    }
+    return {"groups at size": pivot(at_size, {"ranks × rows": "{size}"}, "{users}", cell)}

@@ -122,7 +122,6 @@ def measure() -> Record:
         "moves": measure_cases(
             [case | {"placement": name} for case in moved for name in PARTITIONERS], _move, "moves"
         ),
-        "all_gather": measure_cases(moved, _gather_all, "all-gather"),
     }
 
 
@@ -195,14 +194,6 @@ def _time_wire(within_node: Any, to_others: Any) -> Any:
     return 1e6 * np.maximum(within_node / WITHIN_NODE, to_others / ACROSS_NODES)
 
 
-def _gather_all(lengths: str, ranks: int) -> Record:
-    """Returns the megabytes and time of a rank's all-gather of whole batches, padded to the largest."""
-    sizes = [step.rows.sample_bytes.reshape(ranks, -1).sum(1) for step in draw_steps(lengths, ranks, STEPS)]
-    largest = float(np.mean([each.max() for each in sizes]))
-    us = _time_wire(largest * (RANKS_PER_NODE - 1), largest * (ranks - RANKS_PER_NODE))
-    return {"mb": round(largest * (ranks - 1) / 1e6, 1), "us": round(us, 1)}
-
-
 def tables(figures: Record) -> dict[str, str]:
     """Returns the Markdown for each marker."""
     on = "one of {cores} cores ({cpu}), Python {python}, numpy {numpy}, numba {numba}"
@@ -217,8 +208,6 @@ def tables(figures: Record) -> dict[str, str]:
         "plans partitioner": pivot(timed, size, "{placement}", "{median:.2f} ({p99:.2f}), {ratio:.1f}×"),
         "plans whole": make_table(map(_find_shares, figures["plans"]), size | _WHOLE),
         "plans moves": make_table(figures["moves"], size | _MOVES),
-        "plans wire": _say_wire(figures["moves"]),
-        "plans all-gather": _say_all_gather(figures["all_gather"]),
     }
 
 
@@ -245,18 +234,3 @@ def _find_shares(record: Record) -> Record:
     """Returns a record with its parts' shares of the plan's median time."""
     shares = {name: ms["median"] / record["ms"]["plan"]["median"] for name, ms in record["ms"].items()}
     return record | {name: shares[name] for name in ("partitioner", "decoding")}
-
-
-def _say_wire(moves: Sequence[Record]) -> str:
-    """Returns a phrase with the shortest and the longest wire times."""
-    us = {name: [each["us"] for each in moves if each["placement"] == name] for name in PARTITIONERS}
-    return " and ".join(
-        f"{min(us[name]):.0f} to {max(us[name]):.0f} µs {whose}"
-        for name, whose in (("refined", "with `refined`"), (DEFAULT_NODES, "with the default on nodes"))
-    )
-
-
-def _say_all_gather(records: Sequence[Record]) -> str:
-    """Returns a phrase with the bytes and the time of a rank's all-gather."""
-    shown = [record | {"ms": record["us"] / 1e3} for record in records if record["lengths"] == LOGNORMAL]
-    return " and ".join("{mb:,.0f} MB in {ms:.1f} ms at {ranks:,} ranks".format(**record) for record in shown)
