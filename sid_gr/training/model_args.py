@@ -20,6 +20,7 @@ _PATHS = (
     "sequence_features_testing_data_path",
     "item_to_sid_mapping_path",
 )
+_OPTIONAL_PATHS = ("sequence_features_validation_data_path",)
 
 
 @gin.configurable(module="sid_gr")
@@ -36,6 +37,8 @@ class DatasetArgs:
         dataset_type_str: "sid_random_dataset" or "sid_sequence_dataset".
         sequence_features_training_data_path, sequence_features_testing_data_path: Parquet files written by
             `commons.datasets.sid_preprocess`.
+        sequence_features_validation_data_path: Parquet file that training evaluates on; then only
+            `--evaluate` reads the testing file. None means that training evaluates on the testing file.
         item_to_sid_mapping_path: `.pt` file of a tensor `[num_hierarchies, num_items]`, or JSON file of
             `{item: [codes]}`. Reading JSON takes seconds per million items.
         shuffle: whether each epoch has its own order.
@@ -60,6 +63,7 @@ class DatasetArgs:
     max_candidate_length: int = 1
     sequence_features_training_data_path: str | None = None
     sequence_features_testing_data_path: str | None = None
+    sequence_features_validation_data_path: str | None = None
     item_to_sid_mapping_path: str | None = None
     shuffle: bool = False
     deduplicate_label_across_hierarchy: bool = False
@@ -80,12 +84,12 @@ class DatasetArgs:
         if self.dataset_type_str == FROM_DISK:
             for name in _PATHS:
                 require_setting(self, bool(getattr(self, name)), name, "a path")
-            expand_paths(self, *_PATHS)
+            expand_paths(self, *_PATHS, *_OPTIONAL_PATHS)
 
     def settings_without_effect(self) -> list[str]:
         """Returns a warning for each setting without effect."""
         random_only = {"history_length_dist": None, "num_generated_batches": 100}
-        disk_only = dict.fromkeys(_PATHS)
+        disk_only = dict.fromkeys((*_PATHS, *_OPTIONAL_PATHS))
         others = disk_only if self.dataset_type_str == RANDOM else random_only
         lines = [
             f"DatasetArgs.{name} has no effect on a {self.dataset_type_str}"

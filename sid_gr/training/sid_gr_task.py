@@ -22,7 +22,7 @@ from commons.perf_model import TransformerConfig, transformer_work
 from commons.training import RetrievalMetrics, TrainerArgs, TrainingTask
 from commons.training.run_log import warn_once
 from commons.training.training_state import settings_of
-from commons.training.training_task import random_sources, rank_datasets
+from commons.training.training_task import evaluation_dataset, random_sources, rank_datasets
 from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
 from sid_gr.modules import DecoderConfig
 from sid_gr.training.model_args import RANDOM, DatasetArgs, NetworkArgs
@@ -43,7 +43,7 @@ def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     """
     network, dataset = from_gin(NetworkArgs), from_gin(DatasetArgs)
     metrics = RetrievalMetrics(trainer.eval_metrics, trainer.top_k_for_generation, device)
-    sids, train_source, eval_source = (
+    sids, (train_source, eval_source, *test) = (
         _random_sources(dataset, trainer) if dataset.dataset_type_str == RANDOM else _disk_sources(dataset)
     )
     warn_once(
@@ -66,6 +66,7 @@ def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
         model=SIDGR(config, CodeTree(sids, dataset.codebook_sizes)),
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
+        test_dataset=evaluation_dataset(test[0], trainer) if test else None,
         metrics=metrics,
         flops=partial(_flops_of_rows, flops),
         shuffler_name="sid_gr",
@@ -88,26 +89,24 @@ def transformer_config(decoder: DecoderConfig) -> TransformerConfig:
     )
 
 
-def _random_sources(dataset: DatasetArgs, trainer: TrainerArgs) -> tuple[ItemSIDs, SIDSource, SIDSource]:
+def _random_sources(dataset: DatasetArgs, trainer: TrainerArgs) -> tuple[ItemSIDs, list[SIDSource]]:
     """Returns the items, and training and evaluation samples."""
     spec = dataset.spec()
     sids = random_item_sids(spec.codebook_sizes, _NUM_RANDOM_ITEMS, trainer.seed)
     make = partial(RandomSIDSource, sids, spec, dataset.history_length_dist)
-    return sids, *random_sources(make, dataset.num_generated_batches, trainer)
+    return sids, [*random_sources(make, dataset.num_generated_batches, trainer)]
 
 
-def _disk_sources(dataset: DatasetArgs) -> tuple[ItemSIDs, SIDSource, SIDSource]:
-    """Returns the items, and training and evaluation samples."""
+def _disk_sources(dataset: DatasetArgs) -> tuple[ItemSIDs, list[SIDSource]]:
+    """Returns the items, and the samples for training, for validation if there are any, and for testing."""
     spec = dataset.spec()
     sids = ItemSIDs.load(Path(str(dataset.item_to_sid_mapping_path)), spec.codebook_sizes)
-    train, evaluation = (
-        SIDSequenceSource(Path(str(path)), sids, spec)
-        for path in (
-            dataset.sequence_features_training_data_path,
-            dataset.sequence_features_testing_data_path,
-        )
+    paths = (
+        dataset.sequence_features_training_data_path,
+        dataset.sequence_features_validation_data_path,
+        dataset.sequence_features_testing_data_path,
     )
-    return sids, train, evaluation
+    return sids, [SIDSequenceSource(Path(path), sids, spec) for path in paths if path is not None]
 
 
 def _flops_of_rows(flops: Callable[[torch.Tensor], torch.Tensor], batch: SIDBatch) -> torch.Tensor:
