@@ -4,8 +4,8 @@
 
 Each set has its own environment under out/versions, which is removed afterwards. It takes several gigabytes
 if torch is built for CUDA. The installation of the wheel must not change torch, torchrec, or fbgemm. The
-oldest set has the oldest versions of other packages that pyproject.toml allows. A copy of the core without
-extensions is tested, too. Results go to benchmarks/results, and the printed table to docs/installing.md.
+oldest set has the oldest versions of other packages that pyproject.toml allows, and also tests a copy of the
+core without extensions. Results go to benchmarks/results, and the printed table to docs/installing.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REPORTED = ("numpy", "numba", "tensordict", "polars")
 TESTED_WITH = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 CORE_TESTS = (
     *(f"tests/commons/{name}" for name in (*CORE, "extensions", "test_private_names.py")),
-    *("tests/hstu", "tests/test_layer_flops.py", "tests/test_model_shufflers.py", "tests/test_gradients.py"),
+    *("tests/test_layer_flops.py", "tests/test_model_shufflers.py", "tests/test_gradients.py"),
 )
 
 
@@ -210,7 +210,7 @@ def _run_tests(environment: Environment, each: TriedSet) -> Outcome:
             return subprocess.call(command, stdout=log, stderr=subprocess.STDOUT, **at)
 
         run("pytest", "-n", "2", f"--junitxml={report}", *CORE_TESTS)
-        if run("ci.core_alone"):
+        if each is TRIED[0] and run("ci.core_alone"):
             raise RuntimeError(f"the core fails without extensions, with torch {each.torch}; see {log.name}")
     if not report.exists():
         raise RuntimeError(f"the tests did not run with torch {each.torch}; see {log.name}")
