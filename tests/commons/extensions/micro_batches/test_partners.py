@@ -1,6 +1,8 @@
 """Parts of torch and TorchRec with micro-batches: they train as without, or are refused."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from torchrec.distributed.train_pipeline import backward_injection, gradient_accumulation
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -92,6 +94,8 @@ def stepping_in_backward(cap: int | None) -> None:
 
 def injected_backward(cap: int | None) -> None:
     """TorchRec injects work into the backward of a sharded table, once a step."""
+    from torchrec.distributed.train_pipeline import backward_injection
+
     pipeline, calls = of_histories("native", sharded_ranking_model(0.1), cap), []
     finder = backward_injection.OutputDistTensorFinder(sharding_type=ShardingType.ROW_WISE)
     activation = backward_injection.InjectionTargetType.ACTIVATION
@@ -155,6 +159,8 @@ def static_graph_of_a_list(cap: int | None) -> None:
 
 
 def gradient_accumulation_of_torchrec(cap: int | None) -> list[torch.Tensor]:
+    from torchrec.distributed.train_pipeline import gradient_accumulation
+
     model = DistributedDataParallel(Squares())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     pipeline = pipeline_of("none", model, optimizer, Costs(extensions=in_micro_batches(cap)))
@@ -168,17 +174,25 @@ def gradient_accumulation_of_torchrec(cap: int | None) -> list[torch.Tensor]:
     return [*model.parameters()]
 
 
+def since(is_there: bool) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not is_there, reason="this version of TorchRec does not have it")
+
+
+INJECTION = since(find_spec("torchrec.distributed.train_pipeline.backward_injection") is not None)
+FREEING = since("free_features_storage_early" in signature(TrainPipelineSparseDist).parameters)
 # Each runs without micro-batches; with them it is refused with these words, or, with "", learns the same.
-PARTNERS: list[tuple[Callable[[int | None], Any], type[Exception], str]] = [
+PARTNERS: list[Any] = [
     (stepping_in_backward, ValueError, "linear.weight has a hook on its gradient"),
-    (injected_backward, RuntimeError, "Unsupported awaitable type"),  # of TorchRec
+    pytest.param(
+        injected_backward, RuntimeError, "Unsupported awaitable type", marks=INJECTION
+    ),  # of TorchRec
     (checkpointed_lookups, ValueError, "checkpoint only the dense part"),
-    (features_freed_early, ValueError, "free_features_storage_early frees fields that micro_batches"),
+    pytest.param(features_freed_early, ValueError, "frees fields that micro_batches", marks=FREEING),
     (whole_batches_changed, RuntimeError, "whole batch before micro_batches divides it"),
     (flat_parameters, ValueError, "use_orig_params=True, or use fully_shard"),
     (static_graph_of_a_list, ValueError, "static_graph=True of Distributed"),
     (named_parameters, ValueError, ""),
-    (gradient_accumulation_of_torchrec, ValueError, ""),
+    pytest.param(gradient_accumulation_of_torchrec, ValueError, "", marks=INJECTION),
 ]
 
 
