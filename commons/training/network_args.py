@@ -21,7 +21,8 @@ class BaseNetworkArgs:
         hidden_size: width of a token.
         num_attention_heads: number of attention heads.
         kv_channels: width of one attention head.
-        hidden_dropout: dropout probability of a layer's output, before the residual sum.
+        hidden_dropout: dropout probability of the embedded tokens, and of a layer's output, before the
+            residual sum.
         norm_epsilon: epsilon of all layer norms.
         is_causal: whether attention is causal.
         dtype_str: "bfloat16", "float16", or "float32". float16 trains without loss scaling, because fused

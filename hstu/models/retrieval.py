@@ -57,11 +57,11 @@ class RetrievalOutput:
 
 
 class HSTURetrieval(HSTUModel):
-    """Embedding tables and HSTU layers; the state before each labeled item predicts that item.
+    """Embedding tables and HSTU layers; the state of each item predicts the next item.
 
-    The state is read at the token right before the item's token. That is the action on the previous item, or
-    the previous item itself if there are no actions. The state sees no later token. A sample's labels belong
-    to its last items, and nothing predicts its first item.
+    The state is read at the token of the item itself, as in recsys-examples. So it sees the actions on all
+    earlier items, but not the action on this one. A sample's labels belong to its last items, and nothing
+    predicts its first item.
     Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
 
     Args:
@@ -137,10 +137,11 @@ class RetrievalDense(nn.Module):
         num_labels = counts["labels"].tolist()
         with self.config.autocast(batch.features.device()):
             states, structure = self.encoder(embeddings, batch, counts)
-            before = labeled_item_tokens(structure, labels, num_labels, num_unlabeled=1) - 1
-            queries = self._unit(self.query_projection(states[before]))
+            labeled = labeled_item_tokens(structure, labels, num_labels, num_unlabeled=1)
+            previous = labeled - structure.tokens_per_item
+            queries = self._unit(self.query_projection(states[previous]))
         lengths, last_items = labels.lengths(), structure.looked_up_lengths.cumsum(0)
-        items = spread(last_items - lengths, lengths, len(before))
+        items = spread(last_items - lengths, lengths, len(previous))
         targets = ids[self._item].values()[items]
         loss = sampled_softmax_loss(
             queries,

@@ -22,7 +22,7 @@ class HSTUConfig:
             taken from the batch would make a sample's result depend on the samples it is batched with.
         item_embedding_dim: width of item and action embeddings; −1 for `hidden_size`.
         contextual_embedding_dim: width of contextual embeddings; −1 for `hidden_size`.
-        hidden_dropout: dropout probability after each layer.
+        hidden_dropout: dropout probability of the embedded tokens, and after each layer.
         norm_epsilon: epsilon of all layer norms.
         is_causal: whether attention is causal. False lets history tokens attend to later ones.
         dtype: torch.bfloat16 and torch.float16 run the dense part under autocast with float32 parameters;

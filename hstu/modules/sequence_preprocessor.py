@@ -21,7 +21,8 @@ class SequencePreprocessor(nn.Module):
 
     A sample's tokens are its contextual features in order, then item₁ action₁ item₂ action₂ …, candidates
     last. A token's position is its place in the sample, as in `SequenceStructure.token_positions`, clamped
-    to the last bucket. Embeddings of another width than a token's go through a linear layer.
+    to the last bucket. Embeddings of another width than a token's go through a linear layer. Dropout applies
+    to the sums, as it does after each layer.
     """
 
     def __init__(self, config: HSTUConfig, features: HSTUFeatures) -> None:
@@ -34,6 +35,7 @@ class SequencePreprocessor(nn.Module):
             self.contextual_projection = projection(config.contextual_embedding_dim, config.hidden_size)
         self.position_embedding = nn.Embedding(config.num_position_buckets, config.hidden_size)
         nn.init.normal_(self.position_embedding.weight, std=_POSITION_STD)
+        self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(
         self,
@@ -79,7 +81,8 @@ class SequencePreprocessor(nn.Module):
         grouped_by_feature = torch.cat([part.to(dtype) for part in parts])
         tokens = torch.empty_like(grouped_by_feature).index_copy(0, torch.cat(places), grouped_by_feature)
         last_bucket = self.position_embedding.num_embeddings - 1
-        return tokens + self.position_embedding(structure.token_positions().clamp(max=last_bucket)), structure
+        positions = self.position_embedding(structure.token_positions().clamp(max=last_bucket))
+        return self.dropout(tokens + positions), structure
 
     def _structure(
         self,

@@ -32,14 +32,28 @@ def test_a_prediction_sees_what_is_before_its_item_and_nothing_else(with_actions
         items[changed], actions[changed] = 40, (actions[changed] + 1) % 5
         with_item = queries_of(model, replace(SAMPLE, items=items), with_actions=with_actions)
         with_action = queries_of(model, replace(SAMPLE, actions=actions), with_actions=with_actions)
-        for label in range(4):
-            is_seen = changed <= label  # label l is that of item l + 1
-            assert torch.allclose(with_item[label], before[label], atol=1e-6) != is_seen
-            assert torch.allclose(with_action[label], before[label], atol=1e-6) != (is_seen and with_actions)
+        for label in range(4):  # label l is that of item l + 1, read from item l, before its action
+            sees_action = with_actions and changed < label
+            assert torch.allclose(with_item[label], before[label], atol=1e-6) != (changed <= label)
+            assert torch.allclose(with_action[label], before[label], atol=1e-6) != sees_action
     no_negatives = replace(SAMPLE, negatives=[])
     torch.testing.assert_close(queries_of(model, no_negatives, with_actions=with_actions), before)
     shorter = replace(SAMPLE, items=SAMPLE.items[:3], actions=SAMPLE.actions[:3])
     torch.testing.assert_close(queries_of(model, shorter, with_actions=with_actions), before[:2])
+
+
+@pytest.mark.parametrize("with_actions", [True, False])
+def test_a_query_carries_the_item_whose_successor_it_predicts(with_actions):
+    model = retrieval_model(with_actions=with_actions)
+    for name, parameter in model.named_parameters():
+        if ".layers." in name and ".output." in name:  # layers then add nothing to a token
+            torch.nn.init.zeros_(parameter)
+    items = [5, 9, 13, 2, 9, 13]
+    sample = replace(SAMPLE, items=items, actions=[1, 0, 3, 2, 4, 1])
+    torch.nn.init.zeros_(model.dense.encoder.preprocessor.position_embedding.weight)
+    queries = queries_of(model, sample, with_actions=with_actions)
+    equal = (queries[:, None] - queries).norm(dim=2) < 1e-6
+    assert equal.tolist() == [[one == other for other in items[:5]] for one in items[:5]]
 
 
 def _loss_by_hand(model: HSTURetrieval, samples: list[Sample], queries: torch.Tensor) -> float:
