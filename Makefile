@@ -81,7 +81,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- pieces         samples cut into pieces on several ranks
 #- plans          time of plans of 8 to 4,096 ranks, and the moves that they make
 #- public-data    what balancing gains on public data sets, by their published lengths
-#- retrieval      HR@10 on MovieLens 100K with and without the stage
+#- retrieval      HR@10 and NDCG@10 on MovieLens 100K, beside simpler models
 #- shuffle        what the stage costs a step
 ifeq ($(NAME),)
 bench: help  ## measure NAME; without, print this list

@@ -57,7 +57,7 @@ BENCHMARKS = {
     "pieces": "pieces",
     "plans": "partition.plans_at_size",
     "public-data": "public_data",
-    "retrieval": "movielens_retrieval",
+    "retrieval": "retrieval_quality",
     "shuffle": "shuffle",
 }
 _RESAMPLES = 2000

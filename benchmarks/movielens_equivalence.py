@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,7 +32,7 @@ ARMS = {
 
 def measure(folder: str) -> Record:
     """Returns the AUC of every evaluation, and the number of samples cut per step."""
-    logs = train_seeds("hstu.training.pretrain_gr_ranking", CONFIG, ARMS, folder)
+    logs = _train_seeds(folder)
     aucs = [
         {arm: [line["AUC"] for line in log[arm] if line["kind"] == "eval"] for arm in ARMS} for log in logs
     ]
@@ -45,27 +44,21 @@ def measure(folder: str) -> Record:
     }
 
 
-def train_seeds(
-    module: str, config: str, arms: Mapping[str, Sequence[str]], raw: str
-) -> list[dict[str, list[Record]]]:
-    """Trains once with each seed and each of `arms`, which are settings by name.
+def prepare(raw: str, dataset: Path) -> None:
+    """Prepares MovieLens 100K of the folder `raw` in the folder `dataset`."""
+    preprocess = ["-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"]
+    subprocess.run([sys.executable, *preprocess, "--raw", raw, "--out", dataset], check=True)
 
-    Args:
-        module, config: entry point and its gin file.
-        arms: gin bindings by name.
-        raw: folder with MovieLens 100K.
 
-    Returns:
-        The lines of each arm's log, for each seed.
-    """
+def _train_seeds(raw: str) -> list[dict[str, list[Record]]]:
+    """Trains once with each seed and each arm, and returns the lines of each arm's log, for each seed."""
     logs: list[dict[str, list[Record]]] = []
     with TemporaryDirectory() as folder:
         dataset = Path(folder) / "ml-100k"
-        preprocess = ["-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"]
-        subprocess.run([sys.executable, *preprocess, "--raw", raw, "--out", dataset], check=True)
+        prepare(raw, dataset)
         for seed in SEEDS:
             logs.append({})
-            for number, (arm, settings) in enumerate(arms.items()):
+            for number, (arm, settings) in enumerate(ARMS.items()):
                 log_dir = Path(folder) / f"{seed}-{number}"
                 bindings = [
                     f"DatasetArgs.dataset_path='{dataset}'",
@@ -74,7 +67,8 @@ def train_seeds(
                     "NetworkArgs.hidden_dropout=0.0",
                     *settings,
                 ]
-                run_torchrun(RANKS, module, "--gin-config-file", config, "--gin-bindings", *bindings)
+                command = ["hstu.training.pretrain_gr_ranking", "--gin-config-file", CONFIG]
+                run_torchrun(RANKS, *command, "--gin-bindings", *bindings)
                 lines = (log_dir / "train.jsonl").read_text().splitlines()
                 logs[-1][arm] = [json.loads(line) for line in lines]
     return logs
