@@ -192,8 +192,9 @@ class ShuffleStageMixin(_WithStage):
         loss_reduction: str | None = None,
         **torchrec_arguments: Any,
     ) -> None:
-        if torchrec_arguments.get("enable_inplace_copy_batch"):
-            raise ValueError("copies of enable_inplace_copy_batch would bypass the exchange: leave it out")
+        for argument in ("enable_inplace_copy_batch", "inplace_copy_batch_to_gpu"):  # the latter until 1.5
+            if torchrec_arguments.get(argument):
+                raise ValueError(f"copies of {argument} would bypass the exchange: leave it out")
         if torchrec_arguments.get("emb_lookup_stream", "data_dist") != "data_dist":
             raise ValueError("no other emb_lookup_stream than that of data_dist is ordered: leave it out")
         device = torch.device(device)

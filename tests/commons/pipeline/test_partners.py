@@ -82,10 +82,8 @@ PASSED_ON: dict[str, Any] = {
 KNOWN = inspect.signature(TrainPipelineSparseDist.__init__).parameters
 PASSED_ON = {name: value for name, value in PASSED_ON.items() if name in KNOWN}  # older versions have fewer
 OURS_OR_REFUSED = {"self", "model", "optimizer", "device", "custom_model_fwd", "enable_inplace_copy_batch"}
-OURS_OR_REFUSED |= {
-    "emb_lookup_stream",
-    "async_inplace_copy",
-}  # the latter only with enable_inplace_copy_batch
+OURS_OR_REFUSED |= {"emb_lookup_stream", "inplace_copy_batch_to_gpu"}
+OURS_OR_REFUSED |= {"async_inplace_copy"}  # has no effect without enable_inplace_copy_batch
 # Pipelines with arguments of their own.
 OF_OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("lite", {}),
@@ -196,8 +194,8 @@ def total_of(outputs: Iterable[Any]) -> float:
 
 
 @pytest.mark.skipif(
-    Version(torchrec.__version__) < Version("1.5"),
-    reason="TorchRec 1.4's own EvalPipelineSparseDist does not start again after its reset",
+    Version(torchrec.__version__) < Version("1.6"),
+    reason="until TorchRec 1.5, its own EvalPipelineSparseDist does not start again after its reset",
 )
 @on_ranks(2)
 def test_evaluation_pipelines_between_steps_agree_and_do_not_disturb_training():

@@ -122,6 +122,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
         partial(made, "native", enable_inplace_copy_batch=True),
         ["ValueError", "copies of enable_inplace_copy_batch", "bypass the exchange"],
     ),
+    "copies in place, until TorchRec 1.5": (
+        partial(made, "native", inplace_copy_batch_to_gpu=True),
+        ["ValueError", "copies of inplace_copy_batch_to_gpu", "bypass the exchange"],
+    ),
     "another stream for lookups": (
         partial(made, "fused", emb_lookup_stream="new"),
         ["ValueError", "no other emb_lookup_stream", "leave it out"],
