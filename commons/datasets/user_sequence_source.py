@@ -14,7 +14,7 @@ from .user_sequences import SequencesMeta, UserSequences
 
 
 class UserSequenceSource(HSTUSource):
-    """One sample per user, from the training or the evaluation part of the user's events.
+    """Samples of users, from the training or the evaluation part of their events.
 
     Of a user's n ≥ 2 events, the newest floor(n × eval_fraction), but at least one, are held out. With
     `num_held_out`, that many are held out instead, but at most n − 1. A user's only event is for training. A
@@ -28,7 +28,7 @@ class UserSequenceSource(HSTUSource):
       Users with one event have no evaluation sample.
 
     So no evaluation label occurs in training, as a label or an input. After the split, each sample keeps only
-    its newest `max_history_seqlen` items.
+    its newest `max_history_seqlen` items. A user has one sample, unless `window_step` is given.
 
     Args:
         sequences: the users' events.
@@ -38,6 +38,8 @@ class UserSequenceSource(HSTUSource):
         max_num_candidates: largest number of candidates per sample. 0 means that samples have none.
         eval_fraction: held-out share of a user's events, between 0 and 1.
         num_held_out: number of held-out events per user. None means the share `eval_fraction`.
+        window_step: number of events between the ends of a user's training samples, of which there are as
+            many as the history needs. None means one sample per user, with the newest events.
 
     Raises:
         ValueError: a value is out of range.
@@ -51,6 +53,7 @@ class UserSequenceSource(HSTUSource):
         max_num_candidates: int = 0,
         eval_fraction: float = 0.2,
         num_held_out: int | None = None,
+        window_step: int | None = None,
     ) -> None:
         require(split in ("train", "validation", "eval"), "split", split, "train, validation, or eval")
         require_at_least(1, "max_history_seqlen", max_history_seqlen)
@@ -58,20 +61,31 @@ class UserSequenceSource(HSTUSource):
         require(0 < eval_fraction < 1, "eval_fraction", eval_fraction, "a value between 0 and 1")
         is_count = num_held_out is None or num_held_out >= 1
         require(is_count, "num_held_out", num_held_out, "at least 1, or None for a share")
+        expected = f"1 to max_history_seqlen = {max_history_seqlen}, or None"
+        is_step = window_step is None or 1 <= window_step <= max_history_seqlen
+        require(is_step, "window_step", window_step, expected)
         self.spec = _spec(sequences.meta, max_history_seqlen, max_num_candidates)
         self._sequences = sequences
-        self._split = split
         num_events = np.diff(sequences.offsets)
         if num_held_out is None:
             held_out = np.maximum((num_events * eval_fraction).astype(np.int64), 1)
         else:
             held_out = np.full_like(num_events, num_held_out)
         held_out = np.minimum(held_out, num_events - 1)
-        # Events that a sample leaves out, and items before them that an evaluation predicts, [users] each.
-        self._left_out = held_out if split == "train" else np.full_like(held_out, int(split == "validation"))
-        self._held_out = held_out - self._left_out
-        self._users = np.arange(len(num_events)) if split == "train" else np.flatnonzero(self._held_out > 0)
-        self._max_history_seqlen = max_history_seqlen
+        # Events that a user's samples leave out, and items before them that they predict, [users] each.
+        left_out = held_out if split == "train" else np.full_like(held_out, int(split == "validation"))
+        labeled = num_events - left_out if split == "train" else held_out - left_out
+        num_windows = (labeled > 0).astype(np.int64)
+        if split == "train" and window_step is not None:
+            overlap = max_history_seqlen - window_step
+            num_windows = np.maximum(-(-(labeled - overlap) // window_step), 1)
+        self._users = np.repeat(np.arange(len(num_events)), num_windows)
+        windows = np.arange(len(self._users)) - (num_windows.cumsum() - num_windows)[self._users]
+        # Events of each sample, [samples] each. The first window has the user's newest events.
+        starts = sequences.offsets[self._users]
+        self._ends = starts + (num_events - left_out)[self._users] - windows * (window_step or 0)
+        self._starts = np.maximum(starts, self._ends - max_history_seqlen)
+        self._num_labels = np.minimum(labeled[self._users], self._ends - self._starts)
 
     @cached_property
     def catalogue(self) -> np.ndarray:
@@ -84,17 +98,11 @@ class UserSequenceSource(HSTUSource):
     @property
     def num_items(self) -> np.ndarray:
         """Number of items of each sample, int64 `[samples]`."""
-        num_events = np.diff(self._sequences.offsets) - self._left_out
-        return num_events[self._users].clip(max=self._max_history_seqlen)
+        return self._ends - self._starts
 
     def __getitem__(self, index: int) -> HSTUSample:
-        user = self._users[index]
-        start, end = (int(offset) for offset in self._sequences.offsets[user : user + 2])
-        end -= int(self._left_out[user])
-        start = max(start, end - self._max_history_seqlen)
-        num_items = end - start
-        num_labels = num_items if self._split == "train" else min(int(self._held_out[user]), num_items)
-        num_candidates = 0
+        user, start, end = (int(of[index]) for of in (self._users, self._starts, self._ends))
+        num_items, num_labels, num_candidates = end - start, int(self._num_labels[index]), 0
         if self.spec.max_num_candidates:
             num_candidates = min(self.spec.max_num_candidates, num_labels, num_items - 1)
             num_labels = num_candidates

@@ -11,7 +11,7 @@ from commons.advisor.samples import TOKEN_RULES, ConfiguredModel, SampleLengths,
 from commons.datasets import BenchmarkDatasetArgs, UserSequences, UserSequenceSource
 from commons.gin_values import from_gin, is_bound
 from commons.perf_model import HSTUFlops
-from hstu.training.model_args import DatasetArgs, NetworkArgs
+from hstu.training.model_args import DatasetArgs, NetworkArgs, RetrievalArgs
 
 
 def configured_model() -> ConfiguredModel:
@@ -65,8 +65,10 @@ def _lengths_on_disk() -> SampleLengths:
     args = from_gin(DatasetArgs)
     path = Path("data") / args.dataset_name if args.dataset_path is None else Path(args.dataset_path)
     sequences = UserSequences.open(path, args.dataset_name)
-    # Retrieval holds out each user's last item, and ranking holds out a fraction of the events.
-    num_held_out = 1 if is_bound("RetrievalArgs.num_negatives") else None
-    source = UserSequenceSource(sequences, "train", args.max_history_seqlen, num_held_out=num_held_out)
-    rule = TokenRule(per_item=2, extra=len(sequences.meta.contextual_feature_names))
+    retrieval = from_gin(RetrievalArgs) if is_bound("RetrievalArgs.num_negatives") else None
+    source = UserSequenceSource(sequences, "train", **args.source_options(retrieval is not None))
+    per_item, extra = 2, len(sequences.meta.contextual_feature_names)
+    if retrieval is not None:
+        per_item, extra = 1 + retrieval.use_actions, extra * retrieval.use_contextual_features
+    rule = TokenRule(per_item, extra)
     return SampleLengths(source.num_items, rule.of(source.num_items), str(rule), str(path))

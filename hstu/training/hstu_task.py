@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -93,13 +92,9 @@ def _disk_sources(for_retrieval: bool) -> HSTUSources:
         )
     path = Path("data") / args.dataset_name if args.dataset_path is None else Path(args.dataset_path)
     sequences = UserSequences.open(path, args.dataset_name)
-    options: dict[str, Any] = {
-        "max_history_seqlen": args.max_history_seqlen,
-        "max_num_candidates": args.max_num_candidates,
-        "num_held_out": (args.num_held_out or 1) if for_retrieval else None,
-    }
     train, evaluation, test = (
-        UserSequenceSource(sequences, split, **options) for split in ("train", "validation", "eval")
+        UserSequenceSource(sequences, split, **args.source_options(for_retrieval))
+        for split in ("train", "validation", "eval")
     )
     if args.num_held_out != 2:
         return HSTUSources(train, test, args.shuffle)

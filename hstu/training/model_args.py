@@ -33,6 +33,8 @@ class DatasetArgs:
         num_held_out: number of each user's newest items that retrieval does not train on. With 1, the last
             item is evaluated. With 2, training evaluates on the second-last item, and `--evaluate` on the
             last. None means 1. Ranking takes only None, and holds out a fifth.
+        use_windows: whether a user whose history exceeds `max_history_seqlen` has several training samples,
+            which cover all of it. Otherwise, only the newest events are trained on.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
@@ -45,14 +47,25 @@ class DatasetArgs:
     max_num_candidates: int = 0
     shuffle: bool = False
     num_held_out: int | None = None
+    use_windows: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
         expand_paths(self, "dataset_path")
         is_known = self.num_held_out in (None, 1, 2)
         require_setting(self, is_known, "num_held_out", "1, 2 for one to validate and one to test, or None")
-        require_settings_at_least(1, self, "max_history_seqlen")
+        require_settings_at_least(2 if self.use_windows else 1, self, "max_history_seqlen")
         require_settings_at_least(0, self, "max_num_candidates")
+
+    def source_options(self, for_retrieval: bool) -> dict[str, Any]:
+        """Returns the arguments of `UserSequenceSource`, except for the sequences and the split."""
+        return {
+            "max_history_seqlen": self.max_history_seqlen,
+            "max_num_candidates": self.max_num_candidates,
+            "num_held_out": (self.num_held_out or 1) if for_retrieval else None,
+            # Retrieval predicts no sample's first item, so its windows overlap by one.
+            "window_step": self.max_history_seqlen - int(for_retrieval) if self.use_windows else None,
+        }
 
 
 @gin.configurable(module="hstu")

@@ -113,6 +113,22 @@ def test_of_two_items_one_validates_and_the_last_one_tests(num_events, longest):
     assert all(len(one.labels) == 1 for one in validation)
 
 
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(2, 8), st.booleans())
+def test_windows_cover_the_history_and_label_each_item_once(num_events, longest, overlap):
+    users = {user: ([*range(n)], [1] * n) for user, n in enumerate(num_events)}
+    meta = replace(META, vocab_sizes={**SIZES, "user_id": 10})
+    source = UserSequenceSource(
+        sequences_of(users, meta), "train", longest, num_held_out=1, window_step=longest - overlap
+    )
+    labeled = {user: [] for user in users}
+    for sample in (source[index] for index in range(len(source))):
+        assert len(sample.items) <= longest
+        assert sample.items.tolist() == [*range(sample.items[0], sample.items[-1] + 1)]
+        labeled[int(sample.contextual["user_id"][0])] += sample.items[int(overlap) :].tolist()
+    for user, n in enumerate(num_events):
+        assert sorted(labeled[user]) == [*range(int(overlap), max(n - 1, 1))]
+
+
 HASHES = {-5: ([-(2**63) + 1, 7], [1, 1]), 2**40: ([2**63 - 1, 2**31], [1, 1])}
 UNBOUNDED = replace(META, unbounded_feature_names=["product", "user_id"])
 TASKS = replace(META, num_classes=32, positive_class=None, num_tasks=5)
