@@ -1,7 +1,5 @@
 """A pipeline and its batches for the Python block of the page about watching a run."""
 
-import tempfile
-
 from commons.distributed import IdentityShuffler
 from commons.pipeline import TrainPipelineFactory
 from tests.docs.preludes.readme import _batch, device, model, optimizer
@@ -15,4 +13,4 @@ pipeline = TrainPipelineFactory.create(
     loss_reduction="sum",
 )
 batches = iter([_batch() for _ in range(4)])
-num_steps, log_dir = 4, tempfile.mkdtemp()
+num_steps = 4
