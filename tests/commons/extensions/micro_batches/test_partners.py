@@ -178,21 +178,20 @@ def since(is_there: bool) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not is_there, reason="this version of TorchRec does not have it")
 
 
-INJECTION = since(find_spec("torchrec.distributed.train_pipeline.backward_injection") is not None)
+ACCUMULATION = since(find_spec("torchrec.distributed.train_pipeline.gradient_accumulation") is not None)
+# TorchRec 1.7 has both that and the tensor finders of its injected backward.
 FREEING = since("free_features_storage_early" in signature(TrainPipelineSparseDist).parameters)
 # Each runs without micro-batches; with them it is refused with these words, or, with "", learns the same.
 PARTNERS: list[Any] = [
     (stepping_in_backward, ValueError, "linear.weight has a hook on its gradient"),
-    pytest.param(
-        injected_backward, RuntimeError, "Unsupported awaitable type", marks=INJECTION
-    ),  # of TorchRec
+    pytest.param(injected_backward, RuntimeError, "Unsupported awaitable type", marks=FREEING),  # of TorchRec
     (checkpointed_lookups, ValueError, "checkpoint only the dense part"),
     pytest.param(features_freed_early, ValueError, "frees fields that micro_batches", marks=FREEING),
     (whole_batches_changed, RuntimeError, "whole batch before micro_batches divides it"),
     (flat_parameters, ValueError, "use_orig_params=True, or use fully_shard"),
     (static_graph_of_a_list, ValueError, "static_graph=True of Distributed"),
     (named_parameters, ValueError, ""),
-    pytest.param(gradient_accumulation_of_torchrec, ValueError, "", marks=INJECTION),
+    pytest.param(gradient_accumulation_of_torchrec, ValueError, "", marks=ACCUMULATION),
 ]
 
 
