@@ -19,7 +19,8 @@ from benchmarks.partition.placements import (
     draw_lognormal,
     read_movielens_lengths,
 )
-from commons.datasets import BucketSampler, SequenceDataset
+from commons.bucket_sampler import BucketSampler
+from commons.datasets import SequenceDataset
 from commons.extensions.controller import step_ratios
 from commons.partition import loads
 

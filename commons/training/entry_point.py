@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..check_equal import MakePipeline, check_equal
-from ..gin_values import from_gin, is_bound
+from ..datasets.gin_values import from_gin, is_bound
 from ..local_paths import local_path
 from .evaluation import evaluate_checkpoint
 from .rank_process import rank_process

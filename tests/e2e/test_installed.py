@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -14,6 +13,7 @@ from tests.examples.programs import source
 from tests.process_pool import free_port
 
 FOREIGN = "Another project's package."
+IN_A_CHECKOUT = ("datasets", "training", "unbounded_ids")  # our trainer, its data sets, and its id tables
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +33,31 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def test_every_package_is_installed(site):
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    folders = {path.parent for path in (REPOSITORY / "commons").rglob("__init__.py")}
-    names = {".".join(("workload_balancer", *each.relative_to(REPOSITORY).parts[1:])) for each in folders}
-    assert set(project["tool"]["setuptools"]["packages"]) == names
+def test_the_wheel_holds_the_library_alone(site):
+    modules = {path.relative_to(REPOSITORY / "commons") for path in (REPOSITORY / "commons").rglob("*.py")}
+    of_library = {path for path in modules if path.parts[0] not in IN_A_CHECKOUT}
+    assert all(any(path.parts[0] == package for path in modules) for package in IN_A_CHECKOUT)
+    files = {path.relative_to(site / "workload_balancer") for path in site.glob("workload_balancer/**/*.*")}
+    assert files == of_library | {Path("py.typed"), Path("advisor/page.html")}
     installed = {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")}
     assert installed == {"workload_balancer", "commons"}
-    assert (site / "workload_balancer" / "advisor" / "page.html").exists()
+
+
+def test_the_advisor_runs_from_the_wheel_alone(site, tmp_path):
+    """It predicts from published lengths, and says where gin files are read."""
+
+    def advise(*arguments: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "workload_balancer.advisor", *arguments]
+        given = {"cwd": tmp_path, "env": ENVIRONMENT | {"PYTHONPATH": str(site)}, "timeout": 240}
+        return subprocess.run(command, capture_output=True, text=True, **given)
+
+    model = "--model hstu --hidden-size 64 --num-layers 2 --num-heads 2"
+    predicted = advise("--lengths-of", "kuairand-27k", *model.split(), "--html", "page.html", "--ranks", "4")
+    assert predicted.returncode == 0, predicted.stderr
+    assert "<html" in (tmp_path / "page.html").read_text()
+    refused = advise("model.gin")
+    assert refused.returncode == 2
+    assert "model.gin configures a model of the checkout" in refused.stderr, refused.stderr
 
 
 def test_two_ranks_exchange_batches_beside_a_foreign_commons(site, tmp_path):

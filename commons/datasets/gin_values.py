@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import gin
 
-from .argument_checks import require
+from ..argument_checks import require
 
 T = TypeVar("T")
 
