@@ -16,6 +16,8 @@ from .partition import refined
 from .partition.workloads import as_workloads, check_count
 from .sequence_batch.fields import hash_bytes
 
+__all__ = ["BucketSampler"]
+
 logger = logging.getLogger(__name__)
 
 
@@ -45,6 +47,8 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
     that falls into two steps or two buckets counts as two groups.
 
     Pass the sampler to a `DataLoader` as `batch_sampler`.
+
+    Provisional: may change in a minor version.
 
     Args:
         workloads: `[samples]` non-negative costs in any unit, or lengths. They are equal on all ranks.

@@ -16,12 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-import gin
-
 from ..advisor import InputError
 from ..advisor.samples import ConfiguredModel, SampleLengths
 from ..advisor.strategies import CHOSEN
-from ..datasets.gin_values import from_gin, is_bound
+from ..datasets.gin_values import from_gin, is_bound, parse_gin
 from .training_args import TrainerArgs
 
 _INCLUDE = re.compile(r"^\s*include\s+['\"](.+?)['\"]", re.MULTILINE)
@@ -46,7 +44,7 @@ class GinRun:
         with _naming(path):
             logging.getLogger("gin").setLevel(logging.CRITICAL)  # gin also logs the errors that it raises
             application = _application(path)
-            gin.parse_config_files_and_bindings([str(path)], list(bindings))
+            parse_gin(path, bindings)
         return GinRun(path, application)
 
     def model(self) -> ConfiguredModel:

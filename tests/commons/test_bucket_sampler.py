@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.bucket_sampler import BucketSampler
-from commons.partition import loads, refined
+from commons.partition import refined
 from tests.commons.datasets import epoch_loaders
 from tests.commons.datasets.epoch_loaders import buckets, histories, loaded, loader_of, samples_of
 from tests.commons.distributed.errors_and_warnings import warnings_of
+from tests.commons.partition.internals import loads
 
 shapes = {
     "workloads": st.lists(st.integers(0, 9) | st.floats(0, 1e9), max_size=60),
