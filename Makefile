@@ -25,11 +25,12 @@ GPU_PYTHON ?=
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+DOCS := out/docs-venv
 # Tests that start programs, and those of models, data sets, and costs that are learned over many steps.
 SLOW := e2e examples docs benchmarks recorded_cuda hstu sid_gr commons/training commons/datasets commons/advisor \
         test_gradients.py commons/extensions/learned_costs commons/partition/test_compiled.py commons/test_independence.py
 
-.PHONY: help demo test test-fast test-random core-alone lint format tables bench check-kernels cluster-check gpu-check gpu-report soak versions clean
+.PHONY: help demo test test-fast test-random core-alone lint format docs tables bench check-kernels cluster-check gpu-check gpu-report soak versions clean
 
 help:  ## print this list
 	@echo "make TARGET first installs into $(VENV) what the target needs:"
@@ -61,6 +62,18 @@ lint: $(INSTALLED)  ## ruff check, ruff format --check, mypy
 format: $(INSTALLED)  ## let ruff fix what it can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+# In an environment of its own. Code that build/ has kept of a deleted module would enter the wheel.
+docs: $(DOCS)/.installed  ## build the documentation site, with the names of the built wheel, in out/site
+	rm -rf build out/wheel
+	$(DOCS)/bin/python -m pip --quiet wheel --no-deps --wheel-dir out/wheel .
+	$(DOCS)/bin/python -m pip --quiet install --no-deps --force-reinstall out/wheel/*.whl
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(DOCS)/bin:$$PATH" $(DOCS)/bin/mkdocs --quiet build --strict
+
+$(DOCS)/.installed: ci/docs-requirements.txt
+	"$(PYTHON)" -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip --quiet install --requirement ci/docs-requirements.txt
+	touch $@
 
 tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/results
 	$(RUN) -m benchmarks.tables

@@ -19,9 +19,10 @@ from benchmarks.partition.placements import (
     draw_lognormal,
     read_movielens_lengths,
 )
-from commons.datasets import BucketSampler, SequenceDataset
+from commons.bucket_sampler import BucketSampler
+from commons.datasets import SequenceDataset
 from commons.extensions.controller import step_ratios
-from commons.partition import loads
+from commons.partition.imbalance import loads
 
 RANKS, ROWS_PER_RANK, HIDDEN_SIZES, EPOCHS = 8, (32, 8), (128, 1024), 20
 NUM_LOGNORMAL = 8192

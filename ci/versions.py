@@ -183,7 +183,8 @@ def _install_job(environment: Environment, each: TriedSet, torch_index_url: str)
 
 def _lower_bounds() -> list[str]:
     """Returns the lowest versions that this project allows, except for packages that a set names."""
-    requirements = map(Requirement, [*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["train"]])
+    of_extras = (line for extra in ("cpu", "advisor", "train") for line in EXTRAS[extra])
+    requirements = map(Requirement, [*PROJECT["dependencies"], *of_extras])
     return sorted(
         {
             f"{requirement.name}=={bound.version}"

@@ -14,6 +14,8 @@ from .distributed import BalanceReport
 from .distributed.ranks import RankGroup
 from .perf_model.compute_clock import ComputeClock, ComputeSpan
 
+__all__ = ["BalanceMeter"]
+
 # Figures of reports, and of extensions, that are summed over a window.
 _SUMMED_OF_EXTENSIONS = ("bytes_fetched", "fetch_seconds")
 _SUMMED = ("bytes_sent", "bytes_received", "load_seconds", "plan_wait_seconds", "exchange_seconds")

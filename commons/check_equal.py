@@ -20,6 +20,8 @@ from .distributed.ranks import RankGroup
 from .pipeline.shuffle_stage import losses_and_output
 from .sequence_batch.tree import move_to
 
+__all__ = ["check_equal"]
+
 # Number of largest differences to show.
 _SHOWN = 5
 # Differences of learned values may be this many times the tolerance, because gradients cancel in sums.

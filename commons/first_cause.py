@@ -9,6 +9,8 @@ from types import TracebackType
 
 from .distributed.ranks import cause_elsewhere, raised_on
 
+__all__ = ["show_first_cause_only"]
+
 # Seconds that a rank waits before it exits because of another rank's failure. Torchrun, which polls ten times
 # a second, ends the waiting rank in that time, and names the other rank as the cause.
 GRACE_S = 10.0
@@ -24,6 +26,8 @@ def show_first_cause_only() -> None:
     Sets `sys.excepthook`, as `init_process_group` does; the previous hook prints all other errors. After its
     one line, a rank waits `GRACE_S` seconds for torchrun to end it. If it is still running then, and lost a
     connection, it prints the traceback, too.
+
+    Provisional: may change in a minor version.
     """
     show = sys.excepthook
 

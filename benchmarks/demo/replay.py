@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.demo.training import ARMS, AS_LOADED, LEARNED_PIECES, parse_config
 from benchmarks.harness import Record, show_progress
+from commons.datasets.gin_values import from_gin
 from commons.distributed import BatchShuffler, ShufflePlan
 from commons.distributed.counting import count_rows
 from commons.distributed.placement import arguments_of, make_plan, place
@@ -27,7 +28,6 @@ from commons.extensions.pieces.cut_batch import cut_rows
 from commons.extensions.pieces.cut_search import cut_and_place
 from commons.extensions.pieces.cutting import COLUMN, Cutting
 from commons.extensions.pieces.key_fetch import KeyFetch, PlacedPieces
-from commons.gin_values import from_gin
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.rows import Rows
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, shard_model

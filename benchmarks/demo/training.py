@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness import Arm, Record, compare_times, train_in_turn
+from commons.datasets.gin_values import from_gin
 from commons.extensions.learned_costs import LearnedCosts
-from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
 
 # Names of modules, because gin cannot configure equally named configurables of two models in one process.

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from benchmarks.demo.training import parse_config
 from benchmarks.gpu_check.rows import DELAY_CYCLES
-from commons.gin_values import from_gin
+from commons.datasets.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, rank_process, shard_model
 from commons.training.training_state import Progress, training_batches
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from benchmarks.demo.training import ARMS, AS_LOADED, DEFAULT, make_arm, parse_config
 from benchmarks.harness import Record, compare_times, summarize, train_in_turn
-from commons.gin_values import from_gin
+from commons.datasets.gin_values import from_gin
 from commons.training import TrainerArgs
 
 OFF, ON, OFF_AGAIN = "off", "on", "off again"

@@ -11,9 +11,9 @@ from .advice import advise
 from .command_line import parse_request
 from .report import json_report, text_report
 
-# Parquet and CSV need polars, a page needs jinja2, and a gin file needs all of them.
+# Parquet needs polars, CSV also pyarrow, a page needs jinja2, and a gin file needs all of them.
 _FROM_TORCHREC = ("fbgemm_gpu", "tensordict", "torch", "torchmetrics", "torchrec")
-_OPTIONAL = ("gin", "jinja2", "polars", "tensorboard", "tqdm", *_FROM_TORCHREC)
+_OPTIONAL = ("gin", "jinja2", "polars", "pyarrow", "tensorboard", "tqdm", *_FROM_TORCHREC)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.name not in _OPTIONAL:
             raise
         return _failed(
-            f'{error.name} is not installed; the extra "train" has all but TorchRec, which only gin files '
-            'need: in a checkout, pip install ".[train]", or see docs/installing.md'
+            f'{error.name} is not installed: in a checkout, pip install ".[advisor]". Gin files need '
+            '".[train]" and TorchRec'
         )
     except (InputError, OSError) as error:
         return _failed(error)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import NAME
 from ..local_paths import local_path
 from ..perf_model import HSTUFlops, TransformerConfig, transformer_work
 from . import InputError
@@ -30,7 +31,7 @@ from .samples import (
 from .strategies import LEARNED
 
 if TYPE_CHECKING:
-    from .gin_file import GinRun
+    from ..training.advisor_gin import GinRun
 
 # Numbers of ranks in the page's chart. Those that need more samples than the data has are left out.
 CHART_RANKS = [2**power for power in range(1, 11)]
@@ -185,9 +186,15 @@ def _gin_run(given: argparse.Namespace) -> GinRun | None:
     for name in without_effect:
         if getattr(given, name) is not None:
             raise InputError(f"{_option_of(name)} {getattr(given, name)} has no effect: the gin file has it")
-    from .gin_file import GinRun  # imports gin; parsing imports TorchRec, too
+    path = given.data if has_data else Path(given.model)
+    if NAME != "commons":  # the wheel has neither our trainer nor our models
+        raise InputError(
+            f"{path} configures a model of the checkout: run python -m commons.advisor there, with the same "
+            "options"
+        )
+    from ..training.advisor_gin import GinRun  # imports gin and TorchRec
 
-    return GinRun.parse(given.data if has_data else Path(given.model), given.gin_bindings)
+    return GinRun.parse(path, given.gin_bindings)
 
 
 def _model(given: argparse.Namespace, gin_run: GinRun | None) -> ConfiguredModel:

@@ -2,7 +2,6 @@
 
 from . import kuairand, movielens  # noqa: F401  registers their names
 from .benchmark_args import BenchmarkDatasetArgs, FeatureArgs, RandomDistribution
-from .bucket_sampler import BucketSampler
 from .embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
 from .hstu_batch import HSTUBatch, HSTUSource, SequenceDatasetSpec, check_ids
 from .item_sids import ItemSIDs
@@ -17,7 +16,6 @@ from .user_sequences import DatasetFactory, SequencesMeta, UserDataset, UserSequ
 
 __all__ = [
     "BenchmarkDatasetArgs",
-    "BucketSampler",
     "DatasetFactory",
     "DynamicEmbeddingArgs",
     "EmbeddingArgs",

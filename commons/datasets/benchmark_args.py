@@ -11,8 +11,8 @@ import numpy as np
 
 from ..argument_checks import require
 from ..checks import check_types
-from ..gin_values import require_setting, require_settings_at_least
 from .embedding_args import EmbeddingArgs
+from .gin_values import require_setting, require_settings_at_least
 from .hstu_batch import SequenceDatasetSpec
 
 _NEEDED_PARAMETERS = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import gin
 
 from ..checks import check_types
-from ..gin_values import require_setting, require_settings_at_least
+from .gin_values import require_setting, require_settings_at_least
 
 _SHARDING_TYPES = ("data_parallel", "model_parallel")
 _EVICT_STRATEGIES = ("lru", "lfu")

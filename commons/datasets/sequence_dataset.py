@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
+from ..epoch_start import EpochStart
 from ..sequence_batch import BaseBatch
-from .epoch_start import EpochStart
 from .sample_source import PerEpochSource, SampleSource
 
 Step = tuple[int, int]  # a global step: its epoch, and the number of samples in the epoch before it

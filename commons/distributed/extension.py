@@ -27,6 +27,7 @@ class Extension:
     """An optional part of a shuffler, which takes extensions in any order. Each method is a hook into a step.
 
     The core imports no extension, and no extension with hooks imports another.
+    Provisional: may change in a minor version.
 
     Attributes:
         name: name of the extension, for messages and for `excludes`.

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..partition import karmarkar_karp, lower_bound, rebalance, refine, refined
+from ..partition import karmarkar_karp, lower_bound, rebalance, refined
 from ..partition.problem import indices_of_parts, number_of_part, token_goal
+from ..partition.refined import refine
 from ..partition.workloads import MOST_TOKENS
 from .extension import Extension
 from .plan import RowTable, ShufflePlan

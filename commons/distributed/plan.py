@@ -351,6 +351,8 @@ class Route:
 class ShufflePlan:
     """The placement of one step: plain data, equal on all ranks of the plan but for `route`.
 
+    Provisional: may change in a minor version.
+
     Attributes:
         rows: rows that the ranks loaded. Pieces replace the samples that were cut.
         destination: int64 `[rows]`, the rank that computes each row.

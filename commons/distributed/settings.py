@@ -13,17 +13,20 @@ import numpy as np
 from ..checks import SettingError, UnknownSettingError, check_types
 from ..partition import karmarkar_karp, longest_processing_time, rebalance, refined
 
-# To add a partitioner, add an entry, here or from your own module. A partitioner gets the arguments that its
-# signature names: workloads, num_partitions, home (rank that loaded each sample), sizes (bytes per sample),
-# ranks_per_node, speeds, equal_size, tolerance, tokens, max_tokens, token_tolerance, and those of extensions,
-# such as groups. Those that may be None need defaults, because None is not passed. The result must be the
-# same on all ranks: either the sample indices of each rank, or int64 `[samples]`, the rank of each sample.
 PARTITIONERS: dict[str, Callable[..., Any]] = {
     "karmarkar_karp": karmarkar_karp,
     "longest_processing_time": longest_processing_time,
     "rebalance": rebalance,
     "refined": refined,
 }
+"""Partitioners by name. To add one, add an entry, here or from your own module.
+
+A partitioner gets the arguments that its signature names: workloads, num_partitions, home (rank that loaded
+each sample), sizes (bytes per sample), ranks_per_node, speeds, equal_size, tolerance, tokens, max_tokens,
+token_tolerance, and those of extensions, such as groups. Those that may be None need defaults, because None
+is not passed. The result must be the same on all ranks: either the sample indices of each rank, or int64
+`[samples]`, the rank of each sample. Provisional: may change in a minor version.
+"""
 OWN_PARTITIONERS = frozenset(PARTITIONERS)
 
 EXCHANGE_NAMES = ("all_gather", "all_to_all")
@@ -34,7 +37,7 @@ class ShufflerSettings:
     """The settings by which a shuffler places and exchanges samples.
 
     Shufflers take these fields as keyword arguments. `TrainerArgs` has them as `balance_<field>`, with the
-    same defaults and checks.
+    same defaults and checks. Provisional: may change in a minor version.
 
     Attributes:
         partitioner: key of `PARTITIONERS`. "rebalance" moves few samples, and avoids crossing nodes.

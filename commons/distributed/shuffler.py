@@ -29,6 +29,8 @@ from .report import WORKLOAD_UNITS
 from .settings import ShufflerSettings
 
 Batch = TypeVar("Batch")
+# Arguments that `IdentityShuffler` took in 0.1.0.
+_GONE = frozenset({"get_workloads", "unit", "get_tokens", "get_loss_tokens", "shared_fields"})
 
 
 class BatchShuffler(ABC):
@@ -440,10 +442,16 @@ class IdentityShuffler(BatchShuffler):
 
     Outside a pipeline, `plan` and `exchange` communicate nothing. In a pipeline, all ranks gather the counts
     of their samples. With loads of your own, use your own shuffler with `enabled=False`.
+    Provisional: may change in a minor version.
     """
 
     moves_samples = False
     unit = "tokens"
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None, **settings: Any) -> None:
+        if gone := sorted(_GONE & settings.keys()):
+            raise TypeError(f"IdentityShuffler no longer takes {gone}: use your own, with enabled=False")
+        super().__init__(process_group, **settings)
 
     def get_workloads(self, batch: Any) -> torch.Tensor:
         """Returns the tokens of each row."""

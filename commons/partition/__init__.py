@@ -3,18 +3,9 @@
 Ties are broken by index. No result depends on the order in which a processor adds numbers.
 """
 
-from .imbalance import imbalance, loads, lower_bound
+from .imbalance import imbalance, lower_bound
 from .karmarkar_karp import karmarkar_karp
 from .rebalance import rebalance
-from .refined import longest_processing_time, refine, refined
+from .refined import longest_processing_time, refined
 
-__all__ = [
-    "imbalance",
-    "karmarkar_karp",
-    "loads",
-    "longest_processing_time",
-    "lower_bound",
-    "rebalance",
-    "refine",
-    "refined",
-]
+__all__ = ["imbalance", "karmarkar_karp", "longest_processing_time", "lower_bound", "rebalance", "refined"]

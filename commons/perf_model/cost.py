@@ -26,6 +26,8 @@ class Cost:
     columns of `get_workloads`. The cost "flops" adds up the columns. Coefficients fitted to measured steps
     are nanoseconds of forward and backward.
 
+    Provisional: may change in a minor version.
+
     Attributes:
         coefficients: cost per sample, per token, and per unit of each column.
         per_step: nanoseconds that every step takes, whatever its samples. No placement changes this time, so

@@ -14,6 +14,8 @@ class HSTUFlops:
 
     Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
 
+    Provisional: may change in a minor version.
+
     Attributes:
         num_layers: number of HSTU layers.
         hidden_size: width of a token, d.

@@ -12,6 +12,8 @@ from .token_counts import ATTENTION_TILE, Tokens, as_columns, as_token_counts, n
 class TransformerConfig:
     """Dimensions that determine a Transformer decoder's FLOPs.
 
+    Provisional: may change in a minor version.
+
     Attributes:
         num_layers: number of layers.
         hidden_size: width of a token, d.
@@ -75,6 +77,8 @@ def transformer_work(config: TransformerConfig, tokens: Tokens) -> Tokens:
     MLP; Shazeer et al., "Outrageously Large Neural Networks", 2017, for experts and router; Dai et al.,
     "DeepSeekMoE", 2024, for shared experts.
 
+    Provisional: may change in a minor version.
+
     Args:
         config: dimensions of the decoder.
         tokens: `[batch_size]` integers, number of tokens of each sample.
@@ -113,5 +117,8 @@ def _check_fits(tokens: Tokens, per_token: int, per_square: int) -> None:
 
 def transformer_flops(config: TransformerConfig, tokens: Tokens) -> Tokens:
     """Returns the forward FLOPs of each sample, `[batch_size]` int64: the sum of the columns of
-    `transformer_work`, with the same arguments and errors."""
+    `transformer_work`, with the same arguments and errors.
+
+    Provisional: may change in a minor version.
+    """
     return transformer_work(config, tokens).sum(-1)

@@ -1,17 +1,5 @@
 """TorchRec's train pipelines with the shuffle stage."""
 
-from .train_pipelines import (
-    PrefetchTrainPipeline,
-    SequentialTrainPipeline,
-    ShuffleStageMixin,
-    SparseDistTrainPipeline,
-    TrainPipelineFactory,
-)
+from .train_pipelines import ShuffleStageMixin, SparseDistTrainPipeline, TrainPipelineFactory
 
-__all__ = [
-    "PrefetchTrainPipeline",
-    "SequentialTrainPipeline",
-    "ShuffleStageMixin",
-    "SparseDistTrainPipeline",
-    "TrainPipelineFactory",
-]
+__all__ = ["ShuffleStageMixin", "SparseDistTrainPipeline", "TrainPipelineFactory"]

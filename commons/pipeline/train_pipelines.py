@@ -328,7 +328,7 @@ class SparseDistTrainPipeline(ShuffleStageMixin, TrainPipelineSparseDist):
 
     The copy and exchange run on one stream, and the embeddings' input distribution on another, while earlier
     steps compute. The arguments are those of `SequentialTrainPipeline` and of TorchRec's pipeline. `progress`
-    returns the model's output.
+    returns the model's output. Provisional: may change in a minor version.
 
     Raises:
         ValueError: `loss_reduction` is invalid as in `SequentialTrainPipeline`; or an argument of TorchRec's

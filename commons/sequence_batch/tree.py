@@ -63,6 +63,8 @@ def register_batch_type(
 ) -> None:
     """Registers functions that take apart and rebuild the instances of a type and of its subclasses.
 
+    Provisional: may change in a minor version.
+
     Args:
         batch_type: type of a batch, or of a part of one.
         parts: function that returns all parts of an instance, by name. Parts may be containers themselves.
@@ -373,7 +375,10 @@ def transform(batch: Batch, function: Callable[[Any], Any]) -> Batch:
 
 
 def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
-    """Returns a batch of any type with every tensor on `device`."""
+    """Returns a batch of any type with every tensor on `device`.
+
+    Provisional: may change in a minor version.
+    """
     return transform(batch, lambda leaf: leaf.to(device=device, non_blocking=non_blocking))
 
 

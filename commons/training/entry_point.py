@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import gin
 import torch
 import torch.distributed as dist
 
 from ..check_equal import MakePipeline, check_equal
-from ..gin_values import from_gin, is_bound
+from ..datasets.gin_values import from_gin, is_bound, parse_gin
 from ..local_paths import local_path
 from .evaluation import evaluate_checkpoint
 from .rank_process import rank_process
@@ -44,7 +43,7 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
     bindings = arguments.gin_bindings
     if compares:
         bindings = [COMPARABLE_RATE, *bindings, *COMPARABLE]
-    gin.parse_config_files_and_bindings([str(arguments.gin_config_file)], bindings)
+    parse_gin(arguments.gin_config_file, bindings)
     trainer = from_gin(TrainerArgs)
     if arguments.evaluate is not None:
         trainer = replace(trainer, ckpt_load_dir=str(arguments.evaluate))

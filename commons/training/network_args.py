@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..checks import check_types
-from ..gin_values import require_setting, require_settings_at_least
+from ..datasets.gin_values import require_setting, require_settings_at_least
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

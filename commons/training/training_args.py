@@ -9,8 +9,8 @@ from typing import Any
 import gin
 
 from ..checks import check_types
+from ..datasets.gin_values import require_setting, require_settings_at_least
 from ..distributed.settings import ShufflerSettings
-from ..gin_values import require_setting, require_settings_at_least
 from ..local_paths import expand_paths
 from ..perf_model.cost import Cost
 from .balance_flags import CORE, FLOPS, LEARNED, SETS, check_flags

@@ -9,7 +9,7 @@ import numpy as np
 from commons.advisor.pieces import PieceCosts
 from commons.advisor.samples import TOKEN_RULES, ConfiguredModel, SampleLengths, TokenRule
 from commons.datasets import BenchmarkDatasetArgs, UserSequences, UserSequenceSource
-from commons.gin_values import from_gin, is_bound
+from commons.datasets.gin_values import from_gin, is_bound
 from commons.perf_model import HSTUFlops
 from hstu.training.model_args import DatasetArgs, NetworkArgs, RetrievalArgs
 

@@ -20,7 +20,7 @@ from commons.datasets import (
     UserSequenceSource,
     check_ids,
 )
-from commons.gin_values import from_gin, is_bound
+from commons.datasets.gin_values import from_gin, is_bound
 from commons.perf_model import HSTUFlops
 from commons.training import EvaluationMetrics, TrainerArgs, TrainingTask
 from commons.training.run_log import warn_once

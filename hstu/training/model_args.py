@@ -8,7 +8,7 @@ from typing import Any
 import gin
 
 from commons.checks import check_types
-from commons.gin_values import require_setting, require_settings_at_least
+from commons.datasets.gin_values import require_setting, require_settings_at_least
 from commons.local_paths import expand_paths
 from commons.training.metrics import parsed_names
 from commons.training.network_args import BaseNetworkArgs

@@ -7,7 +7,7 @@ import math
 import torch
 
 from commons.datasets import SequenceDatasetSpec
-from commons.gin_values import from_gin
+from commons.datasets.gin_values import from_gin
 from commons.training import RankingMetrics, TrainerArgs, TrainingTask
 from hstu.models.ranking import HSTURanking
 from hstu.training.hstu_task import hstu_task, model_parts, sources_from_gin

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from commons.datasets import RetrievalSource
-from commons.gin_values import from_gin
+from commons.datasets.gin_values import from_gin
 from commons.training import CatalogueMetrics, TrainerArgs, TrainingTask
 from hstu.models.retrieval import HSTURetrieval
 from hstu.training.hstu_task import hstu_task, model_parts, sources_from_gin

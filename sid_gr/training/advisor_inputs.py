@@ -11,8 +11,8 @@ from commons.advisor.files import read_lengths
 from commons.advisor.pieces import PieceCosts
 from commons.advisor.samples import ConfiguredModel, SampleLengths, TokenRule
 from commons.datasets import random_history_lengths
+from commons.datasets.gin_values import from_gin, is_bound
 from commons.datasets.sid_sequences import SEQUENCE_COLUMN
-from commons.gin_values import from_gin, is_bound
 from commons.perf_model import transformer_work
 from sid_gr.training.model_args import RANDOM, DatasetArgs, NetworkArgs
 from sid_gr.training.sid_gr_task import transformer_config

@@ -8,7 +8,7 @@ import gin
 
 from commons.checks import check_types
 from commons.datasets import RandomDistribution, SIDDatasetSpec
-from commons.gin_values import require_setting, require_settings_at_least
+from commons.datasets.gin_values import require_setting, require_settings_at_least
 from commons.local_paths import expand_paths
 from commons.training.network_args import BaseNetworkArgs
 from sid_gr.modules import DecoderConfig

@@ -17,7 +17,7 @@ from commons.datasets import (
     SIDSource,
     random_item_sids,
 )
-from commons.gin_values import from_gin
+from commons.datasets.gin_values import from_gin
 from commons.perf_model import TransformerConfig, transformer_work
 from commons.training import RetrievalMetrics, TrainerArgs, TrainingTask
 from commons.training.run_log import warn_once

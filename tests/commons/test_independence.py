@@ -15,6 +15,7 @@ CORE = ("sequence_batch", "partition", "distributed", "pipeline")
 EXTENSIONS = [path.parent.name for path in COMMONS.glob("extensions/*/__init__.py")]
 FOR_SEVERAL = ("row_objects", "more_kinds")  # files beside the folders of extensions
 OF_OTHERS = {"controller": ("sample_groups",)}  # extensions that an extension may import
+IN_THE_WHEEL = ("*.py", "extensions/**/*.py", *(f"{name}/*.py" for name in (*CORE, "perf_model", "advisor")))
 # Files, and a pattern of what they must not import.
 RULES = [
     *((f"commons/{package}/*.py", r"commons\.extensions") for package in (*CORE, "perf_model")),
@@ -27,7 +28,13 @@ RULES = [
         for name in EXTENSIONS
     ),
     *((f"commons/extensions/{name}.py", r"commons\.extensions\.") for name in FOR_SEVERAL),
-    ("commons/datasets/*.py", r"commons\.extensions(?!\.sample_groups\b)"),
+    ("commons/datasets/*.py", r"commons\.extensions"),
+    ("commons/bucket_sampler.py", r"commons\.extensions(?!\.sample_groups\b)"),
+    # The advisor reads gin files in a checkout.
+    *(
+        (f"commons/{path}", r"commons\.(datasets|unbounded_ids|training(?!\.advisor_gin\b))")
+        for path in IN_THE_WHEEL
+    ),
     ("commons/**/*.py", "hstu|sid_gr"),
     ("hstu/**/*.py", "sid_gr"),
     ("sid_gr/**/*.py", "hstu"),

@@ -15,7 +15,7 @@ import gin
 import torch
 
 from commons.datasets import BenchmarkDatasetArgs
-from commons.gin_values import from_gin
+from commons.datasets.gin_values import from_gin
 from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs, entry_point
 from tests.docs.pages import REPOSITORY
 

@@ -18,8 +18,8 @@ from typing import Any
 import gin
 import torch.distributed as dist
 
+from commons.datasets.gin_values import from_gin
 from commons.distributed import BatchShuffler
-from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, rank_process, run_rank, train
 from hstu.batch_shuffler import HSTUBatchShuffler
 from hstu.models.hstu_encoder import HSTUEncoder

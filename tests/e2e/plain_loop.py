@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 import gin
 import torch
 
-from commons.gin_values import from_gin
+from commons.datasets.gin_values import from_gin
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
 from tests.e2e.kept_ranks import working_in

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -14,6 +13,7 @@ from tests.examples.programs import source
 from tests.process_pool import free_port
 
 FOREIGN = "Another project's package."
+IN_A_CHECKOUT = ("datasets", "training", "unbounded_ids")  # our trainer, its data sets, and its id tables
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +33,33 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def test_every_package_is_installed(site):
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    folders = {path.parent for path in (REPOSITORY / "commons").rglob("__init__.py")}
-    names = {".".join(("workload_balancer", *each.relative_to(REPOSITORY).parts[1:])) for each in folders}
-    assert set(project["tool"]["setuptools"]["packages"]) == names
+def test_the_wheel_holds_the_library_alone(site):
+    modules = {path.relative_to(REPOSITORY / "commons") for path in (REPOSITORY / "commons").rglob("*.py")}
+    of_library = {path for path in modules if path.parts[0] not in IN_A_CHECKOUT}
+    assert all(any(path.parts[0] == package for path in modules) for package in IN_A_CHECKOUT)
+    files = {path.relative_to(site / "workload_balancer") for path in site.glob("workload_balancer/**/*.*")}
+    assert files == of_library | {Path("py.typed"), Path("advisor/page.html")}
     installed = {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")}
     assert installed == {"workload_balancer", "commons"}
-    assert (site / "workload_balancer" / "advisor" / "page.html").exists()
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, workload_balancer as library
+for module in pkgutil.walk_packages(library.__path__, "workload_balancer."):
+    importlib.import_module(module.name)
+"""
+
+
+def test_all_of_the_wheel_imports_and_the_advisor_says_where_gin_files_are_read(site, tmp_path):
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        given = {"cwd": tmp_path, "env": ENVIRONMENT | {"PYTHONPATH": str(site)}, "timeout": 120}
+        return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, **given)
+
+    imported = run("-c", IMPORT_ALL)
+    assert imported.returncode == 0, imported.stderr
+    refused = run("-m", "workload_balancer.advisor", "model.gin")
+    assert refused.returncode == 2
+    assert "model.gin configures a model of the checkout" in refused.stderr, refused.stderr
 
 
 def test_two_ranks_exchange_batches_beside_a_foreign_commons(site, tmp_path):

@@ -1,6 +1,6 @@
 """Controller: splits a batch among workers, merges their results, and plans several steps together."""
 
-from .split import SplitOrder, merge, split_balanced, split_groups
+from .split import merge, split_balanced, split_groups
 from .window import balance_window, step_ratios
 
-__all__ = ["SplitOrder", "balance_window", "merge", "split_balanced", "split_groups", "step_ratios"]
+__all__ = ["balance_window", "merge", "split_balanced", "split_groups", "step_ratios"]

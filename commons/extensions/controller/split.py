@@ -67,6 +67,8 @@ def split_balanced(
     the batch itself are left out. Values are detached. A batch on CUDA is split on its device, and the host
     waits for its lengths. The first call compiles, like the first shuffler of an installation.
 
+    Provisional: may change in a minor version.
+
     Args:
         batch: batch of any type that `BatchShuffler.exchange` takes, on any device. All types except
             `BaseBatch` may also have numpy arrays with one row per sample, such as arrays of objects.
@@ -129,6 +131,8 @@ def split_balanced(
 def split_groups(workloads: ArrayLike, groups: ArrayLike, num_chunks: int) -> list[np.ndarray]:
     """Splits samples as `split_balanced` does with groups, given only numbers. Groups stay whole.
 
+    Provisional: may change in a minor version.
+
     Args:
         workloads: cost of each sample, `[samples]` non-negative numbers.
         groups: group of each sample, `[samples]` integers. Samples of a group stay in one chunk, however bad
@@ -154,6 +158,8 @@ def split_groups(workloads: ArrayLike, groups: ArrayLike, num_chunks: int) -> li
 
 def merge(batches: Iterable[Batch], order: SplitOrder) -> Batch:
     """Merges batches in the order of the split batch: `merge(*split_balanced(batch, …))` equals `batch`.
+
+    Provisional: may change in a minor version.
 
     Args:
         batches: one batch per chunk, in the order of the chunks, with one row for each row of the chunk,

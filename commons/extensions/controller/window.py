@@ -46,6 +46,8 @@ def balance_window(
     in each step.
     If no plan keeps the limit, samples are divided evenly among steps, and then among the parts of a step.
 
+    Provisional: may change in a minor version.
+
     Args:
         workloads: Cost of each sample of all steps, `[samples]`, non-negative.
         num_partitions, speeds: Number of parts in a step, and their speeds, as in `longest_processing_time`.
@@ -90,7 +92,10 @@ def balance_window(
 
 
 def step_ratios(workloads: ArrayLike, window: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-    """Returns each step's load ÷ the mean, float64 `[steps]`. `window` is a result of `balance_window`."""
+    """Returns each step's load ÷ the mean, float64 `[steps]`. `window` is a result of `balance_window`.
+
+    Provisional: may change in a minor version.
+    """
     values = as_workloads(workloads)
     totals = np.array([sum(values[part].sum() for part in step) for step in window])
     return totals / totals.mean() if totals.any() else np.ones(len(totals))

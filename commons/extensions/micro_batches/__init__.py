@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from ...lazy_names import imported_on_use
 
 if TYPE_CHECKING:
-    from .division import micro_batch_imbalance as micro_batch_imbalance
     from .micro_batch_forward import run_micro_batches as run_micro_batches
     from .micro_batches import MicroBatches as MicroBatches
     from .packing import pack_micro_batches as pack_micro_batches
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
 __getattr__, __all__ = imported_on_use(
     __name__,
     {
-        "division": ["micro_batch_imbalance"],
         "micro_batch_forward": ["run_micro_batches"],
         "micro_batches": ["MicroBatches"],
         "packing": ["pack_micro_batches"],

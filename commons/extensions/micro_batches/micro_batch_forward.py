@@ -47,6 +47,8 @@ def run_micro_batches(
     The host waits for the device once per sharded module, for the lengths of its parts. Waits of the model
     itself, which runs once per micro-batch, are additional.
 
+    Provisional: may change in a minor version.
+
     Args:
         model: module that takes a batch and returns `(losses, output)`.
         batch: exchanged batch, on the device.

@@ -9,9 +9,9 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...partition import refine, refined
 from ...partition.kernels import sum_per_part
 from ...partition.problem import heaviest_first, indices_of_parts
+from ...partition.refined import refine, refined
 from ...partition.workloads import MOST_TOKENS, as_integers, as_tokens, as_workloads, check_count
 
 # Bits of the sum of all work. Micro-batches are sorted by loads of this precision.
@@ -28,6 +28,8 @@ def pack_micro_batches(
     The number of micro-batches is the smallest for which a division is found, from `min_count` on. It is at
     most the larger of `min_count` and what best-fit decreasing by tokens needs, rounded up to the multiple.
     With thousands of samples, not all numbers are tried.
+
+    Provisional: may change in a minor version.
 
     Args:
         workloads: Cost of each sample, `[samples]`, non-negative.

@@ -32,6 +32,8 @@ _PLACES = ("items", "items_from_end", *_OF_WHOLE)
 class FieldRule:
     """The rule by which a field, or one key of it, follows the items of its sample.
 
+    Provisional: may change in a minor version.
+
     Attributes:
         place: place of the elements. "items": along the items, from the first on. "items_from_end": along the
             last items, like labels. "first" or "last": all with the first or last piece. "every": a copy with
@@ -111,13 +113,22 @@ def _first_elements(
 
 
 ALONG_ITEMS = FieldRule("items")
+"""Elements follow the items, from the first on. Provisional: may change in a minor version."""
 FROM_END = FieldRule("items_from_end")
-WITH_FIRST, WITH_LAST, TO_EVERY = FieldRule("first"), FieldRule("last"), FieldRule("every")
+"""Elements follow the last items, like labels. Provisional: may change in a minor version."""
+WITH_FIRST = FieldRule("first")
+"""All elements go with the first piece. Provisional: may change in a minor version."""
+WITH_LAST = FieldRule("last")
+"""All elements go with the last piece. Provisional: may change in a minor version."""
+TO_EVERY = FieldRule("every")
+"""Every piece gets a copy of the elements. Provisional: may change in a minor version."""
 
 
 @dataclass(frozen=True)
 class ItemGroup:
     """The items of a sample that one field holds.
+
+    Provisional: may change in a minor version.
 
     Attributes:
         name: name of the field, or of the count in `row_counts`.
@@ -136,6 +147,8 @@ class CutRules:
 
     Names are paths of fields, as in `BaseBatch.per_sample_fields`. If a KeyedJaggedTensor has several keys, a
     dot and the key follow.
+
+    Provisional: may change in a minor version.
 
     Attributes:
         items: items of a sample, one group after another.

@@ -30,6 +30,8 @@ class PlacedPieces:
 
     A model that can train on pieces reads it as `batch.pieces`.
 
+    Provisional: may change in a minor version.
+
     Attributes:
         rows: places of this rank's rows, `[rows]` of dtype `PIECE`; zeros in padding.
         bytes_fetched: bytes that this rank has received for its pieces, gradients included.

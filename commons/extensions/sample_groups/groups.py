@@ -60,6 +60,8 @@ def rebalance_groups(
 ) -> np.ndarray:
     """Balances parts as `rebalance` does, with the same other arguments, and brings groups together.
 
+    Provisional: may change in a minor version.
+
     Args:
         groups: Group label of each sample, integers, `[samples]`. A group comes together in one part if the
             tolerance and the limits allow it. A sample with a negative label has no group. With groups,

@@ -73,7 +73,8 @@ def test_what_needs_more_names_the_extra(arguments, package, tmp_path):
     result = advisor(tmp_path, *arguments)
     assert result.returncode == 2
     assert result.stderr.startswith(f"balance-advisor: error: {package} is not installed")
-    assert '".[train]"' in result.stderr and result.stderr.count("\n") == 1
+    assert '".[advisor]"' in result.stderr and '".[train]"' in result.stderr
+    assert result.stderr.count("\n") == 1
     assert result.stdout == ""
 
 

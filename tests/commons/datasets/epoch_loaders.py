@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from commons.datasets import BucketSampler, SequenceDataset
+from commons.bucket_sampler import BucketSampler
+from commons.datasets import SequenceDataset
 
 Batches = list[list[int]]
 

@@ -5,7 +5,7 @@ import pytest
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from commons.datasets import BucketSampler
+from commons.bucket_sampler import BucketSampler
 from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.on_ranks import on_ranks
 
@@ -29,7 +29,7 @@ def test_ranks_that_divide_other_samples_are_warned_of_without_waiting(pools, mo
 
 
 def _warnings(settings):
-    with warnings_of("commons.datasets.epoch_start") as told:
+    with warnings_of("commons.epoch_start") as told:
         rank = dist.get_rank()
         BucketSampler(**{"workloads": COSTS, "batch_size": 2, "rank": rank, "num_ranks": 2} | settings[rank])
     return list(told)
@@ -41,7 +41,7 @@ def test_a_second_epoch_in_the_order_of_the_first_is_warned_of(num_workers):
     for sets in (True, False):
         sampler = BucketSampler(COSTS, 4)
         loader = DataLoader(COSTS, batch_sampler=sampler, num_workers=num_workers)
-        with warnings_of("commons.datasets.epoch_start") as told:
+        with warnings_of("commons.epoch_start") as told:
             for epoch in range(3):
                 if sets:
                     sampler.set_epoch(epoch)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition import imbalance, loads
+from commons.partition import imbalance
+from tests.commons.partition.internals import loads
 
 SLACK = 1 + 1e-9  # loads are compared as sums of float64
 ROUNDING = 1 + 1e-6  # with speeds, workloads are rounded to fewer bits than float64 has

@@ -15,7 +15,6 @@ from commons.partition import (
     longest_processing_time,
     lower_bound,
     rebalance,
-    refine,
     refined,
 )
 from tests.commons.partition.checks import (
@@ -30,6 +29,7 @@ from tests.commons.partition.checks import (
     parts_at,
 )
 from tests.commons.partition.drawn_workloads import Problem, problems
+from tests.commons.partition.internals import refine
 
 Partition = list[np.ndarray]
 

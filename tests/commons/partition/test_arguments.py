@@ -5,14 +5,13 @@ import pytest
 from commons.partition import (
     imbalance,
     karmarkar_karp,
-    loads,
     longest_processing_time,
     lower_bound,
     rebalance,
-    refine,
     refined,
 )
 from tests.commons.partition.arguments import check_kinds_of_arguments, check_wrong_arguments
+from tests.commons.partition.internals import loads, refine
 
 OF_SAMPLES = [karmarkar_karp, longest_processing_time, lower_bound, rebalance, refine, refined]
 every_function = pytest.mark.parametrize("function", [*OF_SAMPLES, loads, imbalance])

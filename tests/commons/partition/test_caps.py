@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.partition import rebalance, refine
+from commons.partition import rebalance
 from tests.commons.partition.checks import as_lists, check_partition, is_no_worse, keeps, parts_at
 from tests.commons.partition.drawn_workloads import TOLERANCES, per_sample, samples_at_home
 from tests.commons.partition.every_function import FUNCTIONS
+from tests.commons.partition.internals import refine
 
 WITH_CAPS = ["longest_processing_time", "refined", "rebalance"]
 any_sizes = pytest.mark.parametrize("equal_size", [True, False])

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.partition import imbalance, karmarkar_karp, loads, lower_bound, rebalance, refined
+from commons.partition import imbalance, karmarkar_karp, lower_bound, rebalance, refined
 from tests.commons.partition.checks import ROUNDING, SLACK, keeps, part_of
 from tests.commons.partition.drawn_workloads import caps, samples_at_home
 from tests.commons.partition.every_function import FUNCTIONS
 from tests.commons.partition.heavy_tails import DRAWN_LENGTHS as LENGTHS
 from tests.commons.partition.heavy_tails import FLOPS, SPEEDS
+from tests.commons.partition.internals import loads
 
 TOLERANCE = 0.002  # the default of "rebalance"
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from commons.partition import (
     imbalance,
     karmarkar_karp,
-    loads,
     longest_processing_time,
     lower_bound,
     rebalance,
@@ -20,6 +19,7 @@ from commons.partition import (
 )
 from tests.commons.partition.checks import ROUNDING, SLACK
 from tests.commons.partition.heavy_tails import SPEEDS
+from tests.commons.partition.internals import loads
 
 CASES = 150
 DRAWS = {

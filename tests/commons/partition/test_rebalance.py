@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.partition import imbalance, lower_bound, rebalance, refine, refined
+from commons.partition import imbalance, lower_bound, rebalance, refined
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, part_of, parts_at
 from tests.commons.partition.drawn_workloads import TOLERANCES, per_sample, samples_at_home
 from tests.commons.partition.every_function import FUNCTIONS, problems_of
 from tests.commons.partition.heavy_tails import FLOPS, ROWS, draw_tokens
+from tests.commons.partition.internals import refine
 
 BYTES_PER_TOKEN = 16
 any_sizes = pytest.mark.parametrize("equal_size", [True, False])

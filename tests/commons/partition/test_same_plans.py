@@ -15,14 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commons.partition import (
-    karmarkar_karp,
-    longest_processing_time,
-    rebalance,
-    refine,
-    refined,
-)
+from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
 from tests.commons.partition import recorded_plans
+from tests.commons.partition.internals import refine
 from tests.commons.partition.recorded_plans import (
     CAPPED,
     EVEN_TOKENS,

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.partition import imbalance, loads, lower_bound, rebalance
+from commons.partition import imbalance, lower_bound, rebalance
 from commons.perf_model import HSTUFlops
 from tests.commons.partition.checks import ROUNDING, as_lists, check_partition, keeps, or_none, part_of
 from tests.commons.partition.drawn_workloads import TOLERANCES, per_sample, problems
 from tests.commons.partition.every_function import FUNCTIONS
-from tests.commons.partition.internals import Problem
+from tests.commons.partition.internals import Problem, loads
 
 MORE_MOVED, FOR_TOKENS = 0.04, 0.01  # for tokens, loads may reach this tolerance
 ROWS, DRAWS = 32, 5

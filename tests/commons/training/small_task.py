@@ -18,7 +18,7 @@ from commons.datasets import (
     RandomSource,
     SequenceDataset,
 )
-from commons.gin_values import from_gin
+from commons.datasets.gin_values import from_gin
 from commons.perf_model import HSTUFlops
 from commons.training import EvaluationMetrics, OptimizerArgs, TrainerArgs, TrainingTask, train
 from hstu import batch_shuffler  # noqa: F401  registers "hstu"

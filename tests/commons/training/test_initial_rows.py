@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import init
 from torchrec import EmbeddingCollection, EmbeddingConfig
 
-from commons.gin_values import from_gin
+from commons.datasets.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, shard_model
 from commons.unbounded_ids import UnboundedEmbeddingCollection
 from hstu.training.ranking_task import ranking_task

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.distributed import BatchShuffler, Extension
-from commons.extensions.controller import SplitOrder, merge, split_balanced
+from commons.extensions.controller import merge, split_balanced
+from commons.extensions.controller.split import SplitOrder
 from commons.partition import imbalance, refined
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.container_batches import KINDS, MORE_KINDS, check_shared, contents, make_batch

@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.extensions.controller import split_groups
-from commons.partition import loads, refined
+from commons.partition import refined
 from tests.commons.partition.arguments import check_kinds_of_arguments, check_wrong_arguments
 from tests.commons.partition.checks import as_lists, part_of
 from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS
 from tests.commons.partition.every_function import Function, check_properties, problems_of
+from tests.commons.partition.internals import loads
 from tests.commons.partition.recorded_plans import checksum, problems
 
 SPLIT = Function(

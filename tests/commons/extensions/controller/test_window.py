@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.extensions.controller import balance_window, step_ratios
-from commons.partition import imbalance, karmarkar_karp, loads, refined
+from commons.partition import imbalance, karmarkar_karp, refined
 from tests.commons.partition.arguments import check_kinds_of_arguments, check_wrong_arguments
 from tests.commons.partition.checks import ROUNDING, SLACK, check_partition
 from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS
@@ -17,6 +17,7 @@ from tests.commons.partition.every_function import (
     problems_of,
 )
 from tests.commons.partition.heavy_tails import LENGTHS, ROWS, draw_flops
+from tests.commons.partition.internals import loads
 from tests.commons.partition.recorded_plans import checksum, problems
 
 NUM_STEPS = 3

@@ -5,16 +5,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.extensions.micro_batches import micro_batch_imbalance, pack_micro_batches
-from commons.partition import imbalance, loads, refined
+from commons.extensions.micro_batches import pack_micro_batches
+from commons.partition import imbalance, refined
 from commons.partition.problem import indices_of_parts, number_of_part
 from commons.perf_model import HSTUFlops
 from tests.commons.extensions.micro_batches.divided import best_fit_decreasing, fewest_for
-from tests.commons.extensions.micro_batches.internals import check_samples, number_micro_batches
+from tests.commons.extensions.micro_batches.internals import (
+    check_samples,
+    micro_batch_imbalance,
+    number_micro_batches,
+)
 from tests.commons.partition.arguments import check_kinds_of_arguments, check_wrong_arguments
 from tests.commons.partition.checks import as_lists, check_partition, is_even, parts_at
 from tests.commons.partition.drawn_workloads import WORKLOADS, homes, per_sample
 from tests.commons.partition.every_function import Function, check_properties, problems_of
+from tests.commons.partition.internals import loads
 from tests.commons.partition.recorded_plans import checksum, problems
 
 SAMPLES, CAP, SEEDS = 256, 8192, 20

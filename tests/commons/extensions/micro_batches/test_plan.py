@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler, IdentityShuffler, ShufflePlan
-from commons.extensions.micro_batches import MicroBatches, micro_batch_imbalance
+from commons.extensions.micro_batches import MicroBatches
 from tests.commons.distributed.compiled_kernels import before_and_after_placing
 from tests.commons.distributed.container_batches import (
     KINDS,
@@ -38,7 +38,7 @@ from tests.commons.distributed.loaded_batches import (
 )
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
 from tests.commons.extensions.micro_batches.divided import check_divided, in_micro_batches
-from tests.commons.extensions.micro_batches.internals import rows_of_micro_batches
+from tests.commons.extensions.micro_batches.internals import micro_batch_imbalance, rows_of_micro_batches
 from tests.commons.histories import TokenShuffler, draw_histories, histories
 from tests.commons.histories import contents as contents_of_histories
 from tests.drawn_batches import MixedBatch

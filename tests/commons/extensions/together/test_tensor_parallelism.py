@@ -16,7 +16,7 @@ from commons.extensions.padded import Padded
 from commons.extensions.pieces import Pieces
 from commons.extensions.verification import Verification
 from commons.partition import imbalance, refined
-from commons.pipeline import SequentialTrainPipeline
+from commons.pipeline.train_pipelines import SequentialTrainPipeline
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.internals import RowTable, place_rows
 from tests.commons.extensions.pieces.cut_samples import AheadBatch, ahead_batch

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import gin
 
-from .argument_checks import require
+from ..argument_checks import require
 
 T = TypeVar("T")
+# Settings of 0.1.0 that are gone, and what to do instead.
+GONE = {
+    "balance_window": "delete it, because pipelines never plan several steps together",
+    "balance_window_max_step_ratio": "delete it, because pipelines never plan several steps together",
+}
+
+
+def parse_gin(path: Path, bindings: Sequence[str]) -> None:
+    """Parses a gin file, then bindings.
+
+    Raises:
+        ValueError: a setting is unknown. If it was known to version 0.1.0, the message says what to do.
+        OSError: the file does not exist.
+    """
+    try:
+        gin.parse_config_files_and_bindings([str(path)], list(bindings))
+    except ValueError as error:
+        for name, instead in GONE.items():
+            if f"'{name}'" in str(error):
+                raise ValueError(f"{name} is gone since 0.1.0: {instead}. {error}") from error
+        raise
 
 
 def from_gin(configurable: Callable[..., T]) -> T:

@@ -1,7 +1,7 @@
-"""Reads the data and the model from an application's gin file.
+"""Reads the data and the model from an application's gin file, for `balance-advisor`.
 
-Applications run from a checkout; they are not installed with the library. Each has a module
-`training.advisor_inputs` with the functions `configured_model` and `configured_lengths`.
+Each application has a module `training.advisor_inputs` with the functions `configured_model` and
+`configured_lengths`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
-import gin
-
-from .. import NAME
-from ..gin_values import from_gin, is_bound
-from . import InputError
-from .samples import ConfiguredModel, SampleLengths
-from .strategies import CHOSEN
-
-if TYPE_CHECKING:
-    from ..training import TrainerArgs
+from ..advisor import InputError
+from ..advisor.samples import ConfiguredModel, SampleLengths
+from ..advisor.strategies import CHOSEN
+from ..datasets.gin_values import from_gin, is_bound, parse_gin
+from .training_args import TrainerArgs
 
 _INCLUDE = re.compile(r"^\s*include\s+['\"](.+?)['\"]", re.MULTILINE)
 # A setting that SID-GR's gin files must have, and that no other gin file can have.
@@ -50,7 +44,7 @@ class GinRun:
         with _naming(path):
             logging.getLogger("gin").setLevel(logging.CRITICAL)  # gin also logs the errors that it raises
             application = _application(path)
-            gin.parse_config_files_and_bindings([str(path)], list(bindings))
+            parse_gin(path, bindings)
         return GinRun(path, application)
 
     def model(self) -> ConfiguredModel:
@@ -84,8 +78,6 @@ class GinRun:
         return self._trainer().cost_file()
 
     def _trainer(self) -> TrainerArgs:
-        from ..training import TrainerArgs  # imports TorchRec, which takes seconds
-
         with _naming(self.path):
             return from_gin(TrainerArgs)
 
@@ -100,16 +92,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _application(path: Path) -> ModuleType:
-    """Imports the application's module that reads its gin files.
-
-    Raises:
-        InputError: this is not a checkout.
-    """
-    if NAME != "commons":
-        raise InputError(
-            f"a gin file configures a model of the checkout: run python -m commons.advisor {path} there, "
-            "with the same options"
-        )
+    """Imports the application's module that reads its gin files."""
     package = "sid_gr" if _ONLY_IN_SID_GR.search(_with_includes(path)) else "hstu"
     # A console command, unlike `python -m`, does not look for packages in the working directory.
     if str(Path.cwd()) not in sys.path:

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commons.datasets import BucketSampler
-from commons.partition import loads, refined
+from commons.bucket_sampler import BucketSampler
+from commons.partition import refined
 from tests.commons.datasets import epoch_loaders
 from tests.commons.datasets.epoch_loaders import buckets, histories, loaded, loader_of, samples_of
 from tests.commons.distributed.errors_and_warnings import warnings_of
+from tests.commons.partition.internals import loads
 
 shapes = {
     "workloads": st.lists(st.integers(0, 9) | st.floats(0, 1e9), max_size=60),
@@ -110,10 +111,10 @@ def test_the_last_step_is_kept_dropped_or_filled_by_repetition(num_samples, num_
 
 @pytest.mark.parametrize("num_samples", [0, 3, 4, 16, 17, 20])
 def test_a_last_step_with_fewer_samples_than_ranks_is_warned_of_before_it_comes(num_samples):
-    with warnings_of("commons.datasets") as chosen:
+    with warnings_of("commons.bucket_sampler") as chosen:
         for last in ("keep", "repeat"):
             steps_of(histories(num_samples), 4, 4, last=last)
-    with warnings_of("commons.datasets") as found:
+    with warnings_of("commons.bucket_sampler") as found:
         steps = steps_of(histories(num_samples), 4, 4)
     assert chosen == []
     assert len(found) == any(not batch for step in steps for batch in step)

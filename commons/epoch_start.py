@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..argument_checks import require, require_at_least, require_integer
+from .argument_checks import require, require_at_least, require_integer
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
-from ..argument_checks import require
-from ..partition import refined
-from ..partition.workloads import as_workloads, check_count
-from ..sequence_batch.fields import hash_bytes
+from .argument_checks import require
 from .epoch_start import EpochStart
+from .partition import refined
+from .partition.workloads import as_workloads, check_count
+from .sequence_batch.fields import hash_bytes
+
+__all__ = ["BucketSampler"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +27,12 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
     Samples never change ranks afterward, but the cost of each sample must be known before loading starts.
 
     An epoch uses every sample once, and is the same on all ranks. `batch_size × num_ranks` samples make a
-    global step, which `commons.partition.refined` divides among the ranks. The ranks' numbers of samples
+    global step, which `partition.refined` divides among the ranks. The ranks' numbers of samples
     differ by at most one. Leftover samples that do not fill a step form a last step, or are treated as `last`
     says. They are drawn from all samples, so they are not always the longest.
 
-    With one bucket, the global steps are those of `SequenceDataset` with `shuffle` and the same seed: plain
-    shuffling, balanced without an exchange. A step whose largest sample outweighs a rank's share stays
-    unbalanced.
+    With one bucket, the global steps are those of plain shuffling, balanced without an exchange. A step whose
+    largest sample outweighs a rank's share stays unbalanced.
 
     With more buckets, the samples of full steps are sorted by workload and divided into equal buckets. Each
     bucket is shuffled. The concatenated buckets are divided into steps, and the steps are shuffled. A step at
@@ -45,8 +46,9 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
     `rebalance_groups` of the extension `sample_groups` keeps groups together where balance allows it. A group
     that falls into two steps or two buckets counts as two groups.
 
-    Pass the sampler to a `DataLoader` as `batch_sampler`, with `functools.partial(source.collate,
-    batch_size=batch_size)` as `collate_fn`.
+    Pass the sampler to a `DataLoader` as `batch_sampler`.
+
+    Provisional: may change in a minor version.
 
     Args:
         workloads: `[samples]` non-negative costs in any unit, or lengths. They are equal on all ranks.
@@ -59,10 +61,10 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
             a user, belong together on one rank. Samples with negative numbers have no group. None means no
             groups.
         last: treatment of leftover samples. "keep" makes them a step. If they are fewer than the ranks, some
-            ranks get an empty list as their batch. `SampleSource.collate` turns it into padding rows, but
-            torch's `default_collate` fails. "drop" leaves them out, different samples each epoch. "repeat"
-            adds the first samples of the epoch again, as `DistributedSampler` does, until all ranks have the
-            same number. None means "keep", with a warning if a batch will be empty.
+            ranks get an empty list as their batch. The collate function must turn it into padding rows;
+            torch's `default_collate` fails on it. "drop" leaves them out, different samples each epoch.
+            "repeat" adds the first samples of the epoch again, as `DistributedSampler` does, until all ranks
+            have the same number. None means "keep", with a warning if a batch will be empty.
 
     Raises:
         TypeError: `batch_size`, `rank`, `num_ranks`, or `seed` is not an integer.
@@ -88,7 +90,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         self._workloads = as_workloads(workloads).copy()  # the caller's array may change
         self._group_of = None
         if groups is not None:
-            from ..extensions.sample_groups.groups import number_groups  # only callers with groups need it
+            from .extensions.sample_groups.groups import number_groups  # only callers with groups need it
 
             self._group_of = number_groups(groups, len(self._workloads))
         self._step_size = self._batch_size * self._num_ranks
@@ -168,7 +170,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         workloads = self._workloads[samples]
         if self._group_of is None:
             return refined(workloads, self._num_ranks)
-        from ..extensions.sample_groups import rebalance_groups
+        from .extensions.sample_groups import rebalance_groups
 
         home = np.arange(len(samples)) * self._num_ranks // max(len(samples), 1)
         return rebalance_groups(workloads, home, self._num_ranks, groups=self._group_of[samples])
