@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _failed(
             f'{error.name} is not installed; the extra "train" has all but TorchRec, which only gin files '
-            'need: in a checkout, pip install ".[train]", or see docs/installing.md'
+            'need: in a checkout, pip install ".[train]", or see docs/getting-started.md'
         )
     except (InputError, OSError) as error:
         return _failed(error)
