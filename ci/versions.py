@@ -5,7 +5,7 @@
 Each set has its own environment under out/versions, which is removed afterwards. It takes several gigabytes
 if torch is built for CUDA. The installation of the wheel must not change torch, torchrec, or fbgemm. The
 oldest set has the oldest versions of other packages that pyproject.toml allows, and also tests a copy of the
-core without extensions. Results go to benchmarks/results, and the printed table to docs/installing.md.
+core without extensions. Results go to benchmarks/results, and the printed table to docs/getting-started.md.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _run_tests(environment: Environment, each: TriedSet) -> Outcome:
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """Returns the table of docs/installing.md."""
+    """Returns the table of docs/getting-started.md."""
     columns: dict[str, Cell] = {name: f"{{{name}}}" for name in ("torch", "torchrec", "fbgemm")}
     columns |= {"Python": "{python}", "numpy": "{others[numpy]}", "numba": "{others[numba]}"}
     columns |= {"tests passed": "{passed}", "failed": lambda each: str(len(each["failed"]))}

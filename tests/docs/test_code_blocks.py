@@ -63,12 +63,7 @@ def test_gin_blocks_are_valid_settings(processes, block, tmp_path):
     raise AssertionError(f"{block.where} fits no model's configuration:\n" + "\n".join(problems))
 
 
-COMMANDS = [
-    (block, words)
-    for block in blocks("bash")
-    for words in commands(block)
-    if block.page != "docs/in-your-trainer.md"  # those run in other projects' checkouts
-]
+COMMANDS = [(block, words) for block in blocks("bash") for words in commands(block)]
 
 
 @pytest.mark.parametrize(
