@@ -1,6 +1,7 @@
 """Forks interpreters from a process that has imported TorchRec, because that import takes seconds."""
 
 import atexit
+import ctypes
 import functools
 import json
 import multiprocessing
@@ -17,33 +18,56 @@ from tests.process_pool import forkserver
 _fork = multiprocessing.get_context("fork")
 
 
+def forked_python(fresh: bool = False) -> tuple[str, ...]:
+    """Returns a command that stands in for `python`, passes signals on, and ends as the fork does.
+
+    With `fresh`, forks have imported nothing of this repository, and end as interpreters do, which may abort.
+    """
+    _start_server()
+    client = str(Path(__file__).with_name("rank_client.py"))
+    return (sys.executable, "-I", "-S", client, _name_of_server(os.getpid(), fresh))
+
+
 @functools.cache
-def forked_python() -> tuple[str, ...]:
-    """Returns a command that stands in for `python`, passes signals on, and ends as the fork does."""
-    name = f"rank-server-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("\0" + name)
-        listener.listen()
-        server = forkserver.Process(target=_serve, args=(listener,))
+def _start_server() -> None:
+    """Starts the server of this process; that of fresh forks then runs, too, as `tests.preload` is imported."""
+    with _listening(os.getpid(), fresh=False) as listener:
+        server = forkserver.Process(target=_serve, args=(listener, os.getpid(), False))
         server.start()
     atexit.register(server.terminate)  # runs before multiprocessing waits for its processes
-    return (sys.executable, "-I", "-S", str(Path(__file__).with_name("rank_client.py")), name)
 
 
-def _serve(listener: socket.socket) -> None:
-    tests = multiprocessing.parent_process()
-    assert tests is not None
-    while tests.sentinel not in wait([listener, tests.sentinel]):
+def serve_fresh_forks() -> None:
+    """Forks the server of fresh forks from the forkserver, which has imported third-party packages alone."""
+    tests = os.getppid()
+    with _listening(tests, fresh=True) as listener:
+        _fork.Process(target=_serve, args=(listener, tests, True)).start()
+
+
+def _name_of_server(tests: int, fresh: bool) -> str:
+    return f"{'fresh-' if fresh else ''}rank-server-{tests}"
+
+
+def _listening(tests: int, fresh: bool) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("\0" + _name_of_server(tests, fresh))
+    listener.listen()
+    return listener
+
+
+def _serve(listener: socket.socket, tests: int, fresh: bool) -> None:
+    alive = os.pidfd_open(tests)
+    while alive not in wait([listener, alive]):
         client, _ = listener.accept()
         with client:
-            _fork.Process(target=_answer, args=(client,)).start()
+            _fork.Process(target=_answer, args=(client, fresh)).start()
 
 
-def _answer(client: socket.socket) -> None:
+def _answer(client: socket.socket, fresh: bool) -> None:
     """Runs what a client asks for, and ends when that ends."""
     size, [output], _, _ = socket.recv_fds(client, 4, 1)
     request = json.loads(client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
-    process = _fork.Process(target=_run, args=(*request, output))
+    process = _fork.Process(target=_run, args=(*request, output, fresh))
     process.start()
     os.close(output)
     while process.sentinel not in wait([client, process.sentinel]):
@@ -53,7 +77,9 @@ def _answer(client: socket.socket) -> None:
     client.sendall(process.exitcode.to_bytes(2, "big", signed=True))
 
 
-def _run(directory: str, arguments: list[str], environment: dict[str, str], output: int) -> None:
+def _run(
+    directory: str, arguments: list[str], environment: dict[str, str], output: int, fresh: bool
+) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -70,6 +96,10 @@ def _run(directory: str, arguments: list[str], environment: dict[str, str], outp
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(arguments[0], run_name="__main__")
+        code = 0
     except Exception:
         sys.excepthook(*sys.exc_info())  # as an interpreter does; multiprocessing prints tracebacks by itself
-        sys.exit(1)
+        code = 1
+    if fresh:
+        ctypes.pythonapi.Py_Exit(code)  # finalizes the interpreter, and unloads libraries
+    sys.exit(code)
