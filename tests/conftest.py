@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 import fcntl
 import gc
 import os

@@ -19,7 +19,7 @@ import numba  # noqa: E402, F401
 import pytest  # noqa: E402, F401
 import torchrec.distributed.train_pipeline  # noqa: E402, F401
 
-from tests.e2e.rank_server import serve_fresh_forks  # noqa: E402
+from tests.rank_server import serve_fresh_forks  # noqa: E402
 
 serve_fresh_forks()
 

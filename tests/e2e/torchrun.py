@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.rank_server import forked_python
 from tests.process_pool import free_port
+from tests.rank_server import forked_python
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = {

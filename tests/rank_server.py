@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -30,7 +31,7 @@ def forked_python(fresh: bool = False) -> tuple[str, ...]:
 
 @functools.cache
 def _start_server() -> None:
-    """Starts the server of this process; that of fresh forks then runs, too, as `tests.preload` is imported."""
+    """Starts the server of this process. That of fresh forks then runs, too: `tests.preload` starts it."""
     with _listening(os.getpid(), fresh=False) as listener:
         server = forkserver.Process(target=_serve, args=(listener, os.getpid(), False))
         server.start()
@@ -65,11 +66,12 @@ def _serve(listener: socket.socket, tests: int, fresh: bool) -> None:
 
 def _answer(client: socket.socket, fresh: bool) -> None:
     """Runs what a client asks for, and ends when that ends."""
-    size, [output], _, _ = socket.recv_fds(client, 4, 1)
+    size, outputs, _, _ = socket.recv_fds(client, 4, 2)
     request = json.loads(client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
-    process = _fork.Process(target=_run, args=(*request, output, fresh))
+    process = _fork.Process(target=_run, args=(*request, outputs, fresh))
     process.start()
-    os.close(output)
+    for output in outputs:
+        os.close(output)
     while process.sentinel not in wait([client, process.sentinel]):
         number = client.recv(1)
         os.kill(process.pid, number[0] if number else signal.SIGKILL)
@@ -78,19 +80,21 @@ def _answer(client: socket.socket, fresh: bool) -> None:
 
 
 def _run(
-    directory: str, arguments: list[str], environment: dict[str, str], output: int, fresh: bool
+    directory: str, arguments: list[str], environment: dict[str, str], outputs: list[int], fresh: bool
 ) -> None:
     import torch
 
+    gc.enable()
     torch.set_num_threads(1)
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
-    for standard in (1, 2):
+    for standard, output in enumerate(outputs, 1):
         os.dup2(output, standard)
     is_module = arguments[0] == "-m"
     sys.argv = arguments[is_module:]
-    sys.path[:0] = [directory if is_module else str(Path(arguments[0]).parent), environment["PYTHONPATH"]]
+    sys.path[:0] = [directory if is_module else str(Path(arguments[0]).parent)]
+    sys.path[1:1] = filter(None, [environment.get("PYTHONPATH")])
     try:
         if is_module:
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
