@@ -1,5 +1,4 @@
 # ruff: noqa: E402
-import fcntl
 import gc
 import os
 from collections.abc import Iterator
@@ -36,10 +35,8 @@ class Pools(Protocol):
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
-    """Compiles the kernels in one xdist worker, so that all other processes find them in the cache."""
-    with open(__file__) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        compile_kernels()
+    """Compiles the kernels, so that all other processes find them in the cache."""
+    compile_kernels()
 
 
 @pytest.fixture(scope="session")
