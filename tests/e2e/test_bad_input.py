@@ -88,7 +88,7 @@ def test_only_the_rank_that_raises_shows_a_traceback(tmp_path, failure):
 def test_only_the_rank_that_raises_shows_a_traceback_in_a_users_program(tmp_path):
     program = in_checkout(source("own_torchrec_model")).replace("range(10)", "steps()")
     (tmp_path / "program.py").write_text(program.replace("\nif __name__", f"{FAILING_STEPS}\nif __name__"))
-    # Forked processes end at once; only an interpreter of its own could abort on its way.
+    # Only what ends as an interpreter does could abort on its way.
     output = torchrun(tmp_path, "program.py", fails=True, fresh=True)
     assert time.time() - (tmp_path / "failed").stat().st_mtime < 60
     assert output.count("ValueError: the loader fails") == 1, output

@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.torchrun import ENVIRONMENT, REPOSITORY
 from tests.examples.programs import source
 from tests.process_pool import free_port
+from tests.rank_server import forked_python
 
 FOREIGN = "Another project's package."
 IN_A_CHECKOUT = ("datasets", "training", "unbounded_ids")  # our trainer, its data sets, and its id tables
@@ -68,7 +69,7 @@ def test_two_ranks_exchange_batches_beside_a_foreign_commons(site, tmp_path):
     (tmp_path / "program.py").write_text(program)  # with the partitioner that compiles least
     shutil.copy(REPOSITORY / "tests" / "e2e" / "forked_ranks.py", tmp_path)
     ran = subprocess.run(
-        [sys.executable, "forked_ranks.py", str(free_port()), str(REPOSITORY)],
+        [*forked_python(fresh=True), str(tmp_path / "forked_ranks.py"), str(free_port()), str(REPOSITORY)],
         cwd=tmp_path,
         env=ENVIRONMENT | {"PYTHONPATH": str(site)},
         capture_output=True,

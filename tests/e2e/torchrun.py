@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.rank_server import forked_python
 from tests.process_pool import free_port
+from tests.rank_server import forked_python
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = {
@@ -32,18 +32,18 @@ def torchrun(
 ) -> str:
     """Returns the output of `torchrun --nproc_per_node RANKS ARGUMENTS`, checking whether it fails.
 
-    With `fresh`, ranks are new interpreters, as users have them, which costs ten seconds of CPU time.
-    Otherwise they are forked from a process that has imported TorchRec, as torchrun always is.
+    Ranks are forked from a process that has imported TorchRec, as torchrun is. With `fresh`, that process has
+    imported nothing of this repository, and ranks end as interpreters do.
     """
     options = [f"--nproc_per_node={ranks}", f"--max-restarts={restarts}"]
     options += [f"--master-port={free_port()}"]  # cheaper than the rendezvous of --standalone
-    options += [] if fresh else ["--no-python", *forked_python()]
+    options += ["--no-python", *forked_python(fresh)]
     return python(directory, "-m", "torch.distributed.run", *options, *arguments, fails=fails)
 
 
-def python(directory: Path, *arguments: str | Path, fails: bool = False) -> str:
+def python(directory: Path, *arguments: str | Path, fails: bool = False, fresh: bool = False) -> str:
     """Returns the output of `python ARGUMENTS`, run by a forked interpreter; otherwise like `torchrun`."""
-    return _run(directory, [*forked_python(), *map(str, arguments)], fails)
+    return _run(directory, [*forked_python(fresh), *map(str, arguments)], fails)
 
 
 def _run(directory: Path, command: list[str], fails: bool) -> str:

@@ -11,6 +11,7 @@ it, except for streams that were recorded for it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
@@ -243,13 +244,19 @@ def call_site() -> str:
     """Returns the innermost file and function outside this harness and torch itself."""
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        ours = name.startswith(_ROOT) and not name.startswith(_HARNESS) and "site-packages" not in name
-        if ours or "/torchrec/" in name or "/fbgemm_gpu/" in name:
-            short = name.split("site-packages/")[-1].removeprefix(_ROOT + "/")
+        if short := _short(frame.f_code.co_filename):
             return f"{short} {frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere"
+
+
+@functools.cache
+def _short(name: str) -> str:
+    """Returns a file's short name; none if it is this harness's or torch's."""
+    ours = name.startswith(_ROOT) and not name.startswith(_HARNESS) and "site-packages" not in name
+    if not (ours or "/torchrec/" in name or "/fbgemm_gpu/" in name):
+        return ""
+    return name.split("site-packages/")[-1].removeprefix(_ROOT + "/")
 
 
 DEVICE = Device()

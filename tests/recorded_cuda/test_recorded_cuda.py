@@ -114,16 +114,18 @@ def faults(found: Record) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def races(pool) -> Callable[[str], set[str]]:
-    """The faults that TorchRec alone has in the pipeline of a case, which are not the stage's."""
+def recorded(pool) -> Callable[[str], list[Record]]:
+    """The records of a case without a fault, which runs once."""
+    return functools.cache(functools.partial(pool.run, record))
 
-    @functools.cache
-    def of_kind(kind: str) -> set[str]:
-        return set().union(*map(faults, pool.run(record, f"{kind}, TorchRec alone")))
+
+@pytest.fixture(scope="module")
+def races(recorded) -> Callable[[str], set[str]]:
+    """The faults that TorchRec alone has in the pipeline of a case, which are not the stage's."""
 
     def of_case(case: str) -> set[str]:
         kind = case.partition(",")[0]
-        return of_kind(kind) if kind in OTHERS else set()
+        return set().union(*map(faults, recorded(f"{kind}, TorchRec alone"))) if kind in OTHERS else set()
 
     return of_case
 
@@ -134,8 +136,8 @@ def waits_of_library(found: Record) -> Counter[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_case_is_equal_to_the_cpu_and_clean(pool, races, case):
-    of_ranks = pool.run(record, case)
+def test_a_case_is_equal_to_the_cpu_and_clean(recorded, races, case):
+    of_ranks = recorded(case)
     for found in of_ranks:
         assert not faults(found) - races(case), "\n".join(found.findings)
         assert found.launches == of_ranks[0].launches

@@ -95,7 +95,7 @@ def test_epochs_and_seeds_differ_and_repeat(options):
 
 
 @BOTH
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (1, "spawn")])
+@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (1, "forkserver")])
 def test_persistent_workers_follow_the_epoch_and_where_it_starts(make, workers, context):
     division = make()
     options = {"persistent_workers": True, "multiprocessing_context": context} if workers else {}

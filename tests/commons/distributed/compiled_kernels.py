@@ -1,13 +1,14 @@
 """The functions that are compiled when a shuffler starts, and by the placing after it."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
+import tempfile
 from typing import Any
 
 from numba.core.dispatcher import Dispatcher
+
+from tests.rank_server import forked_python
 
 # In a process of its own, because the tests' processes have compiled everything.
 PROGRAM = """
@@ -56,12 +57,10 @@ def before_and_after_placing(
     `setup` makes `extensions`; `columns` is an expression of the `tokens`; and `then` follows placing.
     """
     program = PROGRAM.replace("SETUP", setup).replace("COLUMNS", columns).replace("THEN", then)
-    process = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(settings)],
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(program)
+        file.flush()
+        command = [*forked_python(fresh=True), file.name, json.dumps(settings)]
+        process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout)

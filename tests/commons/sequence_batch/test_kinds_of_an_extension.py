@@ -1,7 +1,8 @@
 """Types that an extension takes apart are refused without it, by an error that names the import."""
 
 import subprocess
-import sys
+
+from tests.rank_server import forked_python
 
 PROGRAM = """
 import torch
@@ -51,6 +52,8 @@ for kind, value in kinds.items():
 """
 
 
-def test_types_of_an_extension_are_refused_without_it():
-    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240)
+def test_types_of_an_extension_are_refused_without_it(tmp_path):
+    (file := tmp_path / "program.py").write_text(PROGRAM)
+    command = [*forked_python(fresh=True), str(file)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr

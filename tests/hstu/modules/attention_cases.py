@@ -95,6 +95,7 @@ def batches(draw: st.DrawFn) -> list[SampleMask]:
 
 
 MIXED = (mask(3, 11, 2), mask(0, 0), mask(17, 4), mask(0, 1), mask(0, 2, 8))
+FEW = (mask(3, 11, 2), mask(0, 0), mask(0, 1))
 WIDTHS = ((torch.float32, 40), (torch.float32, 256), (torch.bfloat16, 64), (torch.float16, 96))
 # Contextual and history tokens are causal.
 CAUSAL = {
@@ -113,8 +114,8 @@ CASES = {
     "whole tiles": Case((mask(16, 16, 8), mask(0, 32), mask(0, 0, 8))),
     "empty": Case((mask(0, 0), mask(0, 0))),
     "no samples": Case(()),
-    "different strides": Case(MIXED, are_copies=True),
-    **{f"{str(dtype)[6:]}, width {width}": Case(MIXED, dtype, width) for dtype, width in WIDTHS},
+    "different strides": Case(FEW, are_copies=True),
+    **{f"{str(dtype)[6:]}, width {width}": Case(FEW, dtype, width) for dtype, width in WIDTHS},
 }
 CAUSAL_CASES = {
     f"{name}, {str(dtype)[6:]}": Case(masks, dtype)

@@ -30,6 +30,7 @@ from tests.commons.distributed.loaded_batches import (
 )
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
 from tests.drawn_batches import draw_batch
+from tests.few_examples import few_examples
 from tests.on_ranks import on_ranks
 
 
@@ -59,6 +60,7 @@ def _there_and_back(case: Case, padded: bool) -> None:
     check_identical(back_of(shuffler)(outputs[alone], plan), expected[alone], alone)
 
 
+@few_examples
 @given(
     case=st.sampled_from([2, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, extensions=[[Unshuffle()]])),
     padded=st.booleans(),

@@ -15,7 +15,7 @@ def main() -> None:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect("\0" + server)
     request = json.dumps([os.getcwd(), arguments, dict(os.environ)]).encode()
-    socket.send_fds(connection, [len(request).to_bytes(4, "big")], [1])
+    socket.send_fds(connection, [len(request).to_bytes(4, "big")], [1, 2])
     connection.sendall(request)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: connection.sendall(bytes([number])))
