@@ -34,6 +34,7 @@ TrainerArgs.eval_metrics = ("NDCG@5", "NDCG@10", "Recall@10", "HitRate@5")
 TrainerArgs.enable_balanced_shuffler = True
 DatasetArgs.dataset_name = "shop"
 DatasetArgs.sequence_features_training_data_path = "training.parquet"
+DatasetArgs.sequence_features_validation_data_path = None
 DatasetArgs.sequence_features_testing_data_path = "testing.parquet"
 DatasetArgs.item_to_sid_mapping_path = "item_to_sid.pt"
 DatasetArgs.max_candidate_length = 1
