@@ -36,7 +36,7 @@ class SASRecConfig:
     length: int = 100
     dropout: float = 0.5
     batch_size: int = 32
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     epochs: int = 100
     patience: int = 6
     epochs_per_validation: int = 2
