@@ -84,6 +84,10 @@ PLACES: dict[str, Callable[[Stream], list[np.ndarray]]] = {
 }
 
 
+def _count_flops_of_all_pairs(tokens: np.ndarray) -> np.ndarray:
+    return 10 * tokens * HIDDEN_SIZE**2 + 4 * tokens**2 * HIDDEN_SIZE
+
+
 def draw(
     ranks: int,
     rows: int,
@@ -92,27 +96,29 @@ def draw(
     order: str,
     seed: int,
     shared: float = 1.0,
+    count_flops: Callable[[np.ndarray], np.ndarray] = _count_flops_of_all_pairs,
 ) -> Stream:
     """Returns a random stream. A user's samples follow one another, or are dealt to the ranks in turn.
 
     Args:
         ranks, rows: number of ranks, and of rows per rank.
-        users: number of samples per user, one of `USERS`.
-        lengths: a key of `LENGTHS`.
+        users: number of samples per user, one of `USERS` or "N each".
+        lengths: a key of `LENGTHS`, or the length of all samples.
         order: one of `ORDERS`.
         seed: seed of the generator.
         shared: share of a sample's ids that all samples of its user contain.
+        count_flops: function that returns the workloads of samples with these tokens.
     """
     rng, count = np.random.default_rng([seed, ranks, rows]), ranks * rows
     samples_of = _draw_sample_counts(users, count, rng)
-    length = LENGTHS[lengths](rng, len(samples_of))
+    draw_lengths = LENGTHS.get(lengths, lambda _, n: np.full(n, int(lengths)))
+    length = draw_lengths(rng, len(samples_of))
     user = np.repeat(np.arange(len(samples_of)), samples_of)
     tokens = 2 * length[user] + 1
     home = np.arange(count) // rows if order == "user-major" else np.arange(count) % ranks
     own = np.rint((1 - shared) * length).astype(np.int64)
     sizes = BYTES_PER_TOKEN * tokens
-    workloads = make_flops(HIDDEN_SIZE).per_sample(tokens)
-    return Stream(ranks, workloads, tokens, sizes, home, user, length - own, own)
+    return Stream(ranks, count_flops(tokens), tokens, sizes, home, user, length - own, own)
 
 
 def _draw_sample_counts(users: str, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -149,9 +155,10 @@ def measure_groups(draws: int) -> list[Record]:
 
     def measure(lengths: str, samples_per_user: int, ranks: int, placement: str) -> Record:
         stream = ranks, ROWS_PER_RANK, f"{samples_per_user} each", lengths, "user-major"
-        streams = [draw(*stream, seed, SHARED) for seed in range(draws)]
+        streams = [draw(*stream, seed, SHARED, flops) for seed in range(draws)]
         return average([stream.figures(PLACES[placement](stream)) for stream in streams], 4)
 
+    flops = make_flops(HIDDEN_SIZE).per_sample
     cases = list_cases(lengths=LENGTHS, samples_per_user=SAMPLES_PER_USER, ranks=RANKS, placement=PLACES)
     return measure_cases(cases, measure, "groups")
 

@@ -166,14 +166,6 @@ def test_printed_lines_are_in_the_code():
             assert is_in_code(line), f"{block.where}: nothing in the code prints\n{line}"
 
 
-@pytest.mark.parametrize("block", blocks("diff"), ids=lambda block: block.where)
-def test_patches_have_the_lines_that_their_headers_count(block, tmp_path):
-    """That they fit their program is tried by hand."""
-    parsing = ["git", "apply", "--numstat", "-"]
-    parsed = subprocess.run(parsing, input=block.code, cwd=tmp_path, capture_output=True, text=True)
-    assert parsed.returncode == 0, f"{block.where}: {parsed.stderr}"
-
-
 _LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 

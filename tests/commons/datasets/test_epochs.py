@@ -151,7 +151,7 @@ def test_calls_that_undo_nothing_follow_any_other(make, calls, found):
 def test_only_a_second_iteration_from_within_an_epoch_is_warned_of(make):
     division = make()
     division.set_epoch(77, 4)
-    with warnings_of("commons.datasets") as messages:
+    with warnings_of("commons.epoch_start") as messages:
         loaded(division)
         assert messages == []
         loaded(division)

@@ -13,6 +13,7 @@ from tests.on_ranks import on_ranks
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_python_collects_as_before_once_training_has_failed(enabled):
+    gc.unfreeze()  # what was imported before the tests
     (gc.enable if enabled else gc.disable)()
     try:
         with pytest.raises(RuntimeError), SynchronizedGC(2):

@@ -14,7 +14,9 @@ NUM_BUCKETS = 7
 @given(rows=st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=4), with_actions=st.booleans())
 def test_order_of_tokens_and_positions(rows, with_actions):
     """The embedding of each token tells its feature, its row, and its place in it."""
-    config = HSTUConfig(1, WIDTH, 1, 1, scaling_seqlen=1, num_position_buckets=NUM_BUCKETS)
+    config = HSTUConfig(
+        1, WIDTH, 1, 1, scaling_seqlen=1, num_position_buckets=NUM_BUCKETS, hidden_dropout=0.0
+    )
     features = HSTUFeatures("item", "action" if with_actions else None, contextual=("b", "a"))
     module = SequencePreprocessor(config, features)
     in_a, in_b, items, drawn = zip(*rows, strict=True)
