@@ -29,6 +29,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # extension modules would report frozen objects as leaks
+
+
 class Pools(Protocol):
     def __call__(self, num_ranks: int) -> ProcessPool: ...
 
