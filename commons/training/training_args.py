@@ -159,7 +159,7 @@ class TrainerArgs:
 
     def written_folders(self, num_steps: int) -> dict[str, str]:
         """Returns the folders that a run of `num_steps` steps writes to, by the name of their setting."""
-        saves = self.saves_within(num_steps) or self.best_metric
+        saves = self.saves_within(num_steps) or (num_steps > 0 and self.best_metric)
         settings = ["log_dir", "ckpt_save_dir"] if saves else ["log_dir"]
         return {f"TrainerArgs.{name}": getattr(self, name) for name in settings}
 
