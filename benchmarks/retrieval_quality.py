@@ -66,7 +66,7 @@ def _train(dataset: Path, run: Path, seed: int, settings: Sequence[str]) -> Reco
 
 
 def _control(histories: Sequence[np.ndarray], seed: int) -> Record:
-    _, scores = train_sasrec(histories, seed, SASRecConfig())
+    scores = train_sasrec(histories, seed, SASRecConfig())
     return _name(find_metrics(scores, [int(history[-1]) for history in histories]))
 
 

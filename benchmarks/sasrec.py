@@ -71,8 +71,8 @@ class SASRec(nn.Module):
         return states @ self.items.weight.T
 
 
-def train_sasrec(histories: Sequence[np.ndarray], seed: int, config: SASRecConfig) -> tuple[np.ndarray, ...]:
-    """Trains on all but each user's last two items, and returns the scores of the best state.
+def train_sasrec(histories: Sequence[np.ndarray], seed: int, config: SASRecConfig) -> np.ndarray:
+    """Trains on all but each user's last two items, of which the first validates.
 
     Args:
         histories: item ids of each user, oldest first, at least four of each.
@@ -80,7 +80,7 @@ def train_sasrec(histories: Sequence[np.ndarray], seed: int, config: SASRecConfi
         config: settings.
 
     Returns:
-        Scores of all items for the second-last item of each user, and for the last one, `[users, num_items]`.
+        Scores of all items for each user's last item, `[users, num_items]`, by the state that validated best.
     """
     torch.manual_seed(seed)
     torch.set_num_threads(1)
@@ -107,13 +107,12 @@ def train_sasrec(histories: Sequence[np.ndarray], seed: int, config: SASRecConfi
         if without_progress == config.patience:
             break
     model.load_state_dict(state)
-    with_validation = [history[:-1] for history in histories]
-    return _score(model, known, config), _score(model, with_validation, config)
+    return _score(model, [history[:-1] for history in histories], config)
 
 
 def find_metrics(scores: np.ndarray, targets: Sequence[int]) -> tuple[float, float]:
-    """Returns HR@10 and NDCG@10 of scores `[users, num_items]`, in a ranking of all items."""
-    places = (scores > np.take_along_axis(scores, np.array(targets)[:, None], 1)).sum(1)
+    """Returns HR@10 and NDCG@10 of scores `[users, num_items]`. Equal scores and NaN precede a target."""
+    places = (~(scores < np.take_along_axis(scores, np.array(targets)[:, None], 1))).sum(1) - 1
     hits = places < 10
     return float(hits.mean()), float(np.where(hits, 1 / np.log2(places + 2), 0).mean())
 

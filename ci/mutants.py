@@ -18,11 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -60,7 +62,8 @@ def catching_test(mutant: dict[str, str]) -> str:
             raise SystemExit(f"{mutant['name']}: its line is {count} times in {mutant['file']}, not once")
         file.write_text(source.replace(mutant["before"], mutant["after"]))
         room = room_of(mutant["file"], folder)
-        return _first_failure(folder, room) or _first_failure(folder, ["tests"])
+        others = ["tests", *(f"--ignore={tests}" for tests in room)]
+        return (_first_failure(folder, room) if room else "") or _first_failure(folder, others)
 
 
 def room_of(file: str, folder: Path) -> list[str]:
@@ -74,19 +77,22 @@ def room_of(file: str, folder: Path) -> list[str]:
 
 
 def _first_failure(folder: Path, tests: Sequence[str]) -> str:
-    """Returns the first test that fails or hangs, or "" if all pass."""
+    """Returns the first test that fails or hangs, or "" if all pass, or there are none."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1", "PYTHONPATH": str(folder)}
     with tempfile.TemporaryFile("w+") as log:  # not a pipe, which processes left behind would keep open
+        at: dict[str, Any] = {"cwd": folder, "env": environment, "start_new_session": True}
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **at)
         try:
-            code = subprocess.call(
-                command, stdout=log, stderr=subprocess.STDOUT, cwd=folder, env=environment, timeout=TIMEOUT_S
-            )
+            code = process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             return f"{TIMEOUT_S:g} s without an answer"
         log.seek(0)
         failures = [line for line in log if line.startswith(("FAILED ", "ERROR "))]
-    return (failures or ["an error of pytest"])[0].partition(" - ")[0].strip() if code else ""
+    passed = code in (0, 5)  # 5: no tests
+    return "" if passed else (failures or ["an error of pytest"])[0].partition(" - ")[0].strip()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 # ruff: noqa: E402
+import fcntl
 import gc
 import os
 from collections.abc import Iterator
@@ -39,8 +40,10 @@ class Pools(Protocol):
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
-    """Compiles the kernels, so that all other processes find them in the cache."""
-    compile_kernels()
+    """Compiles the kernels in one xdist worker, so that all other processes find them in the cache."""
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        compile_kernels()
 
 
 @pytest.fixture(scope="session")

@@ -38,8 +38,8 @@ class UserSequenceSource(HSTUSource):
         max_num_candidates: largest number of candidates per sample. 0 means that samples have none.
         eval_fraction: held-out share of a user's events, between 0 and 1.
         num_held_out: number of held-out events per user. None means the share `eval_fraction`.
-        window_step: number of events between the ends of a user's training samples, of which there are as
-            many as the history needs. None means one sample per user, with the newest events.
+        window_step: number of events between the ends of a user's training samples, which go back from the
+            newest event until every event is in one. None means one sample per user, with the newest events.
 
     Raises:
         ValueError: a value is out of range.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
@@ -92,13 +93,13 @@ def _disk_sources(for_retrieval: bool) -> HSTUSources:
         )
     path = Path("data") / args.dataset_name if args.dataset_path is None else Path(args.dataset_path)
     sequences = UserSequences.open(path, args.dataset_name)
-    train, evaluation, test = (
-        UserSequenceSource(sequences, split, **args.source_options(for_retrieval))
-        for split in ("train", "validation", "eval")
-    )
+
+    def source(split: Literal["train", "validation", "eval"]) -> UserSequenceSource:
+        return UserSequenceSource(sequences, split, **args.source_options(for_retrieval))
+
     if args.num_held_out != 2:
-        return HSTUSources(train, test, args.shuffle)
-    return HSTUSources(train, evaluation, args.shuffle, test)
+        return HSTUSources(source("train"), source("eval"), args.shuffle)
+    return HSTUSources(source("train"), source("validation"), args.shuffle, source("eval"))
 
 
 def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs, device: torch.device) -> ModelParts:

@@ -56,6 +56,9 @@ class DatasetArgs:
         require_setting(self, is_known, "num_held_out", "1, 2 for one to validate and one to test, or None")
         require_settings_at_least(2 if self.use_windows else 1, self, "max_history_seqlen")
         require_settings_at_least(0, self, "max_num_candidates")
+        has_labels = not (self.use_windows and self.max_num_candidates)
+        expected = "0 with use_windows, because only candidates have labels"
+        require_setting(self, has_labels, "max_num_candidates", expected)
 
     def source_options(self, for_retrieval: bool) -> dict[str, Any]:
         """Returns the arguments of `UserSequenceSource`, except for the sequences and the split."""

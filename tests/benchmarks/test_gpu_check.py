@@ -26,7 +26,8 @@ def test_without_a_gpu_it_says_of_every_part_why_it_was_not_run():
         gpus = "a GPU" if part.num_gpus == 1 else "2 GPUs"
         assert _row(part.name, printed)[1:] == ["not run", f"needs {gpus}; there is none"]
     assert torch.__version__ in printed
-    assert f"0 passed, 0 failed, {len(PARTS)} not run" in printed
+    summary = f"0 passed, 0 failed, {len(PARTS)} not run"
+    assert summary in printed and summary in (REPOSITORY / "CONTRIBUTING.md").read_text()
 
 
 @pytest.mark.parametrize("hidden", [(), ("torchrec", "tensordict", "fbgemm_gpu")])

@@ -93,6 +93,7 @@ def test_what_a_type_takes(expected, fitting, others):
         (ADAM, "adam_eps", [-1, nan]),
         (HSTU, "norm_epsilon", [0.0, nan]),
         (SID_GR, "is_causal", [False]),
+        (hstu.DatasetArgs("ml-1m", 8, use_windows=True), "max_num_candidates", [1]),
         (hstu.RetrievalArgs(4), "temperature", [inf, 0]),
         (hstu.RetrievalArgs(4), "l2_norm_eps", [-1.0]),
         (hstu.RetrievalArgs(4), "num_negatives", [0]),
