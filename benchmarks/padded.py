@@ -271,7 +271,13 @@ def tabulate_training(figures: Sequence[Record]) -> dict[str, str]:
         "padded training": make_table(records, _TRAINING),
         "padded gains": make_table(records, {name: _TRAINING[name] for name in gains}),
         "padded steps": str(figures[0]["steps"]),
+        "padded speedup": _make_speedup(records[0]),
     }
+
+
+def _make_speedup(record: Record) -> str:
+    low, high = record["padded"]["speedup_interval"]
+    return f"SASRec {record['padded']['speedup']:.2f}× ({low:.2f}–{high:.2f})"
 
 
 _TRAINING: dict[str, Cell] = {

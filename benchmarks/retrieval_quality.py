@@ -1,8 +1,8 @@
 """Compares HSTU retrieval on MovieLens 100K with simpler models, and with and without the stage.
 
-A user's last item tests, the second-last validates, and the rest trains. All items are ranked, also those
-that the user has seen. The best checkpoint by NDCG@10 on the validation items is tested once. HSTU trains
-with its gin file on two ranks, and the control is a SASRec. Needs a folder with `u.data` and `u.user`.
+A user's last item tests, and all others train, for a number of steps that was chosen on the second-last item
+without training on it. All items are ranked, also those that the user has seen. HSTU trains with its gin file
+on two ranks, and the control is a SASRec. Needs a folder with `u.data` and `u.user`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def measure(folder: str) -> Record:
         sequences = UserSequences.open(dataset, "ml-100k")
         histories = np.split(sequences.items.astype(np.int64), sequences.offsets[1:-1])
         models: dict[str, list[Record]] = {
-            name: [_name(find_metrics(score(histories), [int(history[-1]) for history in histories]))]
+            name: [_test(score([history[:-1] for history in histories], _count_items(histories)), histories)]
             for name, score in SIMPLE.items()
         }
         with ProcessPoolExecutor(2, get_context("spawn")) as pool:
@@ -54,48 +54,54 @@ def measure(folder: str) -> Record:
 
 
 def _train(dataset: Path, run: Path, seed: int, settings: Sequence[str]) -> Record:
-    """Trains HSTU, and returns what the best checkpoint reaches on the test items."""
-    bindings = [f"DatasetArgs.dataset_path='{dataset}'", f"TrainerArgs.seed={seed}", *settings]
-    of_training = [f"TrainerArgs.log_dir='{run}/train'", f"TrainerArgs.ckpt_save_dir='{run}'"]
-    of_test = [f"TrainerArgs.log_dir='{run}/test'"]
-    command = [MODULE, "--gin-config-file", CONFIG]
-    run_torchrun(RANKS, *command, "--gin-bindings", *bindings, *of_training)
-    run_torchrun(RANKS, *command, "--evaluate", run / "best", "--gin-bindings", *bindings, *of_test)
-    *_, last = (run / "test" / "train.jsonl").read_text().splitlines()
+    """Trains HSTU on all but the last items, and returns what its last step reaches on them."""
+    bindings = [
+        f"DatasetArgs.dataset_path='{dataset}'",
+        "DatasetArgs.num_held_out=1",
+        f"TrainerArgs.seed={seed}",
+        "TrainerArgs.best_metric=''",
+        "TrainerArgs.eval_interval=1000000",  # longer than the run, so that only its end is evaluated
+        f"TrainerArgs.log_dir='{run}'",
+        *settings,
+    ]
+    run_torchrun(RANKS, MODULE, "--gin-config-file", CONFIG, "--gin-bindings", *bindings)
+    *_, last = (run / "train.jsonl").read_text().splitlines()
     return {name: json.loads(last)[name] for name in METRICS}
 
 
 def _control(histories: Sequence[np.ndarray], seed: int) -> Record:
-    scores = train_sasrec(histories, seed, SASRecConfig())
-    return _name(find_metrics(scores, [int(history[-1]) for history in histories]))
+    known = [history[:-1] for history in histories]
+    return _test(train_sasrec(known, _count_items(histories), seed, SASRecConfig()), histories)
 
 
-def count_popularity(histories: Sequence[np.ndarray]) -> np.ndarray:
-    """Scores an item by its number of events in training, `[users, num_items]`."""
-    counts = np.bincount(np.concatenate([history[:-2] for history in histories]), minlength=_most(histories))
+def _test(scores: np.ndarray, histories: Sequence[np.ndarray]) -> Record:
+    """Returns both metrics of scores `[users, num_items]` on the last items."""
+    return dict(zip(METRICS, find_metrics(scores, [int(history[-1]) for history in histories]), strict=True))
+
+
+def count_popularity(histories: Sequence[np.ndarray], num_items: int) -> np.ndarray:
+    """Scores an item by its number of events, `[users, num_items]`."""
+    counts = np.bincount(np.concatenate(histories), minlength=num_items)
     return np.tile(counts, (len(histories), 1)).astype(float)
 
 
-def count_bigrams(histories: Sequence[np.ndarray]) -> np.ndarray:
-    """Scores an item by how often it followed the user's last known item in training, then by popularity."""
-    follows = np.zeros((_most(histories), _most(histories)))
+def count_bigrams(histories: Sequence[np.ndarray], num_items: int) -> np.ndarray:
+    """Scores an item by how often it followed the user's last one, then by popularity."""
+    follows = np.zeros((num_items, num_items))
     for history in histories:
-        np.add.at(follows, (history[:-3], history[1:-2]), 1)
-    return follows[[history[-2] for history in histories]] + count_popularity(histories) / 1e6
+        np.add.at(follows, (history[:-1], history[1:]), 1)
+    return follows[[history[-1] for history in histories]] + count_popularity(histories, num_items) / 1e6
 
 
-SIMPLE: dict[str, Callable[[Sequence[np.ndarray]], np.ndarray]] = {
+SIMPLE: dict[str, Callable[[Sequence[np.ndarray], int], np.ndarray]] = {
     "popularity": count_popularity,
     "bigram counts": count_bigrams,
 }
 
 
-def _most(histories: Sequence[np.ndarray]) -> int:
+def _count_items(histories: Sequence[np.ndarray]) -> int:
+    """Returns the number of items, including 0 for none."""
     return 1 + max(int(history.max()) for history in histories)
-
-
-def _name(values: Sequence[float]) -> Record:
-    return dict(zip(METRICS, values, strict=True))
 
 
 def tables(figures: Record) -> dict[str, str]:

@@ -6,7 +6,6 @@ as its loss.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,21 +24,17 @@ class SASRecConfig:
         width, layers, heads: sizes of the Transformer.
         length: largest number of items that the model sees. Longer histories are divided into windows.
         dropout: dropout probability of embeddings, attention, and each output.
-        batch_size, learning_rate: windows per step, and Adam's rate.
-        epochs, patience: most epochs, and the number of validations in a row without progress to stop after.
-        epochs_per_validation: epochs between validations.
+        batch_size, learning_rate, epochs: windows per step, Adam's rate, and number of epochs.
     """
 
     width: int = 64
     layers: int = 2
     heads: int = 1
     length: int = 100
-    dropout: float = 0.5
+    dropout: float = 0.4
     batch_size: int = 32
     learning_rate: float = 3e-3
-    epochs: int = 100
-    patience: int = 6
-    epochs_per_validation: int = 2
+    epochs: int = 36
 
 
 class SASRec(nn.Module):
@@ -71,26 +66,24 @@ class SASRec(nn.Module):
         return states @ self.items.weight.T
 
 
-def train_sasrec(histories: Sequence[np.ndarray], seed: int, config: SASRecConfig) -> np.ndarray:
-    """Trains on all but each user's last two items, of which the first validates.
+def train_sasrec(
+    histories: Sequence[np.ndarray], num_items: int, seed: int, config: SASRecConfig
+) -> np.ndarray:
+    """Trains on histories, and returns the scores of all items for what follows each, `[users, num_items]`.
 
     Args:
-        histories: item ids of each user, oldest first, at least four of each.
+        histories: item ids of each user, oldest first, at least two of each.
+        num_items: number of items, including 0 for none.
         seed: seed of parameters, order, and dropout.
         config: settings.
-
-    Returns:
-        Scores of all items for each user's last item, `[users, num_items]`, by the state that validated best.
     """
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
-    known = [history[:-2] for history in histories]
-    windows = [window for history in known for window in _divide(history, config.length)]
-    model = SASRec(1 + max(int(history.max()) for history in histories), config)
+    windows = [window for history in histories for window in _divide(history, config.length)]
+    model = SASRec(num_items, config)
     optimizer = torch.optim.Adam(model.parameters(), config.learning_rate, betas=(0.9, 0.98))
-    best, state, without_progress = 0.0, copy.deepcopy(model.state_dict()), 0
-    for epoch in range(1, config.epochs + 1):
+    for _ in range(config.epochs):
         for rows in _batches(rng.permutation(len(windows)), config.batch_size):
             items, lengths = _pad([windows[row] for row in rows])
             is_target = torch.arange(1, items.shape[1]) < lengths[:, None]
@@ -98,16 +91,7 @@ def train_sasrec(histories: Sequence[np.ndarray], seed: int, config: SASRecConfi
             optimizer.zero_grad()
             functional.cross_entropy(scores, items[:, 1:][is_target]).backward()
             optimizer.step()
-        if epoch % config.epochs_per_validation:
-            continue
-        ndcg = find_metrics(_score(model, known, config), [int(history[-2]) for history in histories])[1]
-        without_progress += 1
-        if ndcg > best:
-            best, state, without_progress = ndcg, copy.deepcopy(model.state_dict()), 0
-        if without_progress == config.patience:
-            break
-    model.load_state_dict(state)
-    return _score(model, [history[:-1] for history in histories], config)
+    return _score(model, histories, config)
 
 
 def find_metrics(scores: np.ndarray, targets: Sequence[int]) -> tuple[float, float]:
@@ -125,7 +109,6 @@ def _score(model: SASRec, histories: Sequence[np.ndarray], config: SASRecConfig)
     for rows in _batches(np.arange(len(histories)), 128):
         items, lengths = _pad([histories[row][-config.length :] for row in rows])
         found.append(model.scores(model(items)[torch.arange(len(rows)), lengths - 1]))
-    model.train()
     scores = torch.cat(found).numpy()
     scores[:, 0] = -np.inf  # padding, no item
     return scores

@@ -33,8 +33,9 @@ def tables(summaries: Mapping[str, Record]) -> dict[str, str]:
     """
     return {
         **{f"demo {model}": tabulate_model(summary) for model, summary in summaries.items()},
-        "demo speedup": _format_speedups(summaries),
-        "demo pieces": "; ".join(_format_pieces(*each) for each in summaries.items()),
+        "demo speedup": _format_speedups(summaries, DEFAULT),
+        "demo pieces": _format_speedups(summaries, PIECES),
+        "demo replay": _format_replay(summaries["hstu"]["replay"]),
         "demo prediction": "; ".join(_format_prediction(*each) for each in summaries.items()),
         "demo machine": _format_machine(summaries),
         "demo duration": format_duration(
@@ -75,21 +76,20 @@ def format_duration(seconds: float) -> str:
     return "about a minute" if halves <= 2 else f"about {halves / 2:g} minutes"
 
 
-def _format_speedups(summaries: Mapping[str, Record]) -> str:
-    """Returns each model's speedup with the default settings, measured on real ranks."""
+def _format_speedups(summaries: Mapping[str, Record], arm: str) -> str:
+    """Returns each model's speedup, measured on real ranks."""
     of_models = (
-        f"{TITLES[model]} {{speedup:.2f}}× {_INTERVAL}".format(**summary["balanced"][DEFAULT]["untrimmed"])
+        f"{TITLES[model]} {{speedup:.2f}}× {_INTERVAL}".format(**summary["balanced"][arm]["untrimmed"])
         for model, summary in summaries.items()
     )
     return ", ".join(of_models)
 
 
-def _format_pieces(model: str, summary: Record) -> str:
-    """Returns the speedup of pieces on replayed ranks, and on real ones."""
-    replay = summary["replay"]
-    replayed = _sum_slowest(replay[AS_LOADED]) / _sum_slowest(replay[PIECES])
-    measured = summary["balanced"][PIECES]["untrimmed"]["speedup"]
-    return f"{TITLES[model]} {replayed:.2f}× replayed, {measured:.2f}× measured"
+def _format_replay(replay: Record) -> str:
+    """Returns the speedups of replayed ranks with the default, and with pieces."""
+    end = _sum_slowest(replay[AS_LOADED])
+    default, pieces = (end / _sum_slowest(replay[arm]) for arm in (DEFAULT, PIECES))
+    return f"{default:.2f}× with the default, and {pieces:.2f}× with pieces"
 
 
 def _format_prediction(model: str, summary: Record) -> str:
