@@ -266,10 +266,8 @@ def tabulate_training(figures: Sequence[Record]) -> dict[str, str]:
     """Returns the Markdown for each marker."""
     names = {"as_loaded": AS_LOADED, "default": DEFAULT, "padded": PADDED}
     records = [record | {key: record["arms"][name] for key, name in names.items()} for record in figures]
-    gains = ("lengths", "as loaded, ms", "default, ms", "`Padded`, ms", "speedup")
     return {
-        "padded training": make_table(records, _TRAINING),
-        "padded gains": make_table(records, {name: _TRAINING[name] for name in gains}),
+        "padded gains": make_table(records, _TRAINING),
         "padded steps": str(figures[0]["steps"]),
         "padded speedup": _make_speedup(records[0]),
     }
@@ -282,14 +280,11 @@ def _make_speedup(record: Record) -> str:
 
 _TRAINING: dict[str, Cell] = {
     "lengths": "{lengths}",
-    "÷": "{divisor}",
     "as loaded, ms": "{as_loaded[ms][median]:.0f}",
     "default, ms": "{default[ms][median]:.0f}",
     "`Padded`, ms": "{padded[ms][median]:.0f}",
     "speedup": "{padded[speedup]:.2f} ({padded[speedup_interval][0]:.2f}–{padded[speedup_interval][1]:.2f})",
     "predicted": "{speedup_predicted:.2f}",
-    "ratio": lambda record: f"{record['padded']['speedup'] / record['speedup_predicted']:.2f}",
-    "largest difference of a loss": lambda record: _show(record["padded"]["loss_difference"]),
 }
 
 
@@ -318,10 +313,6 @@ _SIDE_EFFECTS = {
     "limited: real tokens": "{limited_real_tokens:.2f}",
     "limited: imbalance": "{limited:.2f}",
 }
-
-
-def _show(difference: float) -> str:
-    return f"{difference:.0e}" if difference else "0"
 
 
 def tables(figures: Record) -> dict[str, str]:
