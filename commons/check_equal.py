@@ -98,7 +98,9 @@ class EqualityReport:
         ]
         for name, value in list(self.differences.items())[:_SHOWN]:
             allowed = self.allowed(name)
-            lines.append(f"{name} differs by {value:.0e} of what training changed; the limit is {allowed:.0e}")
+            lines.append(
+                f"{name} differs by {value:.0e} of what training changed; the limit is {allowed:.0e}"
+            )
         if self.suspects and not self.is_equal:
             lines.append(f"look at {', '.join(self.suspects[:_SHOWN])}")
         return "\n".join(lines)
