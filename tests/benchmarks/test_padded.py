@@ -67,4 +67,4 @@ def test_arms_train_alike_and_fill_their_tables(pools):
     for record in records:
         assert max(arm["loss_difference"] for arm in record["arms"].values()) < 1e-5
         assert record["speedup_predicted"] > 1
-    assert "Yambda-like" in padded.tabulate_training(records)["padded training"]
+    assert "Yambda-like" in padded.tabulate_training(records)["padded gains"]
