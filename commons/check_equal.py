@@ -18,6 +18,7 @@ from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist
 from .distributed import BalanceReport
 from .distributed.ranks import RankGroup
 from .pipeline.shuffle_stage import losses_and_output
+from .pipeline.train_pipelines import SequentialTrainPipeline, ShuffleStageMixin
 from .sequence_batch.tree import move_to
 
 __all__ = ["check_equal"]
@@ -60,6 +61,7 @@ class EqualityReport:
         tolerance: relative tolerance of losses.
         samples_moved: number of samples that moved, over all steps.
         imbalance: mean imbalance over the steps, as loaded and as balanced.
+        loss_tokens: mean number of loss tokens in a step of all ranks.
         suspects: modules whose output depends on other samples or on chance, as "name (type)".
     """
 
@@ -69,6 +71,7 @@ class EqualityReport:
     tolerance: float
     samples_moved: int
     imbalance: tuple[float, float]
+    loss_tokens: float
     suspects: tuple[str, ...] = ()
 
     @property
@@ -93,8 +96,8 @@ class EqualityReport:
             f"{'equal' if self.is_equal else 'not equal'}: {self.losses.shape[1]} steps, "
             f"{self.samples_moved} samples moved, imbalance "
             f"{self.imbalance[0]:.2f} -> {self.imbalance[1]:.2f}",
-            f"the mean loss goes from {first:.4g} to {last:.4g}, and differs by at most "
-            f"{self.loss_difference:.0e}",
+            f"the mean loss of {self.loss_tokens:.0f} loss tokens goes from {first:.4g} to {last:.4g}, and "
+            f"differs by at most {self.loss_difference:.0e}",
         ]
         for name, value in list(self.differences.items())[:_SHOWN]:
             allowed = self.allowed(name)
@@ -130,6 +133,7 @@ def check_equal(
 
     Raises:
         DifferentTrainingError: the two runs differ by more. The message has them, and their usual causes.
+        TypeError: `make_pipeline` returns no pipeline with the stage.
         ValueError: `loss_reduction` is "sum" and the model returns a mean, or the other way round. Or
             the comparison is void: there are no batches, no sample moved, a parameter changed too little or
             is not finite with balancing off, or the runs differ in initial model or batches.
@@ -167,7 +171,14 @@ def check_equal(
     losses = np.array([off.losses, on.losses])
     before, after = (float(np.mean([of.job_imbalance_after for of in run.reports])) for run in (off, on))
     report = EqualityReport(
-        losses, differences, rounding, tolerance, round(sum(moved)), (before, after), on.suspects
+        losses,
+        differences,
+        rounding,
+        tolerance,
+        round(sum(moved)),
+        (before, after),
+        float(np.mean(on.loss_tokens)),
+        on.suspects,
     )
     if not report.is_equal:
         reasons = _of_all_ranks(on.magnifies)
@@ -200,6 +211,11 @@ def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) ->
     np.random.seed(seed)
     torch.manual_seed(seed)
     pipeline, batches = make_pipeline(enabled)
+    if not issubclass(type(pipeline), SequentialTrainPipeline | ShuffleStageMixin):
+        raise TypeError(
+            f"make_pipeline returns {pipeline!r}; expected a pipeline with the stage. For a loop of your "
+            'own, make the pipeline "none" with its model and its shuffler'
+        )
     model, loader = pipeline._model, iter(batches)
     start = _state(model)
     loader = _check_reduction(pipeline, loader)

@@ -94,7 +94,7 @@ def train(data: list[tuple[torch.Tensor, ...]], device: torch.device) -> tuple[t
             pipeline.progress(batches)
         except StopIteration:  # on all ranks in the same call
             break
-        losses.append(pipeline.loss_sum / pipeline.loss_tokens)
+        losses.append(pipeline.loss_sum / pipeline.loss_tokens)  # this rank's part, summed below
         meter.add()
     figures = meter.close()  # balancing
     if dist.get_rank() == 0:  # balancing

@@ -106,8 +106,14 @@ def test_what_depends_on_the_batch_is_found(name):
     with pytest.raises(DifferentTrainingError, match="get_loss_tokens does not count") as error:
         check_equal(lambda enabled: pipeline("none", WRONG[name](), kind(enabled=enabled), reduction))
     assert "differs by" in str(error.value)
-    assert "the mean loss goes from" in str(error.value)
+    assert "goes from" in str(error.value)
     assert ("dense.norm (BatchNorm1d)" in str(error.value)) == (name == "batch norm")
+
+
+@on_ranks(1)
+def test_a_loop_of_ones_own_is_refused():
+    with pytest.raises(TypeError, match='make the pipeline "none"'):
+        check_equal(lambda enabled: (object(), []))
 
 
 def unseeded(enabled: bool) -> Any:
