@@ -31,8 +31,9 @@ _LEARNED = 5
 _ROUNDINGS, _MOST_ROUNDING = 4, 0.1
 _CAUSES = (
     "a sample's loss depends on the samples beside it (dropout, batch normalization, in-batch negatives, "
-    "pairs or lists of rows, which SampleGroups(strict=True) keeps whole, numbers of rows, a scale by the "
-    'longest sequence of the batch), get_loss_tokens does not count what the model\'s "mean" divides by, or '
+    "attention to padding, pairs or lists of rows, which SampleGroups(strict=True) keeps whole, numbers of "
+    "rows, a scale by the longest sequence of the batch), get_loss_tokens does not count what the model's "
+    '"mean" divides by, or '
 )
 _OF_ROUNDING = (
     "a gradient cancels to rounding alone, as that of the bias of a softmax's keys: compare without that "
@@ -259,7 +260,7 @@ def _check_reduction(pipeline: Any, loader: Iterator[Any]) -> Iterator[Any]:
         for number, chosen in enumerate((half, np.repeat(half, 2))):
             batch = move_to(rows[0].select(packed, chosen, len(chosen)), pipeline._device)
             losses[number] = float(losses_and_output(pipeline._model(batch))[0].double().sum())
-    once, twice = np.sum(RankGroup.of().all_gather_objects(losses), axis=0)
+    once, twice = np.mean(RankGroup.of().all_gather_objects(losses), axis=0)
     other = "mean" if reduction == "sum" else "sum"
     # A penalty on parameters, or rows that depend on each other, may give any other ratio.
     if np.isfinite([once, twice]).all() and once and abs(twice / once / _TWICE[other] - 1) < _CLOSE:
