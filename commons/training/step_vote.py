@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..distributed import Extension
-from ..distributed.ranks import RankGroup
+from ..distributed.ranks import RankGroup, cause_elsewhere
 
 logger = logging.getLogger(__name__)
 # A scheduler that signals every process also signals torchrun, which forwards the signal to its ranks.
@@ -64,10 +64,16 @@ class StepVote(Extension):
             yield
             return
         before = signal.signal(signal.SIGTERM, self._ask)
+        cause = None
         try:
             yield
+        except Exception as error:
+            cause = cause_elsewhere(error)
+            raise
         finally:
             signal.signal(signal.SIGTERM, before)
+            if cause is not None and self._asked_at is not None:
+                signal.raise_signal(signal.SIGTERM)  # torchrun's, because another rank failed
 
     def post(self) -> np.ndarray:
         """Returns this rank's vote, without waiting for any loss."""
