@@ -269,21 +269,17 @@ def tabulate_training(figures: Sequence[Record]) -> dict[str, str]:
     return {
         "padded gains": make_table(records, _TRAINING),
         "padded steps": str(figures[0]["steps"]),
-        "padded speedup": _make_speedup(records[0]),
+        "padded speedup": f"SASRec {{padded[speedup]:.2f}}× {_INTERVAL}".format(**records[0]),
     }
 
 
-def _make_speedup(record: Record) -> str:
-    low, high = record["padded"]["speedup_interval"]
-    return f"SASRec {record['padded']['speedup']:.2f}× ({low:.2f}–{high:.2f})"
-
-
+_INTERVAL = "({padded[speedup_interval][0]:.2f}–{padded[speedup_interval][1]:.2f})"
 _TRAINING: dict[str, Cell] = {
     "lengths": "{lengths}",
     "as loaded, ms": "{as_loaded[ms][median]:.0f}",
     "default, ms": "{default[ms][median]:.0f}",
     "`Padded`, ms": "{padded[ms][median]:.0f}",
-    "speedup": "{padded[speedup]:.2f} ({padded[speedup_interval][0]:.2f}–{padded[speedup_interval][1]:.2f})",
+    "speedup": f"{{padded[speedup]:.2f}} {_INTERVAL}",
     "predicted": "{speedup_predicted:.2f}",
 }
 

@@ -17,8 +17,7 @@ from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist
 
 from .distributed import BalanceReport
 from .distributed.ranks import RankGroup
-from .pipeline.shuffle_stage import losses_and_output
-from .pipeline.train_pipelines import SequentialTrainPipeline, ShuffleStageMixin
+from .pipeline.shuffle_stage import ShuffleStage, losses_and_output
 from .sequence_batch.tree import move_to
 
 __all__ = ["check_equal"]
@@ -212,7 +211,7 @@ def _train(make_pipeline: MakePipeline, enabled: bool, steps: int, seed: int) ->
     np.random.seed(seed)
     torch.manual_seed(seed)
     pipeline, batches = make_pipeline(enabled)
-    if not issubclass(type(pipeline), SequentialTrainPipeline | ShuffleStageMixin):
+    if not isinstance(getattr(pipeline, "_stage", None), ShuffleStage):
         raise TypeError(
             f"make_pipeline returns {pipeline!r}; expected a pipeline with the stage. For a loop of your "
             'own, make the pipeline "none" with its model and its shuffler'

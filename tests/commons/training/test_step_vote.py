@@ -119,3 +119,17 @@ def test_training_stops_within_two_steps_and_no_checkpoint_is_after_a_bad_loss(
         assert int(stopped_in) in last_steps
     folders = (tmp_path / "checkpoints").iterdir()
     assert max(path.name for path in folders if path.suffix != ".unfinished") == "step_3"
+
+
+@pytest.mark.parametrize(("message", "times"), [("gloo/transport: closed", 1), ("of its own", 0)])
+def test_a_stop_that_another_ranks_failure_caused_is_not_swallowed(message, times):
+    """Torchrun's SIGTERM may come while this rank is still in the loop."""
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        with pytest.raises(RuntimeError, match=message), StepVote().listening():
+            signal.raise_signal(signal.SIGTERM)
+            raise RuntimeError(message)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(received) == times
